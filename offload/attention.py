@@ -1,0 +1,83 @@
+"""Attention as a merge of partials: one primitive and one way to join its answers.
+
+Softmax attention over any split of the keys is exact if every part returns its output and its log-sum-exp:
+`o = sum_i softmax_i(lse_i) * o_i` (the online softmax of FlashAttention, arXiv 2205.14135, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Partial(NamedTuple):
+    """Attention over some of the keys: `out` `[tokens, heads, head_dim]`, `lse` `[tokens, heads]` in fp32."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    """Every query over every key: a part of the KV that lies wholly before the queries.
+
+    Args:
+        q: `[tokens, heads, head_dim]`, heads of a group side by side.
+        k, v: `[kv_heads, keys, head_dim]`, any strides with a contiguous last axis, `keys` at least 1.
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[0]
+    # A group's heads read the same keys: folded into the query axis, each key is read once for all of them.
+    folded = q.view(tokens, kv_heads, -1, head_dim).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
+    out, lse = _attend_heads(folded, k.unsqueeze(0), v.unsqueeze(0), causal=False)
+    out = out.reshape(kv_heads, tokens, -1, head_dim).transpose(0, 1).reshape(tokens, heads, head_dim)
+    return Partial(out, lse.reshape(kv_heads, tokens, -1).transpose(0, 1).reshape(tokens, heads))
+
+
+def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    """The in-flight tokens over themselves: token i over keys 0 to i. Shapes as in `attend`, `keys` equal to tokens."""
+    tokens, heads, head_dim = q.shape
+    kv_heads, group = k.shape[0], heads // k.shape[0]
+    # KV heads stand on the batch axis and are expanded over the group with stride 0: no copy of a key is made.
+    grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    keys, values = (x.unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
+    out, lse = _attend_heads(grouped, keys, values, causal=True)
+    return Partial(out.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim), lse.permute(2, 0, 1).reshape(tokens, heads))
+
+
+def merge(partials: Sequence[Partial]) -> Partial:
+    """Join partials over disjoint keys into the partial over all of them; exact up to rounding in fp32."""
+    if len(partials) == 1:
+        return partials[0]
+    lse = torch.stack([part.lse for part in partials])  # [parts, tokens, heads]
+    total = lse.logsumexp(dim=0)
+    weights = (lse - total).exp_().unsqueeze(-1)
+    out = partials[0].out.float() * weights[0]
+    for part, weight in zip(partials[1:], weights[1:], strict=True):
+        out.addcmul_(part.out.float(), weight)
+    return Partial(out.to(partials[0].out.dtype), total)
+
+
+def _attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """q `[batch, heads, tokens, head_dim]`, k and v alike -> out alike and lse `[batch, heads, tokens]` in fp32.
+
+    The library kernels that return the log-sum-exp; `_attend_plainly` where there is none for the device and dtype.
+    """
+    if q.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256:
+        result = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+        return result[0], result[1][..., : q.shape[2]]
+    return _attend_plainly(q, k, v, causal)
+
+
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """The definition, in fp32: the oracle of the tests, and the fallback where no kernel returns the log-sum-exp."""
+    scores = (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
+    if causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    return ((scores - lse.unsqueeze(-1)).exp() @ v.float()).to(q.dtype), lse

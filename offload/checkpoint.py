@@ -1,0 +1,138 @@
+"""Model files on disk: what a checkpoint answers, and the folder of config.json + safetensors.
+
+Never pickle, never code from the checkpoint. Everything wrong with a file is found from its header, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .errors import CheckpointError, ModelNotFound, TriforceError, UnsupportedModel
+from .shape import FAMILIES, ModelShape, shape_from_config
+
+
+class Checkpoint(Protocol):
+    """A model's shape and, while open, its tensors by the names that transformers gives them."""
+
+    path: Path
+    shape: ModelShape
+    generation: dict  # generation_config.json, or {}
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's name and size, from the headers. Raises CheckpointError."""
+        ...
+
+    def tensors(self) -> Any:
+        """A context manager that yields `read(name) -> Tensor`, on the CPU, in the stored dtype."""
+        ...
+
+    def load_tokenizer(self) -> Any:
+        """transformers' fast tokenizer. Raises CheckpointError."""
+        ...
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file of a checkpoint; {} where the file is absent. Raises CheckpointError."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "fetch the model again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object", "fetch the model again")
+    return value
+
+
+class FolderCheckpoint:
+    """A folder as transformers saves it: config.json, safetensors in one file or in shards, tokenizer files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        config = read_json(path / "config.json")
+        if not config:
+            raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
+        self.generation = read_json(path / "generation_config.json")
+        self.shape = shape_from_config(_hf_config(path, config), self.generation)
+        self._files = _weight_files(path)
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        sizes = {}
+        for name in sorted(set(self._files)):
+            with _opened(self.path / name) as file:
+                sizes.update({key: tuple(file.get_slice(key).get_shape()) for key in file.keys()})  # noqa: SIM118
+        return sizes
+
+    @contextmanager
+    def tensors(self) -> Iterator[Any]:
+        with ExitStack() as stack:
+            files = [stack.enter_context(_opened(self.path / name)) for name in self._files]
+            homes = {key: file for file in files for key in file.keys()}  # noqa: SIM118
+            yield lambda name: homes[name].get_tensor(name)
+
+    def load_tokenizer(self) -> Any:
+        return load_hf_tokenizer(self.path, {})
+
+
+def _hf_config(path: Path, values: dict) -> Any:
+    from transformers import AutoConfig
+
+    family = values.get("model_type")
+    if family not in FAMILIES:
+        names = ", ".join(values.get("architectures") or [str(family)])
+        raise UnsupportedModel(
+            f"the architecture {names} ({family}) is not supported", f"what runs: {', '.join(FAMILIES)}"
+        )
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever its validators raise
+        raise CheckpointError(f"{path / 'config.json'} is not a usable config: {error}", "fetch the model again") from error
+
+
+def _weight_files(path: Path) -> list[str]:
+    index = read_json(path / "model.safetensors.index.json")
+    if index:
+        files = sorted(set(index.get("weight_map", {}).values()))
+    elif (path / "model.safetensors").exists():
+        files = ["model.safetensors"]
+    else:
+        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
+        reason = "only pickled weights, which can run code when read" if pickled else "no model.safetensors"
+        raise ModelNotFound(f"{path} has {reason}", "use a safetensors version of the model, or a .gguf file")
+    missing = [name for name in files if not (path / name).exists()]
+    if missing or not files:
+        raise CheckpointError(f"{path} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:3])}", "fetch the model again")
+    return files
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is corrupt or truncated: {error}", "fetch the model again") from error
+
+
+def load_hf_tokenizer(folder: Path, options: dict) -> Any:
+    """transformers' fast tokenizer from a folder. Raises CheckpointError."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+    except TriforceError:
+        raise
+    except Exception as error:  # transformers and tokenizers raise many types for a broken file
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        raise CheckpointError(f"the tokenizer in {folder} cannot be read: {reason}", "fetch the model again") from error
+    if not tokenizer.is_fast:
+        raise CheckpointError(f"the tokenizer in {folder} has no tokenizer.json", "convert it with transformers first")
+    return tokenizer

@@ -1,0 +1,99 @@
+"""What can be chosen, with its defaults and its limits: the one source for both. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from .errors import SettingsError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def _require(condition: bool, message: str, hint: str) -> None:
+    if not condition:
+        raise SettingsError(message, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How logits become a distribution and a distribution a token; the same at every level of the hierarchy.
+
+    A temperature of 0 is argmax. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch that step off.
+    """
+
+    temperature: float = 0.6
+    top_p: float = 0.9
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        number = math.isfinite
+        _require(
+            number(self.temperature) and self.temperature >= 0,
+            f"temperature is {self.temperature}",
+            "use 0 for greedy decoding, or a positive number such as 0.6",
+        )
+        _require(0 < self.top_p <= 1, f"top-p is {self.top_p}", "use a number above 0 and up to 1; 1 switches it off")
+        _require(self.top_k >= 0, f"top-k is {self.top_k}", "use a whole number; 0 switches it off")
+        _require(0 <= self.min_p <= 1, f"min-p is {self.min_p}", "use a number from 0 to 1; 0 switches it off")
+        _require(
+            number(self.repetition_penalty) and self.repetition_penalty > 0,
+            f"repetition-penalty is {self.repetition_penalty}",
+            "use a positive number; 1 switches it off, 1.1 is mild",
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @classmethod
+    def from_generation_config(cls, values: dict) -> Sampling:
+        """The model's own defaults (generation_config.json); silent keys keep ours.
+
+        `do_sample: false` beside a temperature means nothing was chosen, as in transformers; it does not mean greedy.
+        """
+        known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}
+        try:
+            return replace(cls(), **known)
+        except (SettingsError, TypeError) as error:
+            raise SettingsError(
+                f"the model's generation_config.json is unusable: {error}", "correct or remove that file"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """One request: how many tokens, drawn how, and what ends them."""
+
+    max_new_tokens: int = 512
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.max_new_tokens >= 1, f"max-new-tokens is {self.max_new_tokens}", "ask for at least 1")
+        _require(
+            self.seed is None or 0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0 to 2^63 - 1"
+        )
+        _require(all(self.stop), "a stop string is empty", 'give --stop some text, such as --stop "\\n\\n"')
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Where and how the model runs. `auto` is resolved from the hardware when the engine is loaded."""
+
+    model: str = DEFAULT_MODEL
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0  # 0: as many as the machine has cores
+    prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("device", self.device, DEVICES), ("dtype", self.dtype, DTYPES)):
+            _require(value in allowed, f"{name} is {value!r}", f"use one of: {', '.join(allowed)}")
+        _require(bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out")
+        _require(self.threads >= 0, f"threads is {self.threads}", "use a positive number, or 0 for all cores")
+        _require(self.prefill_chunk >= 1, f"prefill-chunk is {self.prefill_chunk}", "use a positive number of tokens")

@@ -1,0 +1,45 @@
+"""Everything a user can get wrong, as typed errors with a hint. Knows nothing of terminals or exit codes."""
+
+
+class TriforceError(Exception):
+    """Something failed while running.
+
+    `message` is one sentence with the numbers in it; `hint` says what to do next.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(TriforceError):
+    """The request itself is wrong: it would fail on any machine."""
+
+
+class PromptError(UsageError):
+    """The prompt is missing, empty, binary or longer than the model's context."""
+
+
+class SettingsError(UsageError):
+    """A setting, a profile or a combination of settings makes no sense."""
+
+
+class ModelNotFound(UsageError):
+    """Nothing that could be a model stands where the user pointed."""
+
+
+class UnsupportedModel(UsageError):
+    """The model is real but of a kind that this program does not run."""
+
+
+class CheckpointError(TriforceError):
+    """The model's files are corrupt, truncated or incomplete."""
+
+
+class FetchError(TriforceError):
+    """A model could not be fetched over the network."""
+
+
+class OutOfMemory(TriforceError):
+    """The model and its KV cache do not fit the memory that is there."""

@@ -1,0 +1,122 @@
+"""The numbers that describe a model, read from its config; refuses by name what the decoder cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import UnsupportedModel
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Everything about a decoder but its weights.
+
+    `context` is the longest sequence, in tokens, for which full attention is what the model was made for: its
+    `max_position_embeddings`, or its sliding window where that is shorter.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    norm_eps: float
+    context: int
+    sliding_window: int | None
+    tied_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    eos_ids: tuple[int, ...]
+    hf_config: Any  # transformers' config, kept for its RoPE functions
+    rope_divisors: tuple[float, ...] | None = None  # per frequency, where a GGUF file carries them as a tensor
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the decoder, biases and norms left out (under 0.1 % of the whole)."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        layer = attention + 3 * self.hidden * self.intermediate
+        return self.layers * layer + self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+
+    def kv_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes of keys and values for so many tokens."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * tokens * itemsize
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+
+
+def _refuse(config: Any) -> None:
+    supported = f"what runs: {', '.join(FAMILIES)}, unquantised, with RoPE {', '.join(ROPE_TYPES)}"
+    if config.model_type not in FAMILIES:
+        names = ", ".join(getattr(config, "architectures", None) or [config.model_type])
+        raise UnsupportedModel(f"the architecture {names} ({config.model_type}) is not supported", supported)
+    rope = config.rope_parameters or {}
+    if rope.get("rope_type", "default") not in ROPE_TYPES:
+        raise UnsupportedModel(f"the RoPE type {rope.get('rope_type')!r} is not supported", supported)
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", supported)
+    if getattr(config, "quantization_config", None):
+        method = dict(config.quantization_config).get("quant_method", "unknown")
+        raise UnsupportedModel(f"this checkpoint is quantised ({method})", "use the unquantised model, or a GGUF file of it")
+    if config.hidden_act not in ("silu", "swish"):
+        raise UnsupportedModel(f"the activation {config.hidden_act!r} is not supported", supported)
+
+
+def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float, ...] | None = None) -> ModelShape:
+    """Read a transformers config.
+
+    Args:
+        config: a `PreTrainedConfig` of one of FAMILIES.
+        generation: the values of generation_config.json; its end-of-sequence ids join the config's.
+        rope_divisors: `[head_dim / 2]`, see ModelShape.
+
+    Raises:
+        UnsupportedModel: for any other architecture, RoPE type, activation or for quantised weights.
+    """
+    _refuse(config)
+    family = config.model_type
+    attention_bias = bool(getattr(config, "attention_bias", False))
+    # Qwen2 has a bias on q, k and v whatever its config says; Qwen3 and Llama ask `attention_bias`, output included.
+    window = getattr(config, "sliding_window", None)
+    if family.startswith("qwen") and not getattr(config, "use_sliding_window", False):
+        window = None
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    eos = dict.fromkeys(_ids(config.eos_token_id) + _ids(generation.get("eos_token_id")))
+    return ModelShape(
+        family=family,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        head_dim=head_dim,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        norm_eps=config.rms_norm_eps,
+        context=min(config.max_position_embeddings, window or config.max_position_embeddings),
+        sliding_window=window,
+        tied_embeddings=bool(config.tie_word_embeddings),
+        qkv_bias=attention_bias or family == "qwen2",
+        o_bias=attention_bias and family in ("llama", "qwen3"),
+        mlp_bias=bool(getattr(config, "mlp_bias", False)) and family == "llama",
+        qk_norm=family == "qwen3",
+        eos_ids=tuple(eos),
+        hf_config=config,
+        rope_divisors=rope_divisors,
+    )

@@ -1,0 +1,105 @@
+"""A checkpoint's tensors -> the decoder's fused weights, on one device in one dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .checkpoint import Checkpoint
+from .errors import CheckpointError
+from .linear import Linear
+from .model import Layer, Model
+from .shape import ModelShape
+
+Progress = Callable[[int, int], None]  # layers done, layers in all
+
+
+def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Name and size of every tensor that a checkpoint of this shape must hold."""
+    hidden, width = shape.hidden, shape.intermediate
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    linears = {
+        "self_attn.q_proj": (q, hidden, shape.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, shape.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, shape.qkv_bias),
+        "self_attn.o_proj": (hidden, q, shape.o_bias),
+        "mlp.gate_proj": (width, hidden, shape.mlp_bias),
+        "mlp.up_proj": (width, hidden, shape.mlp_bias),
+        "mlp.down_proj": (hidden, width, shape.mlp_bias),
+    }
+    layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (out, into) for name, (out, into, _) in linears.items()}
+    layer |= {f"{name}.bias": (out,) for name, (out, _, bias) in linears.items() if bias}
+    layer |= {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+    if shape.qk_norm:
+        layer |= {f"self_attn.{x}_norm.weight": (shape.head_dim,) for x in "qk"}
+    sizes = {f"model.layers.{i}.{name}": size for i in range(shape.layers) for name, size in layer.items()}
+    sizes |= {"model.embed_tokens.weight": (shape.vocab, hidden), "model.norm.weight": (hidden,)}
+    if not shape.tied_embeddings:
+        sizes["lm_head.weight"] = (shape.vocab, hidden)
+    return sizes
+
+
+def check_tensors(checkpoint: Checkpoint) -> None:
+    """Every expected tensor is there with its size, from the headers alone. Raises CheckpointError."""
+    found = checkpoint.sizes()
+    for name, size in expected_sizes(checkpoint.shape).items():
+        if name not in found:
+            raise CheckpointError(f"{checkpoint.path} lacks the tensor {name}", "fetch the model again")
+        if found[name] != size:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} is {list(found[name])}, its config asks for {list(size)}",
+                "config.json and the weights do not belong together; fetch the model again",
+            )
+
+
+def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress) -> Model:
+    """Read the weights of a checkpoint that `check_tensors` has passed."""
+    shape = checkpoint.shape
+    with checkpoint.tensors() as read:
+        place = _Placer(read, dtype, device)
+        embedding = place.stacked("model.embed_tokens.weight")
+        head = Linear(embedding if shape.tied_embeddings else place.stacked("lm_head.weight"))
+        layers = []
+        for index in range(shape.layers):
+            layers.append(_load_layer(place, shape, f"model.layers.{index}."))
+            progress(index + 1, shape.layers)
+        return Model(shape, embedding, layers, place.stacked("model.norm.weight"), head)
+
+
+def _load_layer(place: _Placer, shape: ModelShape, prefix: str) -> Layer:
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    norms = [place.stacked(f"{attention}{x}_norm.weight") if shape.qk_norm else None for x in "qk"]
+    return Layer(
+        input_norm=place.stacked(f"{prefix}input_layernorm.weight"),
+        qkv=place.linear(shape.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
+        q_norm=norms[0],
+        k_norm=norms[1],
+        o=place.linear(shape.o_bias, f"{attention}o_proj"),
+        mlp_norm=place.stacked(f"{prefix}post_attention_layernorm.weight"),
+        gate_up=place.linear(shape.mlp_bias, f"{mlp}gate_proj", f"{mlp}up_proj"),
+        down=place.linear(shape.mlp_bias, f"{mlp}down_proj"),
+    )
+
+
+class _Placer:
+    """Copies tensors out of the checkpoint's mapped files to where they are used, one at a time."""
+
+    def __init__(self, read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device) -> None:
+        self._read = read
+        self._dtype = dtype
+        self._device = device
+
+    def stacked(self, *names: str) -> Tensor:
+        """The tensors under each other, in memory of their own."""
+        parts = [self._read(name) for name in names]
+        rows = sum(len(part) for part in parts)
+        whole = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)
+        for target, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
+            target.copy_(part)
+        return whole
+
+    def linear(self, bias: bool, *names: str) -> Linear:
+        weight = self.stacked(*(f"{name}.weight" for name in names))
+        return Linear(weight, self.stacked(*(f"{name}.bias" for name in names)) if bias else None)

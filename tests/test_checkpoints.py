@@ -1,0 +1,221 @@
+"""Model files: what is read, and what is refused with which words."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from safetensors.torch import load_file, save_file
+from tiny import make_hf_model
+
+from offload.checkpoint import FolderCheckpoint
+from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from offload.gguf_checkpoint import GGUFCheckpoint
+from offload.sources import locate, open_checkpoint
+from offload.weights import check_tensors, load_model
+
+CPU = torch.device("cpu")
+IDS = torch.arange(3, 40)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_hf_model("llama", tie_word_embeddings=False).eval().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def logits(checkpoint):
+    check_tensors(checkpoint)
+    model = load_model(checkpoint, torch.float32, CPU, lambda done, total: None)
+    return model.logits(model.forward(IDS, model.new_cache(len(IDS))))
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_shards_equal_one_file(folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    whole = logits(FolderCheckpoint(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="60KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    assert torch.equal(logits(FolderCheckpoint(tmp_path / "sharded")), whole)
+
+
+def test_missing_shard_is_named(folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    sharded = tmp_path / "sharded"
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(sharded, max_shard_size="60KB")
+    lost = sorted(sharded.glob("*.safetensors"))[0]
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=lost.name):
+        FolderCheckpoint(sharded)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, -1])
+def test_truncated_safetensors_is_found_before_loading(folder, keep):
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(CheckpointError, match="corrupt or truncated"):
+        check_tensors(FolderCheckpoint(folder))
+
+
+def test_missing_and_misshapen_tensors_are_named(folder):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({k: v for k, v in tensors.items() if k != name}, file)
+    with pytest.raises(CheckpointError, match=name):
+        check_tensors(FolderCheckpoint(folder))
+    save_file(tensors | {name: tensors[name][:-1].contiguous()}, file)
+    with pytest.raises(CheckpointError, match="its config asks for"):
+        check_tensors(FolderCheckpoint(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}, "GPTNeoXForCausalLM"),
+        ({"model_type": "made_up", "architectures": None}, "made_up"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "part of each"),
+    ],
+)
+def test_what_does_not_run_is_refused_by_name(folder, changes, words):
+    edit_config(folder, **changes)
+    with pytest.raises(UnsupportedModel, match=words) as caught:
+        FolderCheckpoint(folder)
+    assert caught.value.hint
+
+
+def test_folder_without_config_or_weights(folder, tmp_path):
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        open_checkpoint(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelNotFound, match="pickled"):
+        open_checkpoint(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_checkpoint(folder)
+
+
+def test_sliding_window_bounds_the_context(tmp_path):
+    make_hf_model("mistral", sliding_window=100).save_pretrained(tmp_path)
+    assert FolderCheckpoint(tmp_path).shape.context == 100
+
+
+def test_unknown_names(tmp_path):
+    with pytest.raises(ModelNotFound) as caught:
+        locate("smolm2-135m", tmp_path)
+    assert "did you mean smollm2-135m" in caught.value.hint
+    with pytest.raises(ModelNotFound):
+        locate("missing.gguf", tmp_path)
+
+
+# GGUF ---------------------------------------------------------------------------------------------------------------
+
+_GGUF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def _permuted(weight, heads):
+    """As llama.cpp's converter writes q and k."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, model, kind, architecture="llama", extra=()):
+    config, state = model.config, {k: v.float().numpy() for k, v in model.state_dict().items()}
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(2)
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    for i in range(config.num_hidden_layers):
+        names |= {f"blk.{i}.{theirs}": f"model.layers.{i}.{ours}" for theirs, ours in _GGUF_LAYER.items()}
+    for theirs, ours in names.items():
+        data = state[f"{ours}.weight"]
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(theirs.split(".")[-1])
+        data = data if heads is None else _permuted(data, heads)
+        as_is = data.ndim == 1
+        stored = np.ascontiguousarray(data) if as_is else quants.quantize(data, kind)
+        writer.add_tensor(f"{theirs}.weight", stored, raw_dtype=GGMLQuantizationType.F32 if as_is else kind)
+    for name, data in extra:
+        writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_0"])
+def test_gguf_gives_the_dequantised_models_logits(folder, tmp_path, kind):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    kind = GGMLQuantizationType[kind]
+    write_gguf(tmp_path / "model.gguf", model, kind)
+    with torch.inference_mode():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:  # what the file holds, seen without our reader
+                weight.copy_(torch.from_numpy(quants.dequantize(quants.quantize(weight.numpy(), kind), kind)))
+            assert torch.isfinite(weight).all(), name
+        expected = model(IDS[None]).logits[0]
+    found = logits(open_checkpoint(tmp_path / "model.gguf"))
+    assert (found - expected).abs().max() < 1e-4
+
+
+def test_gguf_rope_divisors_are_applied(folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    divisors = np.linspace(1, 4, model.config.head_dim // 2, dtype=np.float32)
+    write_gguf(tmp_path / "model.gguf", model, GGMLQuantizationType.F32, extra=[("rope_freqs.weight", divisors)])
+    rotary = model.model.rotary_emb
+    rotary.inv_freq.copy_(rotary.inv_freq / torch.from_numpy(divisors))
+    with torch.inference_mode():
+        expected = model(IDS[None]).logits[0]
+    assert (logits(GGUFCheckpoint(tmp_path / "model.gguf")) - expected).abs().max() < 1e-4
+
+
+def test_gguf_of_another_architecture_is_refused(folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    write_gguf(tmp_path / "model.gguf", model, GGMLQuantizationType.F32, architecture="gemma3")
+    with pytest.raises(UnsupportedModel, match="gemma3"):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("keep", [0, 10, 300, 0.5, 0.99])
+def test_truncated_gguf_is_found_before_loading(folder, tmp_path, keep):
+    from transformers import AutoModelForCausalLM
+
+    path = tmp_path / "model.gguf"
+    write_gguf(path, AutoModelForCausalLM.from_pretrained(folder), GGMLQuantizationType.F32)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(CheckpointError):
+        check_tensors(GGUFCheckpoint(path))

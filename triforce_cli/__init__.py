@@ -1,0 +1,1 @@
+"""The command line: the only place with typer, rich, print, the environment and exit codes."""

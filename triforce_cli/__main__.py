@@ -1,0 +1,5 @@
+"""`python -m triforce_cli`."""
+
+from .app import main
+
+main()

@@ -1,0 +1,85 @@
+"""What text does to a terminal: which characters must not reach it, and where they leave the cursor."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass, replace
+
+from rich.cells import cell_len
+
+TAB = 8
+
+_C0 = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+_DEL = {0x7F: "\N{SYMBOL FOR DELETE}"}
+_C1 = {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
+_BIDI = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_VISIBLE = _C0 | _DEL | _C1 | _BIDI
+
+
+def visible(text: str) -> str:
+    """The text with control characters made visible, so that a model cannot drive the user's terminal.
+
+    C0 (without newline and tab) and DEL become control pictures (ESC is U+241B), C1 and the bidirectional overrides
+    become escapes such as `\\x9b`. Character by character, so text may come in any pieces.
+    """
+    return text.translate(_VISIBLE)
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where visible text has left the cursor of a terminal `width` columns wide.
+
+    A `column` equal to the width is the pending wrap: the last column is filled and the cursor still stands on it
+    until the next character comes. `exact` is false from a character that terminals measure differently (joined
+    emoji, spacing marks) to the end of its line. `row` counts the rows below the one where counting began.
+    """
+
+    width: int
+    column: int = 0
+    exact: bool = True
+    row: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """The cursor surely stands on an empty cell: erasing from here, or leaving and coming back, loses nothing."""
+        return self.exact and self.column < self.width
+
+    def copy(self) -> Cursor:
+        return replace(self)
+
+    def resize(self, width: int) -> None:
+        """The terminal is now this wide. Some reflow their lines then, some do not: the column is in doubt."""
+        if width != self.width:
+            self.width = width
+            self.exact = self.exact and self.column == 0
+
+    def feed(self, text: str) -> None:
+        for char in text:
+            self._feed(char)
+
+    def _feed(self, char: str) -> None:
+        if char == "\n":
+            self.column, self.exact, self.row = 0, True, self.row + 1
+        elif char == "\t":
+            self._tab()
+        else:
+            self.exact = self.exact and not _doubtful(char)
+            cells = cell_len(char)
+            if cells and self.column + cells > self.width:
+                self.column, self.row = 0, self.row + 1
+            self.column += cells
+
+    def _tab(self) -> None:
+        if self.column >= self.width:
+            self.exact = False  # some terminals wrap here, some stay
+        else:
+            self.column = min((self.column // TAB + 1) * TAB, self.width - 1)
+
+
+def _doubtful(char: str) -> bool:
+    """Whether terminals disagree on the width that this character has or gives to its neighbours."""
+    if char < "\u00ad":
+        return False
+    selector_or_flag_or_skin = "\ufe00" <= char <= "\ufe0f" or "\U0001f1e6" <= char <= "\U0001f1ff"
+    selector_or_flag_or_skin |= "\U0001f3fb" <= char <= "\U0001f3ff"
+    return selector_or_flag_or_skin or unicodedata.category(char) in ("Cf", "Mc", "Me", "Cn", "Co")

@@ -1,0 +1,64 @@
+"""`triforce generate`: a prompt in, the model's continuation out, live."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import options
+from ..context import given
+from ..prompt import read_prompt
+from ..settings import check_flags, refuse_both, resolve
+
+
+def generate(
+    ctx: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="Text, placed after files and stdin.", show_default=False)] = None,
+    prompt_file: options.PromptFiles = None,
+    system: Annotated[str | None, typer.Option(help="A system message for the chat template.", show_default=False)] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    model: options.Model = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    profile: options.ProfileName = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+    prefill_chunk: options.PrefillChunk = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Read a prompt of any length and write what the model says, live.
+
+    The prompt is --prompt-file, piped stdin and the argument, joined in that order with a blank line between. Text goes
+    to stdout; progress and statistics go to stderr.
+
+    [bold]Examples[/bold]
+
+      triforce generate "Write a haiku about long books."
+
+      triforce generate --prompt-file book.txt "Summarize the text above."
+
+      cat book.txt | triforce generate "Who tells this story?" > answer.txt
+
+      triforce generate -f book.txt --raw --temperature 0 -n 200 --json
+    """
+    flags, origins = given(ctx)
+    refuse_both(ctx.params, "raw", "system", "--raw uses no chat template, so there is no place for a system message")
+    refuse_both(ctx.params, "quiet", "verbose", "choose one")
+    check_flags(flags)
+    terminal = ctx.obj.terminal
+    text = read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn)
+
+    from ..generation import Output, Request, run_request  # from here on torch is needed
+
+    request = Request(text, system, raw, resolve(flags, origins, profile), ctx.obj.home)
+    return run_request(request, terminal, Output(json=json, quiet=quiet, verbose=verbose))

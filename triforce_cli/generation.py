@@ -1,0 +1,159 @@
+"""One generation from a prompt's text to the exit code: open, check, load, run, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from offload.config import Sampling
+from offload.engine import OpenModel, open_model
+from offload.events import Event, Finished
+from offload.statistics import Meter
+from offload.text import StopStrings, StreamDecoder, Tokenizer, stream_text
+
+from .fetching import FetchBar
+from .progress import RunFacts
+from .render import JsonRenderer, Renderer, TextRenderer
+from .settings import Settings
+from .terminal import Terminal
+
+METHOD = "ar"
+DONE, INTERRUPTED = 0, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user wants said; `raw` bypasses the chat template."""
+
+    text: str
+    system: str | None
+    raw: bool
+    settings: Settings
+    home: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How it is to be told."""
+
+    json: bool
+    quiet: bool
+    verbose: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A request that has been checked against its model: everything but the weights."""
+
+    request: Request
+    opened: OpenModel
+    ids: list[int]
+    sampling: Sampling
+    new_tokens: int
+
+    @property
+    def facts(self) -> RunFacts:
+        settings = self.request.settings
+        context, seed = self.opened.checkpoint.shape.context, settings.generation.seed
+        return RunFacts(settings.engine.model, METHOD, context, len(self.ids), seed or 0)
+
+    def summary_facts(self) -> dict[str, Any]:
+        settings = self.request.settings
+        resolved = settings.described(self.sampling) | {
+            "max_new_tokens": self.new_tokens,
+            "device": self.opened.device.type,
+            "dtype": str(self.opened.dtype).removeprefix("torch."),
+            "context": self.opened.checkpoint.shape.context,
+            "raw": self.request.raw,
+            "system": self.request.system,
+        }
+        return {
+            "seed": settings.generation.seed,
+            "method": METHOD,
+            "model": settings.engine.model,
+            "peak_memory_bytes": peak_memory(),
+            "settings": resolved,
+        }
+
+
+def peak_memory() -> int:
+    """The most resident memory of this process so far, in bytes; where the system does not keep it, what it is now."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return psutil.Process().memory_info().rss
+    unit = 1 if psutil.MACOS else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def run_request(request: Request, terminal: Terminal, output: Output) -> int:
+    """Generate, writing as it comes; returns the exit code. Raises TriforceError, BrokenPipeError."""
+    renderer = (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet)
+    with closing(renderer):
+        job = _check(request, terminal)
+        if output.verbose:
+            _tell_settings(job, terminal)
+        return _generate(job, renderer)
+
+
+def _check(request: Request, terminal: Terminal) -> _Job:
+    """Everything that can go wrong before the weights are loaded goes wrong here."""
+    settings = request.settings
+    with FetchBar(terminal) as progress:
+        opened = open_model(settings.engine, request.home, progress)
+    if settings.profile.gpus > 1:
+        terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
+    sampling = settings.sampling(opened.sampling)
+    ids = _encode(opened.tokenizer, request)
+    exact = "max_new_tokens" in settings.values
+    new_tokens = opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact)
+    opened.check_fit(len(ids) + new_tokens, settings.memory_limit)
+    return _Job(request, opened, ids, sampling, new_tokens)
+
+
+def _encode(tokenizer: Tokenizer, request: Request) -> list[int]:
+    if request.raw or not tokenizer.has_chat_template:
+        return tokenizer.encode(request.text, special_tokens=True)
+    return tokenizer.chat(request.text, request.system)
+
+
+def _tell_settings(job: _Job, terminal: Terminal) -> None:
+    origins = job.request.settings.origins
+    for name, value in job.summary_facts()["settings"].items():
+        origin = origins.get(name, "")
+        terminal.note(f"{name}: {value}" + (f"  ({origin})" if origin else ""))
+
+
+def _generate(job: _Job, renderer: Renderer) -> int:
+    settings = job.request.settings
+    renderer.loading(f"loading {settings.engine.model}")
+    engine = job.opened.load()
+    renderer.start(job.facts)
+    meter = Meter(len(job.ids))
+    config = replace(settings.generation, max_new_tokens=job.new_tokens)
+    tokens = engine.generate(job.ids, job.sampling, config)
+    decoder = StreamDecoder(job.opened.tokenizer.decode)
+    events = stream_text(tokens, decoder, StopStrings(settings.generation.stop))
+    try:
+        reason = _tell(events, meter, renderer)
+    except KeyboardInterrupt:
+        tokens.close()
+        renderer.interrupt(meter.summary("interrupted", **job.summary_facts()))
+        return INTERRUPTED
+    renderer.finish(meter.summary(reason, **job.summary_facts()))
+    return DONE
+
+
+def _tell(events: Iterator[Event], meter: Meter, renderer: Renderer) -> str:
+    """Every event to the meter and the renderer; the reason why it ended."""
+    for event in events:
+        meter.observe(event)
+        renderer.event(event)
+        if isinstance(event, Finished):
+            return event.reason
+    raise AssertionError("a generation ends with Finished")

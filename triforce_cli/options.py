@@ -1,0 +1,102 @@
+"""The options that commands share, each with its environment variable; defaults are read from the dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offload.config import DEVICES, DTYPES, EngineConfig, GenerationConfig, Sampling
+
+_DEFAULTS = {f.name: f.default for group in (EngineConfig, GenerationConfig, Sampling) for f in fields(group)}
+
+
+def _setting(name: str, help: str, default: str | None = None, *names: str, **rest: Any) -> Any:
+    shown = default or str(_DEFAULTS[name])
+    flags = names or (f"--{name.replace('_', '-')}",)
+    return typer.Option(*flags, envvar=f"TRIFORCE_{name.upper()}", help=help, show_default=shown, **rest)
+
+
+def _complete_model(incomplete: str) -> list[str]:
+    from offload.embedded import EMBEDDED
+
+    return [name for name in EMBEDDED if name.startswith(incomplete)]
+
+
+def _complete_profile(incomplete: str) -> list[str]:
+    from offload.profile import available
+
+    return [name for name in available() if name.startswith(incomplete)]
+
+
+def _complete_from(*names: str) -> Any:
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+_OURS = "the model's, else {}"
+
+Model = Annotated[
+    str | None,
+    _setting(
+        "model",
+        "A folder (config.json + safetensors), a .gguf file, a hub id, or the embedded model.",
+        None,
+        "--model",
+        "-m",
+        autocompletion=_complete_model,
+    ),
+]
+Device = Annotated[str | None, _setting("device", "Where to run.", autocompletion=_complete_from(*DEVICES))]
+Dtype = Annotated[
+    str | None,
+    _setting("dtype", "Type of weights and KV cache; auto is bfloat16.", autocompletion=_complete_from(*DTYPES)),
+]
+Threads = Annotated[int | None, _setting("threads", "CPU threads.", "all cores")]
+PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Tokens run at once while reading the prompt.")]
+
+Temperature = Annotated[
+    float | None,
+    _setting("temperature", "0 is greedy; higher is more varied.", _OURS.format(_DEFAULTS["temperature"])),
+]
+TopP = Annotated[
+    float | None,
+    _setting("top_p", "Keep the likeliest tokens up to this sum.", _OURS.format(_DEFAULTS["top_p"])),
+]
+TopK = Annotated[int | None, _setting("top_k", "Keep so many of the likeliest tokens.", _OURS.format("off"))]
+MinP = Annotated[
+    float | None,
+    _setting("min_p", "Keep tokens at least so likely relative to the likeliest.", _OURS.format("off")),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    _setting("repetition_penalty", "Above 1, tokens that occurred become less likely.", _OURS.format("off")),
+]
+Seed = Annotated[int | None, _setting("seed", "The same seed gives the same text.", "drawn and reported")]
+MaxNewTokens = Annotated[
+    int | None,
+    _setting("max_new_tokens", "Stop after so many tokens.", None, "--max-new-tokens", "-n"),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="End before this text; repeatable. Never printed.", show_default=False),
+]
+
+ProfileName = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        envvar="TRIFORCE_PROFILE",
+        help="A profile's name, or a YAML file.",
+        show_default="by the hardware found",
+        autocompletion=_complete_profile,
+    ),
+]
+PromptFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--prompt-file", "-f", help="Read the prompt from a file; repeatable; - is stdin.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics, no progress: the text alone.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also say the resolved settings, and where they came from.")]

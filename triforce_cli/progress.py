@@ -1,0 +1,150 @@
+"""What a person sees on stderr while the engine works: loading, prefill, then decoding, one line each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
+
+from offload.events import Event, Prefilled, Tokens
+from offload.statistics import Meter
+
+from .status import StatusLine
+from .terminal import Terminal
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What is known of a generation once the model is loaded; `context` is the model's length in tokens."""
+
+    model: str
+    method: str
+    context: int
+    prompt_tokens: int
+    seed: int
+
+
+class ProgressDisplay:
+    """The moving part of stderr. Shows nothing where stderr cannot show it, or if told so; text passes all the same.
+
+    Loading and prefill are rich bars, because stdout is still silent; decoding is a `StatusLine` under the text.
+    """
+
+    def __init__(self, terminal: Terminal, shown: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminal = terminal
+        self._shown = shown and terminal.shows_progress
+        self._clock = clock
+        self._status = StatusLine(terminal, clock)
+        self._bar: Progress | None = None
+        self._facts: RunFacts | None = None
+        self._meter: Meter | None = None
+        terminal.before_line = self.hide
+
+    def loading(self, text: str) -> None:
+        """A spinner beside this text, until something else is shown."""
+        if self._shown:
+            self.hide()
+            self._show_bar(SpinnerColumn(), _column("{task.description}")).add_task(text, total=None)
+
+    def start(self, facts: RunFacts) -> None:
+        """The model is loaded and prefill begins."""
+        self.hide()
+        self._facts = facts
+        self._meter = Meter(facts.prompt_tokens, self._clock)
+
+    def event(self, event: Event) -> None:
+        if not self._shown or self._facts is None:
+            return
+        self._meter.observe(event)
+        if isinstance(event, Prefilled):
+            self._prefilled(event)
+        elif isinstance(event, Tokens):
+            self._hide_bar()
+            self._status.refresh(self._decoding)
+
+    def write(self, text: str) -> None:
+        """Text to stdout, around whatever is shown."""
+        if text:
+            if self._terminal.stdout_is_terminal:
+                self._hide_bar()  # they would share the line; the next event brings it back
+            self._status.write(text)
+
+    def hide(self) -> None:
+        """Take everything away; the next event brings it back."""
+        self._hide_bar()
+        self._status.clear()
+
+    def close(self) -> None:
+        """Take everything away for good. May be called again."""
+        self.hide()
+        self._shown = False
+
+    def _prefilled(self, event: Prefilled) -> None:
+        if self._bar is None:
+            columns = (_column("prefill"), BarColumn(), _Count(), _Estimate(self._meter))
+            self._show_bar(*columns).add_task("prefill", total=event.total, completed=event.done)
+        else:
+            self._bar.update(self._bar.task_ids[0], completed=event.done, total=event.total)
+
+    def _show_bar(self, *columns: ProgressColumn) -> Progress:
+        """A bar that leaves no trace. It must not touch sys.stdout, which belongs to the text."""
+        self._bar = Progress(
+            *columns,
+            console=self._terminal.console(),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._bar.start()
+        return self._bar
+
+    def _hide_bar(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
+
+    def _decoding(self) -> Text:
+        facts, meter = self._facts, self._meter
+        rate = meter.tokens_per_s
+        parts = [
+            ("decode", "bold"),
+            (f"{meter.new_tokens:,} tokens", ""),
+            (f"{rate:.1f}/s" if rate else "…/s", "cyan"),
+            (f"context {facts.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", ""),
+            (facts.method, ""),
+            (f"{psutil.Process().memory_info().rss / GIB:.1f} GiB", "dim"),
+        ]
+        return Text(" · ").join(Text(part, style=style) for part, style in parts)
+
+
+def _column(template: str) -> TextColumn:
+    return TextColumn(template, markup=False)  # a model's name may hold brackets
+
+
+class _Count(ProgressColumn):
+    """Tokens done of all."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{int(task.completed):,}/{int(task.total or 0):,} tokens")
+
+
+class _Estimate(ProgressColumn):
+    """Prompt tokens per second so far, and the time left at that rate."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def render(self, task: Task) -> Text:
+        rate = self._meter.prefill_tokens_per_s
+        if not rate:
+            return Text("")
+        left = math.ceil((self._meter.prompt_tokens - self._meter.prefilled_tokens) / rate)
+        return Text(f"{rate:,.0f}/s · {left // 60}:{left % 60:02d} left", style="cyan")

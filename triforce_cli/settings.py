@@ -1,0 +1,98 @@
+"""flag > environment > profile > the model's own > default, resolved once into frozen dataclasses."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from offload import profile as profiles
+from offload.config import EngineConfig, GenerationConfig, Sampling
+from offload.errors import SettingsError
+from offload.profile import Profile
+
+GIB = 2**30
+
+
+def option_names() -> set[str]:
+    """Every setting that a flag, an environment variable or a profile may give."""
+    return {field.name for group in (EngineConfig, GenerationConfig, Sampling) for field in fields(group)}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for, wherever it was asked.
+
+    `chosen` holds the names that a flag, the environment or the profile gave; the model's own sampling defaults fill
+    the rest. `origins` says which, for --verbose.
+    """
+
+    engine: EngineConfig
+    generation: GenerationConfig
+    profile: Profile
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+    def sampling(self, model_default: Sampling) -> Sampling:
+        """The model's own sampling, corrected by what was chosen."""
+        return replace(model_default, **_subset(Sampling, self.values))
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes of the device that the profile grants; None leaves it to what is free."""
+        on_gpu = self.engine.device != "cpu" and self.profile.gpu is not None
+        gib = self.profile.gpu.memory_gib if on_gpu else self.profile.host.memory_gib
+        return None if gib is None else int(gib * GIB)
+
+    def described(self, sampling: Sampling) -> dict[str, Any]:
+        """Every resolved setting by name, for --json and --verbose."""
+        known = asdict(self.engine) | asdict(self.generation) | asdict(sampling)
+        return {"profile": self.profile.name} | known
+
+
+def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: values[field.name] for field in fields(group) if field.name in values}
+
+
+def check_flags(flags: Mapping[str, Any]) -> None:
+    """Refuse impossible values at once, before anything slow happens. Raises SettingsError."""
+    for group in (EngineConfig, GenerationConfig, Sampling):
+        group(**_subset(group, flags))
+
+
+def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str | None) -> Settings:
+    """Settings from flags (those given, the environment's included), a profile's name or file, and the defaults.
+
+    Without a profile the one for the hardware found is taken. A seed is drawn here if none was given, so that it can
+    be reported. Raises SettingsError.
+    """
+    check_flags(flags)
+    chosen = profiles.load(profile) if profile else _profile_of_this_machine()
+    device = {"device": chosen.device} if profile else {}
+    values = device | dict(chosen.options) | dict(flags)
+    generation = GenerationConfig(**_subset(GenerationConfig, values))
+    if generation.seed is None:
+        generation = replace(generation, seed=secrets.randbits(32))
+    named = {name: f"profile {chosen.name}" for name in (device | dict(chosen.options))}
+    engine = EngineConfig(**_subset(EngineConfig, values))
+    return Settings(engine, generation, chosen, values, named | dict(origins))
+
+
+def _profile_of_this_machine() -> Profile:
+    found = profiles.matching(gpu_names())
+    return found if found is not None else replace(profiles.load("cpu"), name="none", device="cuda", options={})
+
+
+def gpu_names() -> list[str]:
+    """The CUDA GPUs that torch sees."""
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> None:
+    """Raises SettingsError when two flags that contradict each other are both given."""
+    if flags.get(first) and flags.get(second):
+        names = [f"--{name.replace('_', '-')}" for name in (first, second)]
+        raise SettingsError(f"{names[0]} and {names[1]} contradict each other", why)
