@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from offload.events import Event, Prefilled, Tokens
@@ -18,6 +19,8 @@ from .status import StatusLine
 from .terminal import Terminal
 
 GIB = 2**30
+_PREFILL_TEXT = 56  # columns that all but the bar take: "prefill 104,000/104,000 tokens 1,234/s · 12:34 left"
+_ONE_LINE = Column(no_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class ProgressDisplay:
 
     def _prefilled(self, event: Prefilled) -> None:
         if self._bar is None:
-            columns = (_column("prefill"), BarColumn(), _Count(), _Estimate(self._meter))
+            width = min(40, max(4, self._terminal.size()[0] - _PREFILL_TEXT))
+            columns = (_column("prefill"), BarColumn(bar_width=width), _Count(_ONE_LINE), _Estimate(self._meter))
             self._show_bar(*columns).add_task("prefill", total=event.total, completed=event.done)
         else:
             self._bar.update(self._bar.task_ids[0], completed=event.done, total=event.total)
@@ -139,7 +143,7 @@ class _Estimate(ProgressColumn):
     """Prompt tokens per second so far, and the time left at that rate."""
 
     def __init__(self, meter: Meter) -> None:
-        super().__init__()
+        super().__init__(_ONE_LINE)
         self._meter = meter
 
     def render(self, task: Task) -> Text:

@@ -1,0 +1,181 @@
+"""Hardware profiles: what a GPU set-up can do, and the option defaults that suit it. Data sheets, not measurements.
+
+Every mistake in a profile is told with the file, the key and the nearest right one. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from .config import EngineConfig, GenerationConfig, Sampling
+from .errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, by its data sheet.
+
+    `model` is the name that the driver reports; `memory_gib` in GiB; `bandwidth_gb_s` of the device memory in
+    10^9 bytes a second; `bf16_tflops` dense, in 10^12 operations a second.
+    """
+
+    model: str
+    memory_gib: float
+    bandwidth_gb_s: float
+    bf16_tflops: float
+
+    def __post_init__(self) -> None:
+        _check(self, "gpu.")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The host-to-device connection of each GPU: what it is, and its rate in practice in 10^9 bytes a second."""
+
+    kind: str
+    bandwidth_gb_s: float
+
+    def __post_init__(self) -> None:
+        _check(self, "link.")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The host's memory in GiB, its bandwidth in 10^9 bytes a second, its bf16 rate in 10^9 operations a second.
+
+    None means: found on the machine.
+    """
+
+    memory_gib: float | None = None
+    bandwidth_gb_s: float | None = None
+    bf16_gflops: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, "host.")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A hardware set-up. `gpu` and `link` describe each of its `gpus`; None where the data sheet is not known.
+
+    `options` are defaults for command-line options, by their names in the configuration dataclasses.
+    """
+
+    name: str
+    description: str
+    device: str  # cpu or cuda
+    gpus: int = 0
+    gpu: Gpu | None = None
+    link: Link | None = None
+    host: Host = field(default_factory=Host)
+    options: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self, "")
+        if self.device not in ("cpu", "cuda"):
+            raise SettingsError(f"device is {self.device!r}", "use cpu or cuda")
+        if self.device == "cpu" and (self.gpus or self.gpu or self.link):
+            raise SettingsError("device is cpu beside a description of GPUs", "use device: cuda, or remove gpus, gpu and link")
+        _check_options(self.options)
+
+
+def available() -> list[str]:
+    """The names of the profiles that come with the program."""
+    return sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml"))
+
+
+def load(name_or_path: str | Path) -> Profile:
+    """A profile by its name, by what one would call its hardware ("4090", "2x RTX 4090"), or from a YAML file.
+
+    Raises SettingsError for an unknown name, a file that cannot be read, and anything in it that makes no sense.
+    """
+    text = os.fspath(name_or_path)
+    if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text or os.sep in text:
+        return _read(Path(text).expanduser(), text)
+    names = available()
+    if text in names:
+        return _shipped(text)
+    if wanted := _simplified(text):
+        for profile in map(_shipped, names):
+            if wanted in _called(profile):
+                return profile
+    hint = f"{_did_you_mean(text, names)}profiles: {', '.join(names)}; or give a path to a YAML file"
+    raise SettingsError(f"there is no profile {text!r}", hint)
+
+
+def matching(gpu_names: Sequence[str]) -> Profile | None:
+    """The profile for the GPUs found, by their names as the driver (torch.cuda.get_device_name) reports them.
+
+    No GPU is the cpu profile. Of the profiles for that model of GPU, the one with the most GPUs that are really there.
+    None if no profile knows them: a variant (Laptop, 40GB) has other numbers than its namesake.
+    """
+    models = {_simplified(name) for name in gpu_names}
+    fitting = [
+        profile
+        for profile in map(_shipped, available())
+        if profile.gpus <= len(gpu_names) and models == ({_simplified(profile.gpu.model)} if profile.gpu else set())
+    ]
+    return max(fitting, key=lambda profile: profile.gpus, default=None)
+
+
+def _folder() -> Traversable:
+    """offload/profiles in an installed wheel; profiles/ beside offload/ in a checkout or an editable install."""
+    packaged = files(__package__) / "profiles"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "profiles"
+
+
+def _shipped(name: str) -> Profile:
+    return _read(_folder() / f"{name}.yaml", f"{name}.yaml")
+
+
+def _called(profile: Profile) -> set[str]:
+    """What a profile answers to beside its name."""
+    names = {_simplified(profile.name)}
+    return names | {_simplified(profile.gpu.model)} if profile.gpu and profile.gpus == 1 else names
+
+
+def _simplified(name: str) -> str:
+    """'NVIDIA GeForce RTX 4090', 'rtx-4090' and '1x4090' are all '4090'; '2x RTX 4090' is '2x4090'."""
+    bare = re.sub(r"nvidia|geforce|rtx|[^a-z0-9]", "", name.lower())
+    return re.sub(r"^1x", "", bare)
+
+
+def _read(file: Path | Traversable, source: str) -> Profile:
+    """The profile in a YAML file; every error begins with `source`."""
+    try:
+        return _profile(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise SettingsError(f"the profile {source} cannot be read: {error.strerror or error}", "check the path") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{source} is not UTF-8 text", "a profile is a small YAML file") from error
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"{source}, line {mark.line + 1}" if mark else source
+        raise SettingsError(f"{where}: not valid YAML: {problem or error}", "correct that line") from error
+    except SettingsError as error:
+        raise SettingsError(f"{source}: {error.message}", error.hint) from error
+
+
+def _profile(values: Any) -> Profile:
+    parts = {}
+    if isinstance(values, dict):
+        for name, kind in (("gpu", Gpu), ("link", Link), ("host", Host)):
+            if values.get(name) is not None:
+                parts[name] = _build(kind, values[name], f"{name}.")
+        values = {"options": {}, **values, **parts}
+        values = {key: value for key, value in values.items() if key not in ("gpu", "link", "host") or value is not None}
+    profile = _build(Profile, values, "")
+    if profile.device == "cuda" and profile.gpus < 1:
+        raise SettingsError("device is cuda, but gpus is 0", "say how many there are, such as gpus: 1")
+    return profile

@@ -1,0 +1,135 @@
+"""Tokens <-> text: prompts in, text out as it becomes final. The engine below knows tokens only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from .errors import PromptError
+from .events import Event, Finished, Text, Tokens
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 4  # bytes in UTF-8, and so at most so many tokens
+
+
+class Tokenizer:
+    """A transformers fast tokenizer, narrowed to what a generation needs."""
+
+    def __init__(self, hf: Any) -> None:
+        self._hf = hf
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._hf.chat_template)
+
+    def encode(self, text: str, special_tokens: bool) -> list[int]:
+        """Token ids of a text; with `special_tokens` what the model expects around it (BOS), if anything."""
+        return self._hf(text, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+
+    def chat(self, user: str, system: str | None) -> list[int]:
+        """Token ids of a conversation of one question, ready for the answer. Raises PromptError."""
+        messages = [{"role": "user", "content": user}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        try:
+            text = self._hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # templates raise what they like
+            hint = "leave --system out, or use --raw" if system is not None else "use --raw to go without the template"
+            raise PromptError(f"the model's chat template refuses this prompt: {error}", hint) from error
+        return self.encode(text, special_tokens=False)  # the template has written them already
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of some tokens; special tokens are no text."""
+        return self._hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class StreamDecoder:
+    """Text from tokens one by one: whole characters only, and in constant time a token.
+
+    A tail that decodes to U+FFFD may be the beginning of a character and is held back for as many tokens as a
+    character has bytes. Tokens are decoded after a few earlier ones, because some tokenizers treat the first
+    word of a text otherwise than the rest.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []  # the window: tokens of the context, then those not wholly emitted
+        self._context = 0  # tokens of the window that are context
+        self._sent = 0  # characters of the window's text that have been emitted
+
+    def feed(self, token: int) -> str:
+        """The text that has become final with this token; often "", never a part of a character."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if not text.endswith(_INCOMPLETE):
+            return self._emit(text, settled=True)
+        if len(self._ids) - self._context < _LONGEST_CHARACTER:
+            return ""
+        return self._emit(text[:-1], settled=False)  # broken bytes; only the last may still grow into a character
+
+    def flush(self) -> str:
+        """What is left at the end, broken or not."""
+        return self._emit(self._decode(self._ids), settled=True) if self._ids else ""
+
+    def _emit(self, text: str, settled: bool) -> str:
+        piece = text[self._sent :]
+        self._sent = max(self._sent, len(text))
+        if settled and piece:
+            self._ids = self._ids[self._context :]
+            self._context = len(self._ids)
+            self._sent = len(self._decode(self._ids))
+        return piece
+
+
+class StopStrings:
+    """Text on its way out, watched for the first occurrence of any stop string, which is never let through."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """Text that is safe to emit, and whether a stop was met; after that, feed no more."""
+        self._held += text
+        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            safe, self._held = self._held[: min(found)], ""
+            return safe, True
+        hold = max((self._overlap(stop) for stop in self._stops), default=0)
+        cut = len(self._held) - hold
+        safe, self._held = self._held[:cut], self._held[cut:]
+        return safe, False
+
+    def _overlap(self, stop: str) -> int:
+        """Characters at the end of the held text that may be the beginning of `stop`."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+    def flush(self) -> str:
+        """What was held back in vain."""
+        held, self._held = self._held, ""
+        return held
+
+
+def stream_text(events: Generator[Event, None, None], decoder: StreamDecoder, stops: StopStrings) -> Iterator[Event]:
+    """The engine's events with Text among them; ends at a stop string, and then closes the engine's generator."""
+    for event in events:
+        if isinstance(event, Finished):
+            safe, met = stops.feed(decoder.flush())
+            text = safe if met else safe + stops.flush()
+            yield from _text(text)
+            yield Finished("stop") if met else event
+            return
+        yield event
+        if isinstance(event, Tokens):
+            safe, met = stops.feed("".join(map(decoder.feed, event.ids)))
+            yield from _text(safe)
+            if met:
+                events.close()
+                yield Finished("stop")
+                return
+
+
+def _text(text: str) -> Iterator[Text]:
+    if text:
+        yield Text(text)
