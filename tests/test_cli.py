@@ -33,6 +33,29 @@ def triforce(tiny_model_dir, tmp_path):
     return run
 
 
+@pytest.fixture(scope="module")
+def endless_model_dir(tiny_model_dir, tmp_path_factory):
+    """The tiny model without an end-of-sequence token: it goes on until it is stopped."""
+    folder = tmp_path_factory.mktemp("endless")
+    for file in tiny_model_dir.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    (folder / "generation_config.json").unlink()
+    return folder
+
+
+def start(model, home):
+    """A long generation as a process with pipes."""
+    return subprocess.Popen(
+        [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=environment(home, model),
+    )
+
+
 def environment(home, model):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TRIFORCE_")}
     return kept | {
@@ -82,7 +105,7 @@ def test_wrong_use(triforce, tmp_path):
     assert_error(triforce("generate", "hi", "--temperature", "-1"), 2, "temperature is -1")
     assert_error(triforce("generate", "hi", "--top-p", "nan"), 2, "top-p")
     assert_error(triforce("generate", "hi", "--max-new-tokens", "0"), 2, "max-new-tokens")
-    assert_error(triforce("generate", "hi", "--max-new-tokens", "many"), 2, "many")
+    assert_error(triforce("generate", "hi", "--max-new-tokens", "many"), 2, "--max-new-tokens")
     assert_error(triforce("generate", "hi", "--stop", ""), 2, "stop")
     assert_error(triforce("generate", "hi", "--raw", "--system", "x"), 2, "contradict")
     assert_error(triforce("generate", "hi", "--quiet", "--verbose"), 2, "contradict")
@@ -216,28 +239,16 @@ def test_settings_are_resolved_flag_environment_profile_default(triforce, tmp_pa
     assert "min_p: 0.1  (profile mine)" in result.stderr
 
 
-def test_closed_pipe_ends_quietly(tiny_model_dir, tmp_path):
-    with subprocess.Popen(
-        [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        env=environment(tmp_path, tiny_model_dir),
-    ) as process:
+def test_closed_pipe_ends_quietly(endless_model_dir, tmp_path):
+    with start(endless_model_dir, tmp_path) as process:
         assert process.stdout.read(20)
         process.stdout.close()
         assert process.wait(60) == 0
         assert process.stderr.read() == b""
 
 
-def test_ctrl_c_keeps_the_text_and_tells_partial_statistics(tiny_model_dir, tmp_path):
-    with subprocess.Popen(
-        [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        env=environment(tmp_path, tiny_model_dir),
-    ) as process:
+def test_ctrl_c_keeps_the_text_and_tells_partial_statistics(endless_model_dir, tmp_path):
+    with start(endless_model_dir, tmp_path) as process:
         assert process.stdout.read(10)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
@@ -248,14 +259,8 @@ def test_ctrl_c_keeps_the_text_and_tells_partial_statistics(tiny_model_dir, tmp_
 
 
 @pytest.mark.parametrize("delay", [0.3, 1.0, 2.0])
-def test_ctrl_c_while_starting_is_quiet(tiny_model_dir, tmp_path, delay):
-    with subprocess.Popen(
-        [*COMMAND, "generate", "Once", "-n", "2000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        env=environment(tmp_path, tiny_model_dir),
-    ) as process:
+def test_ctrl_c_while_starting_is_quiet(endless_model_dir, tmp_path, delay):
+    with start(endless_model_dir, tmp_path) as process:
         time.sleep(delay)  # the moment is the point: imports, opening, loading
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
