@@ -89,7 +89,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0  # 0: as many as the machine has cores
-    prefill_chunk: int = 512
+    prefill_chunk: int = 1024
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("device", self.device, DEVICES), ("dtype", self.dtype, DTYPES)):

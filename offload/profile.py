@@ -12,14 +12,21 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 
 from .config import EngineConfig, GenerationConfig, Sampling
 from .errors import SettingsError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable  # in other places before Python 3.11
+
+_OPTION_NAMES = [
+    f.name for group in (Sampling, GenerationConfig, EngineConfig) for f in fields(group) if f.name != "stop"
+]
+_KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,9 @@ class Profile:
         if self.device not in ("cpu", "cuda"):
             raise SettingsError(f"device is {self.device!r}", "use cpu or cuda")
         if self.device == "cpu" and (self.gpus or self.gpu or self.link):
-            raise SettingsError("device is cpu beside a description of GPUs", "use device: cuda, or remove gpus, gpu and link")
+            raise SettingsError(
+                "device is cpu beside a description of GPUs", "use device: cuda, or remove gpus, gpu and link"
+            )
         _check_options(self.options)
 
 
@@ -156,7 +165,9 @@ def _read(file: Path | Traversable, source: str) -> Profile:
     try:
         return _profile(yaml.safe_load(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise SettingsError(f"the profile {source} cannot be read: {error.strerror or error}", "check the path") from error
+        raise SettingsError(
+            f"the profile {source} cannot be read: {error.strerror or error}", "check the path"
+        ) from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{source} is not UTF-8 text", "a profile is a small YAML file") from error
     except yaml.YAMLError as error:
@@ -168,14 +179,67 @@ def _read(file: Path | Traversable, source: str) -> Profile:
 
 
 def _profile(values: Any) -> Profile:
-    parts = {}
-    if isinstance(values, dict):
-        for name, kind in (("gpu", Gpu), ("link", Link), ("host", Host)):
-            if values.get(name) is not None:
-                parts[name] = _build(kind, values[name], f"{name}.")
-        values = {"options": {}, **values, **parts}
-        values = {key: value for key, value in values.items() if key not in ("gpu", "link", "host") or value is not None}
+    values = dict(_mapping(values, "a profile"))
+    for name, kind in (("gpu", Gpu), ("link", Link), ("host", Host)):
+        part = values.pop(name, None)  # null is as good as absent
+        if part is not None:
+            values[name] = _build(kind, _mapping(part, name), f"{name}.")
     profile = _build(Profile, values, "")
     if profile.device == "cuda" and profile.gpus < 1:
         raise SettingsError("device is cuda, but gpus is 0", "say how many there are, such as gpus: 1")
     return profile
+
+
+def _mapping(values: Any, what: str) -> dict:
+    if not isinstance(values, dict):
+        raise SettingsError(f"{what} is {values!r}, not keys and values", "see the profiles that come with the program")
+    return values
+
+
+def _build(kind: type, values: dict, prefix: str) -> Any:
+    """A dataclass from a mapping; `prefix` says in messages where in the file it stands."""
+    _refuse_unknown(values, [f.name for f in fields(kind)], prefix)
+    required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [prefix + name for name in required if name not in values]:
+        raise SettingsError(f"{', '.join(missing)} missing", "see the profiles that come with the program")
+    return kind(**values)
+
+
+def _refuse_unknown(values: dict, known: Iterable[str], prefix: str) -> None:
+    for key in values:
+        if key not in known:
+            hint = f"{_did_you_mean(str(key), known)}known here: {', '.join(known)}"
+            raise SettingsError(f"unknown key {prefix}{key}", hint)
+
+
+def _did_you_mean(wrong: str, right: Iterable[str]) -> str:
+    close = difflib.get_close_matches(wrong.lower(), list(right), 1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def _check(part: Any, prefix: str) -> None:
+    """Types as annotated, and numbers that can be a size or a rate."""
+    for name, kind in get_type_hints(type(part)).items():
+        value = getattr(part, name)
+        _check_type(prefix + name, value, kind)
+        if isinstance(value, float | int) and not (0 < value < math.inf or kind is int and value == 0):
+            raise SettingsError(f"{prefix}{name} is {value}", "use a positive number")
+
+
+def _check_options(options: dict) -> None:
+    """As on the command line: the same names, types and limits. `stop` belongs to a request, not to hardware."""
+    for group in (Sampling, GenerationConfig, EngineConfig):
+        hints = get_type_hints(group)
+        chosen = {name: options[name] for name in hints if name in options and name != "stop"}
+        for name, value in chosen.items():
+            _check_type(f"options.{name}", value, hints[name])
+        group(**chosen)
+    _refuse_unknown(options, _OPTION_NAMES, "options.")
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    allowed = get_args(kind) or (kind,)
+    accepted = (*allowed, int) if float in allowed else allowed
+    if not isinstance(value, accepted) or isinstance(value, bool):  # to Python, True is the int 1
+        wanted = " or ".join(_KINDS.get(each, each.__name__) for each in allowed)
+        raise SettingsError(f"{name} is {value!r}, not {wanted}", "correct its value")
