@@ -44,7 +44,9 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys, values = (x.unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
     out, lse = _attend_heads(grouped, keys, values, causal=True)
-    return Partial(out.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim), lse.permute(2, 0, 1).reshape(tokens, heads))
+    return Partial(
+        out.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim), lse.permute(2, 0, 1).reshape(tokens, heads)
+    )
 
 
 def merge(partials: Sequence[Partial]) -> Partial:

@@ -92,7 +92,9 @@ def _hf_config(path: Path, values: dict) -> Any:
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its validators raise
-        raise CheckpointError(f"{path / 'config.json'} is not a usable config: {error}", "fetch the model again") from error
+        raise CheckpointError(
+            f"{path / 'config.json'} is not a usable config: {error}", "fetch the model again"
+        ) from error
 
 
 def _weight_files(path: Path) -> list[str]:
@@ -107,7 +109,9 @@ def _weight_files(path: Path) -> list[str]:
         raise ModelNotFound(f"{path} has {reason}", "use a safetensors version of the model, or a .gguf file")
     missing = [name for name in files if not (path / name).exists()]
     if missing or not files:
-        raise CheckpointError(f"{path} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:3])}", "fetch the model again")
+        raise CheckpointError(
+            f"{path} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:3])}", "fetch the model again"
+        )
     return files
 
 

@@ -89,11 +89,13 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0  # 0: as many as the machine has cores
-    prefill_chunk: int = 1024
+    prefill_chunk: int = 512
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("device", self.device, DEVICES), ("dtype", self.dtype, DTYPES)):
             _require(value in allowed, f"{name} is {value!r}", f"use one of: {', '.join(allowed)}")
-        _require(bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out")
+        _require(
+            bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out"
+        )
         _require(self.threads >= 0, f"threads is {self.threads}", "use a positive number, or 0 for all cores")
         _require(self.prefill_chunk >= 1, f"prefill-chunk is {self.prefill_chunk}", "use a positive number of tokens")

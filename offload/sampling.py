@@ -31,7 +31,9 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
     best = logits.amax(dim=-1, keepdim=True)
     if not torch.isfinite(best).all():  # amax carries NaN along
-        raise TriforceError("the model gave logits that are no numbers", "try --dtype float32; the weights may be damaged")
+        raise TriforceError(
+            "the model gave logits that are no numbers", "try --dtype float32; the weights may be damaged"
+        )
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
     logits = (logits - best) / sampling.temperature  # the largest is 0: no overflow at any temperature

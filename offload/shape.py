@@ -74,7 +74,9 @@ def _refuse(config: Any) -> None:
         raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", supported)
     if getattr(config, "quantization_config", None):
         method = dict(config.quantization_config).get("quant_method", "unknown")
-        raise UnsupportedModel(f"this checkpoint is quantised ({method})", "use the unquantised model, or a GGUF file of it")
+        raise UnsupportedModel(
+            f"this checkpoint is quantised ({method})", "use the unquantised model, or a GGUF file of it"
+        )
     if config.hidden_act not in ("silu", "swish"):
         raise UnsupportedModel(f"the activation {config.hidden_act!r} is not supported", supported)
 

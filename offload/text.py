@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from .errors import PromptError
 from .events import Event, Finished, Text, Tokens
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_MARK = "\ue000{}\ue001"  # private use: stands for a message in a rendered template
 _LONGEST_CHARACTER = 4  # bytes in UTF-8, and so at most so many tokens
 
 
@@ -28,15 +30,34 @@ class Tokenizer:
 
     def chat(self, user: str, system: str | None) -> list[int]:
         """Token ids of a conversation of one question, ready for the answer. Raises PromptError."""
+        if not any(token in text for token in self._control_tokens for text in (user, system or "")):
+            return self.encode(self._rendered(user, system), special_tokens=False)  # the template wrote BOS already
+        # A document that spells out control tokens must not speak as somebody else: it is encoded apart, as plain text.
+        contents = {_MARK.format("user"): user, _MARK.format("system"): system}
+        rendered = self._rendered(*(None if text is None else mark for mark, text in contents.items()))
+        ids: list[int] = []
+        for part in re.split("(" + "|".join(contents) + ")", rendered):
+            text = contents.get(part)
+            ids += self.encode(part, special_tokens=False) if text is None else self._encode_plainly(text)
+        return ids
+
+    @property
+    def _control_tokens(self) -> list[str]:
+        return [token.content for token in self._hf.added_tokens_decoder.values()]
+
+    def _encode_plainly(self, text: str) -> list[int]:
+        """Token ids of a text in which nothing is a control token."""
+        return self._hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+
+    def _rendered(self, user: str, system: str | None) -> str:
         messages = [{"role": "user", "content": user}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         try:
-            text = self._hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            return self._hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # templates raise what they like
             hint = "leave --system out, or use --raw" if system is not None else "use --raw to go without the template"
             raise PromptError(f"the model's chat template refuses this prompt: {error}", hint) from error
-        return self.encode(text, special_tokens=False)  # the template has written them already
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some tokens; special tokens are no text."""
@@ -56,14 +77,17 @@ class StreamDecoder:
         self._ids: list[int] = []  # the window: tokens of the context, then those not wholly emitted
         self._context = 0  # tokens of the window that are context
         self._sent = 0  # characters of the window's text that have been emitted
+        self._broken = 0  # tokens at the end that have not made a whole character yet
 
     def feed(self, token: int) -> str:
         """The text that has become final with this token; often "", never a part of a character."""
         self._ids.append(token)
         text = self._decode(self._ids)
         if not text.endswith(_INCOMPLETE):
+            self._broken = 0
             return self._emit(text, settled=True)
-        if len(self._ids) - self._context < _LONGEST_CHARACTER:
+        self._broken += 1
+        if self._broken < _LONGEST_CHARACTER:
             return ""
         return self._emit(text[:-1], settled=False)  # broken bytes; only the last may still grow into a character
 

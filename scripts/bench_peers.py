@@ -99,7 +99,12 @@ class LlamaCpp:
 
         self.name = f"llama.cpp ({gguf.stem})"
         self._llama = Llama(
-            str(gguf), n_ctx=context, n_threads=torch.get_num_threads(), flash_attn=True, logits_all=False, verbose=False
+            str(gguf),
+            n_ctx=context,
+            n_threads=torch.get_num_threads(),
+            flash_attn=True,
+            logits_all=False,
+            verbose=False,
         )
 
     def prefill(self, ids: Sequence[int], room: int) -> None:
@@ -146,7 +151,9 @@ def machine() -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        name = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), name)
+        name = next(
+            (line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), name
+        )
     level = torch.backends.cpu.get_cpu_capability()
     return f"{name}, {torch.get_num_threads()} threads, {level}, torch {torch.__version__}"
 
@@ -179,7 +186,9 @@ def main() -> None:
     print(f"{len(ids):,} prompt tokens; {machine()}\n{table(results, len(ids))}")
     if options.json:
         rows = [asdict(row) | {"prefill_median_s": row.prefill, "step_median_s": row.step} for row in results]
-        options.json.write_text(json.dumps({"machine": machine(), "prompt_tokens": len(ids), "results": rows}, indent=2))
+        options.json.write_text(
+            json.dumps({"machine": machine(), "prompt_tokens": len(ids), "results": rows}, indent=2)
+        )
 
 
 if __name__ == "__main__":

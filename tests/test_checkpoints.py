@@ -85,7 +85,10 @@ def test_missing_and_misshapen_tensors_are_named(folder):
         ({"model_type": "made_up", "architectures": None}, "made_up"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "part of each"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "part of each",
+        ),
     ],
 )
 def test_what_does_not_run_is_refused_by_name(folder, changes, words):

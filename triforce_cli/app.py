@@ -67,6 +67,7 @@ def run(args: Sequence[str]) -> int:
     if "_TRIFORCE_COMPLETE" in os.environ:
         app()
     command = typer.main.get_command(app)
+    ctx = None
     try:
         with command.make_context("triforce", list(args)) as ctx:
             return command.invoke(ctx) or DONE
@@ -77,15 +78,15 @@ def run(args: Sequence[str]) -> int:
     except BrokenPipeError:
         return _leave_closed_pipe()
     except Exception as error:
-        return _report(error)
+        return _report(error, ctx.obj.terminal if ctx is not None and ctx.obj else Terminal())
 
 
-def _report(error: Exception) -> int:
-    """error: and hint:, or the traceback for those who ask for it."""
+def _report(error: Exception, terminal: Terminal) -> int:
+    """error: and hint:, after the traceback for those who ask for it."""
     if os.environ.get("TRIFORCE_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
     message, hint, code = _explain(error)
-    Terminal().error(message, hint)
+    terminal.error(message, hint)
     return code
 
 

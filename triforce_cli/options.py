@@ -95,8 +95,12 @@ ProfileName = Annotated[
 ]
 PromptFiles = Annotated[
     list[Path] | None,
-    typer.Option("--prompt-file", "-f", help="Read the prompt from a file; repeatable; - is stdin.", show_default=False),
+    typer.Option(
+        "--prompt-file", "-f", help="Read the prompt from a file; repeatable; - is stdin.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics, no progress: the text alone.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also say the resolved settings, and where they came from.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also say the resolved settings, and where they came from.")
+]

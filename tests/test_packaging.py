@@ -1,0 +1,87 @@
+"""The wheel: everything inside, and the program runs from it in a folder that has nothing to do with the repository."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("offload", "triforce_cli")
+
+
+def run(command, cwd, **more):
+    """A command that must succeed, away from the repository; its stdout."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "TRIFORCE_"))}
+    environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", **more}
+    command = [str(part) for part in command]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy: setuptools leaves its working files in the folder it builds from."""
+    work = tmp_path_factory.mktemp("wheel")
+    unneeded = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "docs", "examples", "tests")
+    shutil.copytree(ROOT, work / "source", ignore=unneeded)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work / "dist"]
+    if find_spec("setuptools"):  # otherwise pip fetches one
+        command.append("--no-build-isolation")
+    run([*command, work / "source"], work)
+    (built,) = (work / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The bin folder of a fresh environment with the wheel in it; dependencies are seen in the running environment."""
+    home = tmp_path_factory.mktemp("installed") / "an environment"
+    venv.create(home, symlinks=os.name != "nt")
+    scripts, site = (
+        Path(sysconfig.get_path(kind, "venv", vars={"base": home, "platbase": home, "installed_base": home}))
+        for kind in ("scripts", "purelib")
+    )
+    seen = dict.fromkeys(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
+    # Its .pth files are not followed, so an editable installation there stays out of sight.
+    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in seen))
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel]
+    run([scripts / "python", *install], home)
+    return scripts
+
+
+def test_the_wheel_holds_the_packages_and_the_profiles(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    code = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == code
+    shipped = {f"offload/profiles/{path.name}" for path in (ROOT / "profiles").glob("*.yaml")}
+    assert shipped
+    assert {name for name in names if name.endswith(".yaml")} == shipped
+    assert any(name.endswith("/LICENSE") for name in names)
+
+
+def test_the_wheel_declares_the_command(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (entries,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "triforce = triforce_cli.app:main" in archive.read(entries).decode()
+
+
+def test_the_program_runs_from_the_wheel(installed, tmp_path):
+    where = run([installed / "python", "-c", "import offload; print(offload.__file__)"], tmp_path).strip()
+    assert Path(where).is_relative_to(installed.parent)
+    path = os.pathsep.join([str(installed), os.environ["PATH"]])
+    program = shutil.which("triforce", path=path)
+    assert Path(program).parent == installed
+    assert re.fullmatch(r"triforce \d+\.\d+\.\d+\n", run([program, "--version"], tmp_path, PATH=path))
+    listed = run([program, "profile"], tmp_path, PATH=path)
+    assert all(name in listed for name in ("cpu", "rtx-4090", "2x-rtx-4090", "a100"))
+    assert json.loads(run([program, "profile", "--gpu", "4090", "--json"], tmp_path, PATH=path))["name"] == "rtx-4090"

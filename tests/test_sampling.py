@@ -1,0 +1,152 @@
+"""The distribution against transformers' own logits processors, and the draws against the distribution."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from offload.config import Sampling
+from offload.errors import SettingsError, TriforceError
+from offload.sampling import Sampler, sample, warp
+
+CPU = torch.device("cpu")
+VOCAB = 50
+
+
+def logits(rows=3, seed=0, scale=3.0):
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def transformers_distribution(scores, sampling, context):
+    steps = LogitsProcessorList()
+    if sampling.repetition_penalty != 1:
+        steps.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    steps.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        steps.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        steps.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        steps.append(MinPLogitsWarper(sampling.min_p))
+    return steps(context.expand(len(scores), -1), scores.clone()).softmax(-1)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.builds(
+        Sampling,
+        temperature=st.floats(0.1, 3),
+        top_p=st.floats(0.05, 1),
+        top_k=st.integers(0, VOCAB + 5),
+        min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+        repetition_penalty=st.sampled_from([1.0, 0.8, 1.3]),
+    ),
+    st.integers(0, 1000),
+)
+def test_the_distribution_is_transformers(sampling, seed):
+    scores, context = logits(seed=seed), torch.tensor([[1, 4, 4, 9, 30]])
+    seen = torch.zeros(VOCAB, dtype=torch.bool)
+    seen[context[0]] = True
+    found, expected = warp(scores, sampling, seen), transformers_distribution(scores, sampling, context)
+    assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_temperature_zero_is_argmax(penalty):
+    scores = logits()
+    seen = torch.zeros(VOCAB, dtype=torch.bool)
+    seen[scores[0].argmax()] = True
+    found = warp(scores, Sampling(temperature=0, repetition_penalty=penalty), seen)
+    assert torch.equal(found.sum(-1), torch.ones(3))
+    if penalty == 1:
+        assert torch.equal(found.argmax(-1), scores.argmax(-1))
+    else:
+        assert Sampler(Sampling(temperature=0), 0, VOCAB, CPU).pick(scores[0]) == scores[0].argmax()
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3, 1e6])
+def test_extreme_temperatures_and_logits(temperature):
+    for scores in (logits(scale=1e4), torch.zeros(2, VOCAB), logits()[:, :1]):
+        found = warp(scores, Sampling(temperature=temperature, top_p=0.9))
+        assert torch.isfinite(found).all()
+        assert torch.allclose(found.sum(-1), torch.ones(len(scores)))
+    masked = logits()
+    masked[:, 5:] = float("-inf")
+    assert warp(masked, Sampling(temperature=temperature))[:, 5:].sum() == 0
+
+
+def test_one_token_always_survives():
+    tight = Sampling(temperature=1, top_p=1e-6, top_k=1, min_p=1.0)
+    assert torch.equal(warp(logits(), tight).max(-1).values, torch.ones(3))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_numbers_that_are_none_are_an_error(temperature):
+    for bad in (float("nan"), float("inf")):
+        scores = logits()
+        scores[1, 3] = bad
+        with pytest.raises(TriforceError, match="no numbers"):
+            warp(scores, Sampling(temperature=temperature))
+
+
+def test_draws_follow_the_distribution():
+    from math import sqrt
+
+    probs = warp(logits(rows=1, scale=1.5), Sampling(temperature=1, top_k=6))[0]
+    generator, runs = torch.Generator().manual_seed(0), 20_000
+    counts = torch.zeros(VOCAB)
+    for _ in range(runs):
+        counts[sample(probs, generator)] += 1
+    kept = probs > 0
+    assert counts[~kept].sum() == 0
+    chi_square = ((counts - runs * probs)[kept] ** 2 / (runs * probs[kept])).sum()
+    freedom = int(kept.sum()) - 1
+    assert chi_square < freedom + 4 * sqrt(2 * freedom) + 8  # p far below 0.001
+
+
+def test_the_seed_decides():
+    def drawn(seed):
+        sampler = Sampler(Sampling(temperature=1), seed, VOCAB, CPU)
+        return [sampler.pick(row) for row in logits(rows=30)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_observed_tokens_are_penalised():
+    sampler = Sampler(Sampling(temperature=0, repetition_penalty=10), 0, VOCAB, CPU)
+    scores = logits(rows=1)[0]
+    first = sampler.pick(scores)
+    sampler.observe([first])
+    assert sampler.pick(scores) != first
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": -1},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+    ],
+)
+def test_impossible_settings_are_refused_with_a_hint(wrong):
+    with pytest.raises(SettingsError) as caught:
+        Sampling(**wrong)
+    assert caught.value.hint
+
+
+def test_the_models_own_defaults_fill_in():
+    found = Sampling.from_generation_config({"temperature": 0.2, "top_k": None, "do_sample": True, "eos_token_id": 2})
+    assert found == Sampling(temperature=0.2)

@@ -1,0 +1,77 @@
+"""The meter's numbers against times worked out by hand."""
+
+import dataclasses
+
+import pytest
+
+from offload.events import Finished, Prefilled, Text, Tokens
+from offload.statistics import Meter, percentile
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(steps) -> Meter:
+    """A meter that has seen each event after its pause in seconds."""
+    clock = Clock()
+    meter = Meter(1000, clock)
+    for pause, event in steps:
+        clock.now += pause
+        meter.observe(event)
+    return meter
+
+
+def test_plain_decoding():
+    steps = [(0, Prefilled(0, 1000)), (2, Prefilled(500, 1000)), (2, Prefilled(1000, 1000)), (0.5, Tokens((1,)))]
+    steps += [(pause, Tokens((2,))) for pause in (0.1, 0.1, 0.1, 0.7)] + [(0, Text("x")), (1, Finished("eos"))]
+    summary = run(steps).summary("eos", seed=42, method="plain", model="m", peak_memory_bytes=7, settings={"a": 1})
+    assert (summary.finish_reason, summary.prompt_tokens, summary.new_tokens) == ("eos", 1000, 5)
+    assert summary.prefill_tokens_per_s == pytest.approx(250)
+    assert summary.ttft_s == pytest.approx(4.5)
+    assert summary.tbt_median_s == pytest.approx(0.1)
+    assert summary.tbt_p95_s == pytest.approx(0.1 + 0.6 * 0.85)
+    assert summary.tokens_per_s == pytest.approx(4 / 1.0)
+    assert (summary.seed, summary.method, summary.model) == (42, "plain", "m")
+    assert (summary.peak_memory_bytes, summary.settings) == (7, {"a": 1})
+
+
+def test_a_run_of_tokens_shares_its_wait():
+    meter = run([(1, Tokens((1, 2))), (0.4, Tokens((3, 4, 5, 6))), (0.2, Tokens((7,)))])
+    summary = meter.summary("length")
+    assert summary.new_tokens == 7
+    assert summary.tbt_median_s == pytest.approx(0.1)  # 0.1 four times and 0.2
+    assert summary.tokens_per_s == pytest.approx(5 / 0.6)  # the first two came at once, after prefill
+
+
+def test_what_never_happened_is_none():
+    summary = run([]).summary("interrupted")
+    missing = {field.name for field in dataclasses.fields(summary) if getattr(summary, field.name) is None}
+    assert missing == {
+        *("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s"),
+        *("seed", "method", "model", "peak_memory_bytes"),
+    }
+
+
+def test_interrupted_in_prefill():
+    summary = run([(1, Prefilled(250, 1000))]).summary("interrupted")
+    assert summary.prefilled_tokens == 250
+    assert summary.prefill_tokens_per_s == pytest.approx(250)
+
+
+def test_one_token_has_no_rate():
+    summary = run([(1, Prefilled(1000, 1000)), (1, Tokens((1,)))]).summary("length")
+    assert summary.ttft_s == pytest.approx(2)
+    assert summary.tokens_per_s is None and summary.tbt_median_s is None
+
+
+def test_percentile():
+    assert percentile([3], 0.95) == 3
+    assert percentile([1, 2], 0.5) == 1.5
+    assert percentile(list(range(101)), 0.95) == 95
