@@ -68,7 +68,7 @@ class FullCache:
 
     def begin(self, tokens: int) -> None:
         end = self._length + tokens
-        assert 0 < tokens and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
+        assert tokens > 0 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self._inflight = tokens
         self._rows = self._rope.rows(torch.arange(self._length, end, device=self._keys.device))
 

@@ -1,6 +1,6 @@
 """Model files on disk: what a checkpoint answers, and the folder of config.json + safetensors.
 
-Never pickle, never code from the checkpoint. Everything wrong with a file is found from its header, before any weight is read.
+Never pickle, never code from the checkpoint. What is wrong with a file is found from its header, before a weight is read.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
-
-from torch import Tensor
 
 from .errors import CheckpointError, ModelNotFound, TriforceError, UnsupportedModel
 from .shape import FAMILIES, ModelShape, shape_from_config

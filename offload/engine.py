@@ -137,12 +137,10 @@ class Engine:
         hidden = yield from prefill(model, prompt, cache, self._prefill_chunk)
         sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device)
         sampler.observe(prompt)
-        emitted = 0
-        for token in autoregressive(model, cache, hidden, sampler):
+        for emitted, token in enumerate(autoregressive(model, cache, hidden, sampler), 1):
             if token in self._eos_ids:
                 yield Finished("eos")
                 return
-            emitted += 1
             yield Tokens((token,))
             if emitted == config.max_new_tokens:
                 break

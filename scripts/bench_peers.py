@@ -3,9 +3,9 @@
     python scripts/bench_peers.py --prompt-tokens 8000 --dtype auto
     pip install llama-cpp-python      # a second peer, if it is there
 
-Each contender prefills the same tokens once and then decodes greedily, all in one process, one after the other; the decode
-rounds are interleaved so that a drift of the machine's speed hits everybody. Figures are medians; ratios are ours / theirs,
-so below 1 is faster than the peer. Prints a table and, with --json FILE, everything measured.
+Each contender prefills the same tokens and then decodes greedily, all in one process; the decode rounds are interleaved,
+so that a drift of the machine's speed hits everybody. Figures are medians; ratios are ours / theirs, so below 1 is
+faster than the peer. Prints a table and, with --json FILE, everything measured.
 """
 
 from __future__ import annotations

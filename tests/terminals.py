@@ -29,7 +29,7 @@ class Pty:
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def stream(self, mode: str = "w") -> IO[str]:
-        self._streams.append(open(os.dup(self._slave), mode, encoding="utf-8"))
+        self._streams.append(open(os.dup(self._slave), mode, encoding="utf-8"))  # noqa: SIM115 - close() does
         return self._streams[-1]
 
     def output(self) -> str:
@@ -102,7 +102,7 @@ class Screen:
             return
         if token in ("\x1b[J", "\x1b[K"):
             for at in list(self._cells):
-                if at[0] == self._row and at[1] >= self._column or token == "\x1b[J" and at[0] > self._row:
+                if (at[0] == self._row and at[1] >= self._column) or (token == "\x1b[J" and at[0] > self._row):
                     del self._cells[at]
             return
         self._pending = False

@@ -1,5 +1,7 @@
 """attend, attend_causal and merge against softmax attention in fp64 over all keys at once."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -51,7 +53,7 @@ def test_partials_equal_the_definition(head_dim, heads, kv_heads):
 def test_any_split_of_the_keys_merges_to_the_whole(borders, dtype, tolerance):
     q, k, v = inputs(20, 120, dtype=dtype)
     edges = [0, *borders, 100]
-    prefix = [attend(q, k[:, a:b], v[:, a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    prefix = [attend(q, k[:, a:b], v[:, a:b]) for a, b in itertools.pairwise(edges)]
     merged = merge([attend_causal(q, k[:, 100:], v[:, 100:]), *prefix])
     assert merged.out.dtype == dtype
     assert_close(merged, definition(q, k, v, causal=True), tolerance)

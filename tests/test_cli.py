@@ -251,7 +251,7 @@ def test_ctrl_c_keeps_the_text_and_tells_partial_statistics(endless_model_dir, t
     with start(endless_model_dir, tmp_path) as process:
         assert process.stdout.read(10)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        _out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in err.decode()
     assert "Traceback" not in err.decode()

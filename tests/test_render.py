@@ -146,21 +146,21 @@ def test_close_before_anything_and_twice():
 
 
 def summary(**changes) -> Summary:
-    facts = dict(
-        finish_reason="eos",
-        prompt_tokens=6057,
-        prefilled_tokens=6057,
-        new_tokens=200,
-        prefill_s=14.2,
-        prefill_tokens_per_s=426.4,
-        ttft_s=14.3,
-        tbt_median_s=0.046,
-        tbt_p95_s=0.052,
-        tokens_per_s=21.3,
-        total_s=24.0,
-        seed=42,
-        peak_memory_bytes=966367641,
-    )
+    facts = {
+        "finish_reason": "eos",
+        "prompt_tokens": 6057,
+        "prefilled_tokens": 6057,
+        "new_tokens": 200,
+        "prefill_s": 14.2,
+        "prefill_tokens_per_s": 426.4,
+        "ttft_s": 14.3,
+        "tbt_median_s": 0.046,
+        "tbt_p95_s": 0.052,
+        "tokens_per_s": 21.3,
+        "total_s": 24.0,
+        "seed": 42,
+        "peak_memory_bytes": 966367641,
+    }
     return Summary(**(facts | changes))
 
 

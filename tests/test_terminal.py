@@ -115,7 +115,7 @@ def test_color(environ, choice, on_terminal, colored):
 def test_no_reader_is_told_and_no_listener_is_not():
     reading, writing = os.pipe()
     os.close(reading)
-    out = open(writing, "w")
+    out = open(writing, "w")  # noqa: SIM115 - it is to be broken
     terminal = Terminal(out, stream(), stream(), {})
     with pytest.raises(BrokenPipeError):
         terminal.write("text")

@@ -1,5 +1,7 @@
 """Text as it streams: nothing lost, nothing early, nothing after a stop."""
 
+import itertools
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -79,7 +81,7 @@ def test_decoding_takes_constant_work_for_a_token():
 def test_stop_strings_cut_at_the_first_occurrence_however_the_text_arrives(text, stops, cuts):
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     watcher, emitted, met = StopStrings(stops), "", False
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         safe, met = watcher.feed(text[a:b])
         emitted += safe
         if met:

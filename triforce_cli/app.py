@@ -97,7 +97,7 @@ def _explain(error: Exception) -> tuple[str, str, int]:
         ctx = getattr(error, "ctx", None)
         where = ctx.command_path if ctx is not None else "triforce"
         return error.format_message(), f"see `{where} --help`", WRONG_USE
-    if isinstance(error, MemoryError) or "alloc" in str(error).lower() and "memory" in str(error).lower():
+    if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
         return f"out of memory: {_first_line(error)}", "use a shorter prompt or a smaller model", FAILED
     hint = "this is a bug in triforce; TRIFORCE_DEBUG=1 shows where"
     return f"{type(error).__name__}: {_first_line(error)}", hint, FAILED

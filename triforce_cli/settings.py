@@ -74,7 +74,7 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
     generation = GenerationConfig(**_subset(GenerationConfig, values))
     if generation.seed is None:
         generation = replace(generation, seed=secrets.randbits(32))
-    named = {name: f"profile {chosen.name}" for name in (device | dict(chosen.options))}
+    named = dict.fromkeys(device | dict(chosen.options), f"profile {chosen.name}")
     engine = EngineConfig(**_subset(EngineConfig, values))
     return Settings(engine, generation, chosen, values, named | dict(origins))
 
