@@ -1,6 +1,7 @@
 """Model files on disk: what a checkpoint answers, and the folder of config.json + safetensors.
 
-Never pickle, never code from the checkpoint. What is wrong with a file is found from its header, before a weight is read.
+Never pickle, never code from the checkpoint. What is wrong with a file is found from its header,
+before any weight is read.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 bf16 and fp16 halve the bytes that decoding reads, but a CPU without matrix instructions for them multiplies many rows
 several times slower than in fp32. There, blocks of rows are multiplied with a copy of the weight in fp32 that lives
-for one product. Measured on an AVX2 machine (2 cores): 18 GFLOP/s in bf16 and 140 in fp32 at 512 rows, the copy costs 5 %.
+for one product. Measured on an AVX2 machine (2 cores): 18 GFLOP/s in bf16 and 140 in fp32 at 512 rows; the copy
+costs 5 %.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python scripts/bench_peers.py --prompt-tokens 8000 --dtype auto
     pip install llama-cpp-python      # a second peer, if it is there
 
-Each contender prefills the same tokens and then decodes greedily, all in one process; the decode rounds are interleaved,
-so that a drift of the machine's speed hits everybody. Figures are medians; ratios are ours / theirs, so below 1 is
+Each contender prefills the same tokens and then decodes greedily, all in one process; decode rounds are interleaved, so
+that a drift of the machine's speed hits everybody. Figures are medians; ratios are ours / theirs, so below 1 is
 faster than the peer. Prints a table and, with --json FILE, everything measured.
 """
 
