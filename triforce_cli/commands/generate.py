@@ -61,8 +61,9 @@ def generate(
     check_flags(flags)
     terminal = ctx.obj.terminal
     text = read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn)
+    settings = resolve(flags, origins, profile)
 
     from ..generation import Output, Request, run_request  # from here on torch is needed
 
-    request = Request(text, system, raw, resolve(flags, origins, profile), ctx.obj.home)
+    request = Request(text, system, raw, settings, ctx.obj.home)
     return run_request(request, terminal, Output(json=json, quiet=quiet, verbose=verbose))
