@@ -65,14 +65,26 @@ def merge(partials: Sequence[Partial]) -> Partial:
 def _attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """q `[batch, heads, tokens, head_dim]`, k and v alike -> out alike and lse `[batch, heads, tokens]` in fp32.
 
-    The library kernels that return the log-sum-exp; `_attend_plainly` where there is none for the device and dtype.
+    The library kernels that return the log-sum-exp; `_attend_in_blocks` where there is none for the device and dtype.
     """
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256:
+    if _has_cuda_flash(q):
         result = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
         return result[0], result[1][..., : q.shape[2]]
-    return _attend_plainly(q, k, v, causal)
+    return _attend_plainly(q, k, v, causal) if causal else _attend_in_blocks(q, k, v)
+
+
+def _has_cuda_flash(q: Tensor) -> bool:
+    if q.device.type != "cuda" or q.dtype == torch.float32 or q.shape[-1] > 256:
+        return False
+    return torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, block: int = 4096) -> tuple[Tensor, Tensor]:
+    """The definition over blocks of keys, merged: a book's worth of scores at once would not fit."""
+    parts = [_attend_plainly(q, *kv, False) for kv in zip(k.split(block, 2), v.split(block, 2), strict=True)]
+    return merge([Partial(*part) for part in parts])
 
 
 def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -50,13 +50,16 @@ class KVCache(Protocol):
 
 
 class FullCache:
-    """Every key and value of one sequence, preallocated for `capacity` tokens on one device."""
+    """Every key and value of one sequence, preallocated for `capacity` tokens on one device.
 
-    def __init__(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+    `rope` is the sequence's; all of its caches share it.
+    """
+
+    def __init__(self, shape: ModelShape, rope: Rope, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.capacity = capacity
         self._length = 0
         self._inflight = 0
-        self._rope = Rope(shape, capacity, dtype, device)
+        self._rope = rope
         self._rows: tuple[Tensor, Tensor] | None = None
         # Not zeroed: memory that is never reached is never touched, so an early end costs nothing.
         size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
@@ -70,7 +73,7 @@ class FullCache:
         end = self._length + tokens
         assert tokens > 0 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self._inflight = tokens
-        self._rows = self._rope.rows(torch.arange(self._length, end, device=self._keys.device))
+        self._rows = self._rope.rows(self._length, end)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start, end = self._length, self._length + self._inflight

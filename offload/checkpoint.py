@@ -7,6 +7,7 @@ before any weight is read.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -42,7 +43,7 @@ def read_json(path: Path) -> dict:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", "fetch the model again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object", "fetch the model again")
@@ -58,7 +59,10 @@ class FolderCheckpoint:
         if not config:
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
         self.generation = read_json(path / "generation_config.json")
-        self.shape = shape_from_config(_hf_config(path, config), self.generation)
+        try:
+            self.shape = shape_from_config(_hf_config(path, config), self.generation)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(f"{path / 'config.json'} is not usable: {error}", "fetch the model again") from error
         self._files = _weight_files(path)
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -84,7 +88,8 @@ def _hf_config(path: Path, values: dict) -> Any:
 
     family = values.get("model_type")
     if family not in FAMILIES:
-        names = ", ".join(values.get("architectures") or [str(family)])
+        names = values.get("architectures")
+        names = ", ".join(map(str, names)) if names and isinstance(names, list) else names or "without a name"
         raise UnsupportedModel(
             f"the architecture {names} ({family}) is not supported", f"what runs: {', '.join(FAMILIES)}"
         )
@@ -99,7 +104,10 @@ def _hf_config(path: Path, values: dict) -> Any:
 def _weight_files(path: Path) -> list[str]:
     index = read_json(path / "model.safetensors.index.json")
     if index:
-        files = sorted(set(index.get("weight_map", {}).values()))
+        shards = index.get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise CheckpointError(f"{path / 'model.safetensors.index.json'} has no weight map", "fetch the model again")
+        files = sorted(set(shards.values()))
     elif (path / "model.safetensors").exists():
         files = ["model.safetensors"]
     else:
@@ -118,6 +126,8 @@ def _weight_files(path: Path) -> list[str]:
 def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
+    if path.exists() and not os.access(path, os.R_OK):
+        raise CheckpointError(f"{path} may not be read: permission denied", "look at its permissions")
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -129,6 +139,9 @@ def load_hf_tokenizer(folder: Path, options: dict) -> Any:
     """transformers' fast tokenizer from a folder. Raises CheckpointError."""
     from transformers import AutoTokenizer
 
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    if not options and not any((folder / name).exists() for name in files):
+        raise CheckpointError(f"{folder} has no tokenizer.json", "copy the model's tokenizer files there too")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except TriforceError:

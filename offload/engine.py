@@ -132,7 +132,8 @@ class Engine:
         Stop strings are the text layer's (`text.stream_text`). Abandoning the iterator at any point is safe.
         """
         model = self.model
-        cache = model.new_cache(len(ids) + config.max_new_tokens)
+        length = len(ids) + config.max_new_tokens
+        cache = model.new_cache(length, model.rope(length))
         prompt = torch.tensor(ids, device=model.device)
         hidden = yield from prefill(model, prompt, cache, self._prefill_chunk)
         sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device)

@@ -59,10 +59,7 @@ class GGUFCheckpoint:
             return value
 
         heads, hidden = need("attention.head_count"), need("embedding_length")
-        if isinstance(heads, list):
-            raise UnsupportedModel(
-                "GGUF models whose layers differ in their heads are not supported", "what runs: llama"
-            )
+        self._refuse(heads, hidden)
         config = LlamaConfig(
             vocab_size=self._tensor("token_embd.weight").shape[1].item(),
             hidden_size=hidden,
@@ -82,6 +79,17 @@ class GGUFCheckpoint:
         extra = {"eos_token_id": self._value("tokenizer.ggml.eot_token_id")}
         divisors = self._tensors.get("rope_freqs.weight")  # llama.cpp stores Llama 3's scaling as a tensor
         return shape_from_config(config, extra, None if divisors is None else tuple(map(float, divisors.data)))
+
+    def _refuse(self, heads: Any, hidden: int) -> None:
+        """What goes by the name llama, but is not what the decoder computes."""
+        only = "what runs: dense models with the same heads in every layer and RoPE on whole heads"
+        if isinstance(heads, list):
+            raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", only)
+        if self._value("llama.expert_count", 0):
+            raise UnsupportedModel("mixtures of experts (Mixtral) are not supported", only)
+        head_dim = self._value("llama.attention.key_length", hidden // heads)
+        if self._value("llama.rope.dimension_count", head_dim) != head_dim:
+            raise UnsupportedModel("RoPE on a part of each head is not supported", only)
 
     def _rope(self) -> dict:
         rope = {"rope_type": "default", "rope_theta": self._value("llama.rope.freq_base", 10000.0)}

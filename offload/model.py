@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .cache import FullCache, KVCache
 from .linear import Linear
+from .rope import Rope
 from .shape import ModelShape
 
 
@@ -48,9 +49,13 @@ class Model:
     def device(self) -> torch.device:
         return self._embedding.device
 
-    def new_cache(self, capacity: int) -> FullCache:
-        """An empty full cache for a sequence of at most `capacity` tokens."""
-        return FullCache(self.shape, capacity, self.dtype, self.device)
+    def rope(self, length: int) -> Rope:
+        """The rotations for a sequence that may reach `length` tokens, to be shared by all of its caches."""
+        return Rope(self.shape, length, self.dtype, self.device)
+
+    def new_cache(self, capacity: int, rope: Rope | None = None) -> FullCache:
+        """An empty full cache with room for `capacity` tokens; the rotations are for that many unless given."""
+        return FullCache(self.shape, rope or self.rope(capacity), capacity, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:

@@ -111,7 +111,10 @@ def load(name_or_path: str | Path) -> Profile:
     """
     text = os.fspath(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text or os.sep in text:
-        return _read(Path(text).expanduser(), text)
+        try:
+            return _read(Path(text).expanduser(), text)
+        except RuntimeError as error:  # ~ of a user who does not exist
+            raise SettingsError(f"cannot read {text}: {error}", "check the profile's path") from error
     names = available()
     if text in names:
         return _shipped(text)
@@ -172,6 +175,8 @@ def _read(file: Path | Traversable, source: str) -> Profile:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         where = f"{source}, line {mark.line + 1}" if mark else source
         raise SettingsError(f"{where}: not valid YAML: {problem.splitlines()[0]}", "correct the file") from error
+    except (ValueError, RecursionError) as error:  # yaml lets a date that is none, or 5,000 brackets, fall through
+        raise SettingsError(f"{source}: not valid YAML: {error}", "correct the file") from error
     except SettingsError as error:
         raise SettingsError(f"{source}: {error.message}", error.hint) from error
 

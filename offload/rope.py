@@ -1,8 +1,8 @@
 """Rotary position embeddings, their frequencies taken from transformers' own RoPE functions.
 
-Frequencies are fixed for a sequence when its KV cache is made, from the length that it may reach. With `dynamic` and
-`longrope`, whose frequencies depend on the length, every key and query of a sequence then agrees, however it is
-chunked, drafted or rolled back.
+Frequencies are fixed for a sequence before it begins, from the length that it may reach. With `dynamic` and `longrope`,
+whose frequencies depend on the length, every key and query of a sequence then agrees, in whichever cache and however it
+is chunked, drafted or rolled back.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .errors import CheckpointError
 from .shape import ModelShape
 
 
@@ -23,28 +24,46 @@ def _frequencies(shape: ModelShape, length: int) -> tuple[Tensor, float]:
         exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
         inverse, factor = 1.0 / parameters["rope_theta"] ** exponents, 1.0
     else:
+        _check_factors(parameters, shape.head_dim // 2)
         inverse, factor = ROPE_INIT_FUNCTIONS[kind](shape.hf_config, torch.device("cpu"), seq_len=length)
     if shape.rope_divisors is not None:
         inverse = inverse / torch.tensor(shape.rope_divisors)
     return inverse.float(), float(factor)
 
 
-class Rope:
-    """Rows of cos and sin for positions 0 to `length`, computed once.
+def _check_factors(parameters: dict, wanted: int) -> None:
+    """longrope's lists must have a factor for every frequency; a shorter one would be broadcast silently."""
+    for name in ("short_factor", "long_factor"):
+        if name in parameters and len(parameters[name]) != wanted:
+            found = len(parameters[name])
+            raise CheckpointError(
+                f"the RoPE parameter {name} has {found} numbers, {wanted} are wanted", "correct config.json"
+            )
 
+
+class Rope:
+    """Rows of cos and sin for positions below `length`, for sequences of up to `length` tokens.
+
+    The table grows when later positions are asked for (tokens in flight beyond the end); its frequencies do not change.
     The angles are computed in fp32 and the rows kept in the model's dtype, as transformers does.
     """
 
     def __init__(self, shape: ModelShape, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        inverse, factor = _frequencies(shape, length)
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)  # [length, head_dim / 2]
-        both = torch.cat((angles, angles), dim=-1)
-        self._cos = (both.cos() * factor).to(device, dtype)
-        self._sin = (both.sin() * factor).to(device, dtype)
+        self._inverse, self._factor = _frequencies(shape, length)
+        self._dtype, self._device = dtype, device
+        self._grow(length)
 
-    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each `[tokens, 1, head_dim]`, for `rotate`."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+    def _grow(self, length: int) -> None:
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self._inverse)  # [length, head_dim / 2]
+        both = torch.cat((angles, angles), dim=-1)
+        self._cos = (both.cos() * self._factor).to(self._device, self._dtype)
+        self._sin = (both.sin() * self._factor).to(self._device, self._dtype)
+
+    def rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions `start` to `end - 1`, each `[tokens, 1, head_dim]`, for `rotate`."""
+        if end > len(self._cos):
+            self._grow(2 * end)
+        return self._cos[start:end].unsqueeze(1), self._sin[start:end].unsqueeze(1)
 
 
 def rotate(x: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:

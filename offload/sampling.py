@@ -81,10 +81,20 @@ class Sampler:
         if self._seen is not None:
             self._seen[torch.as_tensor(ids, device=self._seen.device)] = True
 
-    def distribution(self, logits: Tensor) -> Tensor:
-        """The distribution `[rows, vocab]` of logits `[rows, vocab]`, after what was observed."""
-        return warp(logits, self.sampling, self._seen)
+    @torch.inference_mode()
+    def distribution(self, logits: Tensor, draft: Sequence[int] = ()) -> Tensor:
+        """The distribution `[rows, vocab]` of logits `[rows, vocab]`.
 
+        Row i comes after what was observed and the first i tokens of `draft`, which are not observed by this.
+        """
+        seen = self._seen
+        if seen is not None and len(draft):
+            seen = seen.repeat(len(logits), 1)
+            for place, token in enumerate(draft[: len(logits) - 1]):
+                seen[place + 1 :, token] = True
+        return warp(logits, self.sampling, seen)
+
+    @torch.inference_mode()
     def pick(self, logits: Tensor) -> int:
         """A token from logits `[vocab]`."""
         probs = self.distribution(logits.unsqueeze(0))[0]

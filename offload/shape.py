@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import UnsupportedModel
+from .errors import CheckpointError, UnsupportedModel
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -16,7 +16,7 @@ class ModelShape:
     """Everything about a decoder but its weights.
 
     `context` is the longest sequence, in tokens, for which full attention is what the model was made for: its
-    `max_position_embeddings`, or its sliding window where that is shorter.
+    `max_position_embeddings`, stretched by its RoPE scaling, or its sliding window where that is shorter.
     """
 
     family: str
@@ -57,16 +57,25 @@ class ModelShape:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+    ids = tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if not all(isinstance(token, int) for token in ids):
+        raise CheckpointError(f"eos_token_id is {value!r}, no token id", "correct the model's configuration")
+    return ids
+
+
+def _context(config: Any) -> int:
+    """Positions that the model can tell apart. Configs give llama3's and longrope's after scaling, others' before."""
+    rope, positions = config.rope_parameters or {}, config.max_position_embeddings
+    kind, factor = rope.get("rope_type", "default"), rope.get("factor") or 1.0
+    if kind == "yarn":
+        return max(positions, int((rope.get("original_max_position_embeddings") or positions) * factor))
+    return int(positions * factor) if kind in ("linear", "dynamic") else positions
 
 
 def _refuse(config: Any) -> None:
     supported = f"what runs: {', '.join(FAMILIES)}, unquantised, with RoPE {', '.join(ROPE_TYPES)}"
     if config.model_type not in FAMILIES:
-        names = ", ".join(getattr(config, "architectures", None) or [config.model_type])
-        raise UnsupportedModel(f"the architecture {names} ({config.model_type}) is not supported", supported)
+        raise UnsupportedModel(f"the architecture {config.model_type} is not supported", supported)
     rope = config.rope_parameters or {}
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         raise UnsupportedModel(f"the RoPE type {rope.get('rope_type')!r} is not supported", supported)
@@ -100,6 +109,11 @@ def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float,
     if family.startswith("qwen") and not getattr(config, "use_sliding_window", False):
         window = None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    positive = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+    for name in (*positive, "max_position_embeddings"):
+        if not isinstance(value := getattr(config, name), int) or value < 1:
+            raise CheckpointError(f"{name} is {value!r} in the model's config", "correct config.json")
+    context = _context(config)
     eos = dict.fromkeys(_ids(config.eos_token_id) + _ids(generation.get("eos_token_id")))
     return ModelShape(
         family=family,
@@ -111,7 +125,7 @@ def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float,
         intermediate=config.intermediate_size,
         vocab=config.vocab_size,
         norm_eps=config.rms_norm_eps,
-        context=min(config.max_position_embeddings, window or config.max_position_embeddings),
+        context=min(context, window or context),
         sliding_window=window,
         tied_embeddings=bool(config.tie_word_embeddings),
         qkv_bias=attention_bias or family == "qwen2",

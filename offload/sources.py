@@ -8,13 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .checkpoint import Checkpoint, FolderCheckpoint
-from .embedded import EMBEDDED, fetch_embedded, installed_path
-from .errors import CheckpointError, FetchError, ModelNotFound
+from .embedded import EMBEDDED, discard, fetch_embedded, installed_path
+from .errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from .gguf_checkpoint import GGUFCheckpoint
 
 FetchProgress = Callable[[str, int, int], None]  # what is being done, units done, units in all
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+# The weights once: repositories may hold them again in folders, or consolidated beside the shards.
+_HUB_FILES = {
+    "allow_patterns": ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"],
+    "ignore_patterns": ["*/*", "consolidated*"],
+}
 _WAYS = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or " + ", ".join(EMBEDDED)
 
 
@@ -36,17 +40,25 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
         name: what the user gave for --model.
         home: triforce's cache folder; None for the platform's. Hub models go to huggingface_hub's own cache.
         progress: called while the embedded model is fetched.
-        refresh: ask the hub even if the model is in its cache (what `pull` does).
+        refresh: ask the hub even if the model is in its cache, and replace a damaged embedded one (what `pull` does).
 
     Raises:
         ModelNotFound, FetchError.
     """
+    if not name:
+        raise ModelNotFound("the model's name is empty", _WAYS)
     if name in EMBEDDED:
         home = home or default_home()
-        return installed_path(name, home) or fetch_embedded(name, home, progress)
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+        installed = installed_path(name, home)
+        if installed and refresh and not _is_sound(installed):
+            installed = discard(installed)
+        return installed or fetch_embedded(name, home, progress)
+    try:
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long a name, a folder that is closed to us
+        raise ModelNotFound(f"{name[:80]} is no usable path: {error}", _WAYS) from error
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
         close = difflib.get_close_matches(name.lower(), EMBEDDED, 1)
         raise ModelNotFound(f"no model at {name}", f"did you mean {close[0]}? " + _WAYS if close else _WAYS)
@@ -57,9 +69,22 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read the config and headers of what `locate` found. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
     if path.is_dir():
         return FolderCheckpoint(path)
-    if path.suffix == ".gguf":
-        return GGUFCheckpoint(path)
+    with path.open("rb") as file:
+        if path.suffix == ".gguf" or file.read(4) == b"GGUF":
+            return GGUFCheckpoint(path)
     raise ModelNotFound(f"{path} is neither a folder nor a .gguf file", _WAYS)
+
+
+def _is_sound(path: Path) -> bool:
+    from .weights import check_tensors
+
+    try:
+        checkpoint = FolderCheckpoint(path)
+        check_tensors(checkpoint)
+        checkpoint.load_tokenizer()
+    except TriforceError:
+        return False
+    return True
 
 
 def _from_hub(name: str, refresh: bool) -> Path:
@@ -68,13 +93,13 @@ def _from_hub(name: str, refresh: bool) -> Path:
 
     if not refresh:
         try:
-            path = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+            path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
             FolderCheckpoint(path)  # an interrupted download leaves a folder without all of its files
             return path
         except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
             pass
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, **_HUB_FILES))
     except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
         raise _hub_error(name, error) from error
 
@@ -82,6 +107,8 @@ def _from_hub(name: str, refresh: bool) -> Path:
 def _hub_error(name: str, error: Exception) -> Exception:
     from huggingface_hub import errors
 
+    if type(error) in (OSError, PermissionError) and error.errno:  # ours, not the network's
+        return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
     if isinstance(error, errors.GatedRepoError):
         return FetchError(f"{name} is gated on the hub", "accept its licence there, then `hf auth login`")
     if isinstance(error, errors.RepositoryNotFoundError):

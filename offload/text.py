@@ -11,6 +11,7 @@ from .events import Event, Finished, Text, Tokens
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _MARK = "\ue000{}\ue001"  # private use: stands for a message in a rendered template
+_LONGEST_WINDOW = 64  # tokens
 _LONGEST_CHARACTER = 4  # bytes in UTF-8, and so at most so many tokens
 
 
@@ -54,10 +55,14 @@ class Tokenizer:
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         try:
-            return self._hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self._hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # templates raise what they like
             hint = "leave --system out, or use --raw" if system is not None else "use --raw to go without the template"
             raise PromptError(f"the model's chat template refuses this prompt: {error}", hint) from error
+        for message in messages:
+            if message["content"].strip() not in text:
+                raise PromptError(f"the model's chat template drops the {message['role']} message", "use --raw")
+        return text
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some tokens; special tokens are no text."""
@@ -100,8 +105,12 @@ class StreamDecoder:
         self._sent = max(self._sent, len(text))
         if settled and piece:
             self._ids = self._ids[self._context :]
-            self._context = len(self._ids)
-            self._sent = len(self._decode(self._ids))
+        elif len(self._ids) > _LONGEST_WINDOW:  # special tokens or broken bytes without end
+            self._ids = self._ids[-_LONGEST_CHARACTER:]
+        else:
+            return piece
+        self._context = len(self._ids)
+        self._sent = len(self._decode(self._ids))
         return piece
 
 
@@ -139,8 +148,7 @@ def stream_text(events: Generator[Event, None, None], decoder: StreamDecoder, st
     """The engine's events with Text among them; ends at a stop string, and then closes the engine's generator."""
     for event in events:
         if isinstance(event, Finished):
-            safe, met = stops.feed(decoder.flush())
-            text = safe if met else safe + stops.flush()
+            text, met = held_text(decoder, stops)
             yield from _text(text)
             yield Finished("stop") if met else event
             return
@@ -152,6 +160,12 @@ def stream_text(events: Generator[Event, None, None], decoder: StreamDecoder, st
                 events.close()
                 yield Finished("stop")
                 return
+
+
+def held_text(decoder: StreamDecoder, stops: StopStrings) -> tuple[str, bool]:
+    """What both hold back when no more tokens come, and whether that met a stop string."""
+    safe, met = stops.feed(decoder.flush())
+    return (safe if met else safe + stops.flush()), met
 
 
 def _text(text: str) -> Iterator[Text]:

@@ -1,7 +1,7 @@
 """triforce beside what a user would run instead: same model, same prompt, same machine, one run.
 
     python scripts/bench_peers.py --prompt-tokens 8000 --dtype auto
-    pip install llama-cpp-python      # a second peer, if it is there
+    python scripts/bench_peers.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf    # llama.cpp too, by llama-cpp-python
 
 Each contender prefills the same tokens and then decodes greedily, all in one process; decode rounds are interleaved, so
 that a drift of the machine's speed hits everybody. Figures are medians; ratios are ours / theirs, so below 1 is
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -179,7 +180,9 @@ def main() -> None:
     ids = ours.tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=True)[: options.prompt_tokens]
     contenders = [ours]
     contenders += [Transformers(ours.path, dtype) for dtype in options.peer_dtypes.split(",") if dtype]
-    if options.gguf:
+    if options.gguf and not find_spec("llama_cpp"):
+        print("llama.cpp left out: llama-cpp-python is not installed", file=sys.stderr)
+    elif options.gguf:
         contenders.append(LlamaCpp(options.gguf, len(ids) + options.tokens + 16))
     gc.collect()
     results = measure(contenders, ids, options.tokens, options.rounds, options.repeats)

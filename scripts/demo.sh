@@ -3,7 +3,7 @@
 #
 #   scripts/demo.sh                                  a summary
 #   scripts/demo.sh "Who writes these letters?"      your own question (first argument)
-#   scripts/demo.sh --temperature 0 --verbose        any option of `triforce generate`; yours win over the ones below
+#   scripts/demo.sh --temperature 0 --verbose        any option of `triforce generate`
 #   PYTHON=python3.12 scripts/demo.sh                with that interpreter
 set -euo pipefail
 # shellcheck source=scripts/setup.sh

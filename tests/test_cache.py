@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tiny import make_hf_model
 
 from offload.cache import FullCache
+from offload.rope import Rope
 from offload.shape import shape_from_config
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def run(cache, ids, commit=True):
 
 
 def new():
-    return FullCache(SHAPE, CAPACITY, torch.float32, CPU)
+    return FullCache(SHAPE, Rope(SHAPE, CAPACITY, torch.float32, CPU), CAPACITY, torch.float32, CPU)
 
 
 def test_in_pieces_is_as_in_one():

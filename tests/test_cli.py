@@ -258,7 +258,7 @@ def test_ctrl_c_keeps_the_text_and_tells_partial_statistics(endless_model_dir, t
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("delay", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("delay", [0.15, 0.3, 0.5, 0.8, 1.2, 2.0, 3.0])
 def test_ctrl_c_while_starting_is_quiet(endless_model_dir, tmp_path, delay):
     with start(endless_model_dir, tmp_path) as process:
         time.sleep(delay)  # the moment is the point: imports, opening, loading
@@ -266,6 +266,26 @@ def test_ctrl_c_while_starting_is_quiet(endless_model_dir, tmp_path, delay):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err
+
+
+def test_help_into_a_closed_pipe_and_output_onto_a_full_disk(triforce, tmp_path):
+    for args in ("--help", "generate --help", "profile"):
+        command = f"{sys.executable} -m triforce_cli {args} | true; exit ${{PIPESTATUS[0]}}"
+        assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == 0
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            command = [*COMMAND, "profile", "--gpu", "cpu"]
+            result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert result.returncode == 1
+        assert result.stderr.startswith("error: No space left on device")
+
+
+def test_stdout_closed_from_the_start(tiny_model_dir, tmp_path):
+    command = f"{sys.executable} -m triforce_cli generate Once -n 5 >&- </dev/null"
+    env = environment(tmp_path, tiny_model_dir)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, env=env, check=False)
+    assert b"Traceback" not in result.stderr
+    assert result.returncode == 0
 
 
 def test_debug_shows_the_traceback(triforce):

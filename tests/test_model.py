@@ -5,7 +5,9 @@ import torch
 from tiny import make_hf_model
 
 from offload.checkpoint import FolderCheckpoint
+from offload.errors import CheckpointError
 from offload.prefill import prefill
+from offload.shape import shape_from_config
 from offload.weights import check_tensors, load_model
 
 CPU = torch.device("cpu")
@@ -116,9 +118,40 @@ def test_prefill_goes_on_from_where_it_was_closed(tmp_path):
     assert [next(first).done for _ in range(3)] == [0, 16, 32]
     first.close()
     assert cache.length == 32
-    assert [event.done for event in prefill(model, ids, cache, 16)] == [32, 48, 60]
-    found = model.logits(model.forward(ids[:1], cache.__class__(model.shape, 61, model.dtype, CPU)))
-    assert torch.isfinite(found).all()
+    assert [event.done for event in prefill(model, ids[:59], cache, 16)] == [32, 48, 59]
+    found = model.logits(model.forward(ids[59:], cache))
+    assert (found[0] - reference_logits(reference, ids)[-1]).abs().max() < 1e-4
+
+
+def test_all_caches_of_a_sequence_share_its_rotations(tmp_path):
+    """With length-dependent RoPE, room for tokens in flight must not change what a sequence's tokens mean."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    make_hf_model("llama", max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
+    model = ours(tmp_path)
+    ids, shared = token_ids(80, 267), model.rope(90)
+    caches = [model.new_cache(90, shared), model.new_cache(97, shared), model.new_cache(97)]
+    plain, roomy, other = (model.forward(ids, cache) for cache in caches)
+    assert torch.equal(plain, roomy)
+    assert not torch.allclose(plain, other, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "context"), [("default", 64), ("linear", 256), ("dynamic", 256), ("yarn", 256), ("llama3", 64)]
+)
+def test_rope_scaling_stretches_the_context(kind, context):
+    known = {"rope_theta": 10000.0, "rope_type": kind}
+    more = {"yarn": YARN, "llama3": LLAMA3}.get(kind, {"factor": 4.0} if kind != "default" else {})
+    config = make_hf_model("llama", max_position_embeddings=64, rope_parameters=known | more).config
+    assert shape_from_config(config, {}).context == context
+
+
+def test_rope_parameters_of_the_wrong_length_are_refused(tmp_path):
+    wrong = LONGROPE | {"short_factor": [1.0], "long_factor": [1.0]}
+    make_hf_model("llama").save_pretrained(tmp_path)
+    model = ours(tmp_path)
+    model.shape.hf_config.rope_parameters = wrong
+    with pytest.raises(CheckpointError, match="8 are wanted"):
+        model.rope(10)
 
 
 def test_bf16_blocks_of_rows_agree_with_single_rows(tmp_path):

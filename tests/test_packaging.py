@@ -72,7 +72,7 @@ def test_the_wheel_holds_the_packages_and_the_profiles(wheel):
 def test_the_wheel_declares_the_command(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (entries,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "triforce = triforce_cli.app:main" in archive.read(entries).decode()
+        assert "triforce = triforce_cli.entry:main" in archive.read(entries).decode()
 
 
 def test_the_program_runs_from_the_wheel(installed, tmp_path):

@@ -69,7 +69,8 @@ def test_temperature_zero_is_argmax(penalty):
     if penalty == 1:
         assert torch.equal(found.argmax(-1), scores.argmax(-1))
     else:
-        assert Sampler(Sampling(temperature=0), 0, VOCAB, CPU).pick(scores[0]) == scores[0].argmax()
+        penalised = torch.where(seen & (scores > 0), scores / penalty, scores)
+        assert torch.equal(found.argmax(-1), penalised.argmax(-1))
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-3, 1e6])
@@ -127,6 +128,18 @@ def test_observed_tokens_are_penalised():
     first = sampler.pick(scores)
     sampler.observe([first])
     assert sampler.pick(scores) != first
+
+
+def test_penalties_follow_a_draft_position_by_position_and_leave_no_trace():
+    sampler = Sampler(Sampling(temperature=1, repetition_penalty=3), 0, VOCAB, CPU)
+    sampler.observe([4, 5])
+    scores, draft = logits(rows=4), [7, 8, 7]
+    found = sampler.distribution(scores, draft)
+    for row in range(4):
+        alone = Sampler(sampler.sampling, 0, VOCAB, CPU)
+        alone.observe([4, 5, *draft[:row]])
+        assert torch.equal(found[row], alone.distribution(scores[row : row + 1])[0])
+    assert torch.equal(sampler.distribution(scores[:1]), found[:1])
 
 
 @pytest.mark.parametrize(

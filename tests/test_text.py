@@ -70,6 +70,8 @@ def test_decoding_takes_constant_work_for_a_token():
 
     streamed(decode, TOKENIZER.encode("some words and € 漢字 " * 50, special_tokens=False))
     assert max(lengths) <= 16
+    streamed(decode, [0] * 1000 + TOKENIZER.encode("\ufffd" * 500, special_tokens=False))
+    assert max(lengths) <= 80
 
 
 @PROPERTY

@@ -1,5 +1,5 @@
 """`python -m triforce_cli`."""
 
-from .app import main
+from .entry import main
 
 main()

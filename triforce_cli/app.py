@@ -76,7 +76,9 @@ def run(args: Sequence[str]) -> int:
     except (KeyboardInterrupt, Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        return _leave_closed_pipe()
+        return _abandon_output()
+    except SystemExit as exit_:  # rich's answer to a closed pipe, in --help
+        return _abandon_output() if isinstance(exit_.__context__, BrokenPipeError) else int(exit_.code or DONE)
     except Exception as error:
         return _report(error, ctx.obj.terminal if ctx is not None and ctx.obj else Terminal())
 
@@ -99,6 +101,10 @@ def _explain(error: Exception) -> tuple[str, str, int]:
         return error.format_message(), f"see `{where} --help`", WRONG_USE
     if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
         return f"out of memory: {_first_line(error)}", "use a shorter prompt or a smaller model", FAILED
+    if isinstance(error, OSError) and error.errno is not None:
+        _abandon_output()  # what could not be written must not be tried again at exit
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}", "look at the disk, the permissions and where the output goes", FAILED
     hint = "this is a bug in triforce; TRIFORCE_DEBUG=1 shows where"
     return f"{type(error).__name__}: {_first_line(error)}", hint, FAILED
 
@@ -107,17 +113,16 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["(no message)"])[0]
 
 
-def _leave_closed_pipe() -> int:
+def _abandon_output() -> int:
     """The reader has gone (`| head`): not an error. Python's own flush at exit must not complain either."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        except (OSError, ValueError):
-            continue
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (AttributeError, OSError, ValueError):  # there is none: closed before we began
+        pass
     return DONE
 
 
-def _quieten_libraries() -> None:
+def settle_libraries() -> None:
     """Libraries must not write into our output; what they have to say arrives as exceptions."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -125,9 +130,3 @@ def _quieten_libraries() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not os.environ.get("TRIFORCE_DEBUG"):
         warnings.simplefilter("ignore")
-
-
-def main() -> None:
-    """The `triforce` on the PATH."""
-    _quieten_libraries()
-    sys.exit(run(sys.argv[1:]))

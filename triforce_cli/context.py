@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from offload.errors import SettingsError
+
 from .settings import option_names
 from .terminal import Terminal
 
@@ -24,7 +26,10 @@ class Context:
 def cache_home(environ: os._Environ[str]) -> Path | None:
     """TRIFORCE_HOME, or None for the platform's cache folder."""
     value = environ.get("TRIFORCE_HOME")
-    return Path(value).expanduser().absolute() if value else None
+    try:
+        return Path(value).expanduser().absolute() if value else None
+    except RuntimeError as error:
+        raise SettingsError(f"TRIFORCE_HOME is {value}: {error}", "set it to a folder") from error
 
 
 def given(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:

@@ -12,10 +12,10 @@ from .terminal import Terminal
 class FetchBar:
     """A context manager whose value is called with what is being done, units done and units in all."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: Terminal, shown: bool = True) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         self._progress = Progress(
-            *columns, console=terminal.console(), transient=True, disable=not terminal.shows_progress
+            *columns, console=terminal.console(), transient=True, disable=not (shown and terminal.shows_progress)
         )
         self._tasks: dict[str, int] = {}
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from offload.config import Sampling
 from offload.engine import OpenModel, open_model
-from offload.events import Event, Finished
+from offload.errors import PromptError
+from offload.events import Event, Finished, Text
 from offload.statistics import Meter
-from offload.text import StopStrings, StreamDecoder, Tokenizer, stream_text
+from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
 
 from .fetching import FetchBar
 from .progress import RunFacts
@@ -76,35 +78,40 @@ class _Job:
             "seed": settings.generation.seed,
             "method": METHOD,
             "model": settings.engine.model,
-            "peak_memory_bytes": peak_memory(),
+            "peak_memory_bytes": peak_memory(self.opened.device),
             "settings": resolved,
         }
 
 
-def peak_memory() -> int:
-    """The most resident memory of this process so far, in bytes; where the system does not keep it, what it is now."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return psutil.Process().memory_info().rss
-    unit = 1 if psutil.MACOS else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def peak_memory(device: torch.device) -> int:
+    """The most memory held so far, in bytes: on a GPU by torch, else resident in this process.
+
+    Not ru_maxrss: that survives exec and may be the parent's. Where the system keeps no peak, what it is now.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return psutil.Process().memory_info().rss
 
 
 def run_request(request: Request, terminal: Terminal, output: Output) -> int:
     """Generate, writing as it comes; returns the exit code. Raises TriforceError, BrokenPipeError."""
     renderer = (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet)
     with closing(renderer):
-        job = _check(request, terminal)
+        job = _check(request, terminal, output.quiet)
         if output.verbose:
             _tell_settings(job, terminal)
         return _generate(job, renderer)
 
 
-def _check(request: Request, terminal: Terminal) -> _Job:
+def _check(request: Request, terminal: Terminal, quiet: bool) -> _Job:
     """Everything that can go wrong before the weights are loaded goes wrong here."""
     settings = request.settings
-    with FetchBar(terminal) as progress:
+    with FetchBar(terminal, shown=not quiet) as progress:
         opened = open_model(settings.engine, request.home, progress)
     if settings.profile.gpus > 1:
         terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
@@ -112,11 +119,13 @@ def _check(request: Request, terminal: Terminal) -> _Job:
     ids = _encode(opened.tokenizer, request)
     exact = "max_new_tokens" in settings.values
     new_tokens = opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact)
-    opened.check_fit(len(ids) + new_tokens, settings.memory_limit)
+    opened.check_fit(len(ids) + new_tokens, settings.memory_limit(opened.device.type))
     return _Job(request, opened, ids, sampling, new_tokens)
 
 
 def _encode(tokenizer: Tokenizer, request: Request) -> list[int]:
+    if request.system is not None and not tokenizer.has_chat_template:
+        raise PromptError("this model has no chat template, so no place for --system", "put it into the prompt itself")
     if request.raw or not tokenizer.has_chat_template:
         return tokenizer.encode(request.text, special_tokens=True)
     return tokenizer.chat(request.text, request.system)
@@ -137,12 +146,14 @@ def _generate(job: _Job, renderer: Renderer) -> int:
     meter = Meter(len(job.ids))
     config = replace(settings.generation, max_new_tokens=job.new_tokens)
     tokens = engine.generate(job.ids, job.sampling, config)
-    decoder = StreamDecoder(job.opened.tokenizer.decode)
-    events = stream_text(tokens, decoder, StopStrings(settings.generation.stop))
+    decoder, stops = StreamDecoder(job.opened.tokenizer.decode), StopStrings(settings.generation.stop)
+    events = stream_text(tokens, decoder, stops)
     try:
         reason = _tell(events, meter, renderer)
     except KeyboardInterrupt:
+        events.close()
         tokens.close()
+        renderer.event(Text(held_text(decoder, stops)[0]))
         renderer.interrupt(meter.summary("interrupted", **job.summary_facts()))
         return INTERRUPTED
     renderer.finish(meter.summary(reason, **job.summary_facts()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -94,7 +93,7 @@ ProfileName = Annotated[
     ),
 ]
 PromptFiles = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
         "--prompt-file", "-f", help="Read the prompt from a file; repeatable; - is stdin.", show_default=False
     ),

@@ -70,12 +70,13 @@ class ProgressDisplay:
             self._prefilled(event)
         elif isinstance(event, Tokens):
             self._hide_bar()
-            self._status.refresh(self._decoding)
+            if self._terminal.stdout_is_terminal or not self._terminal.text_may_show:
+                self._status.refresh(self._decoding)  # text that comes back through a pipe cannot be drawn around
 
     def write(self, text: str) -> None:
         """Text to stdout, around whatever is shown."""
         if text:
-            if self._terminal.stdout_is_terminal:
+            if self._terminal.text_may_show:
                 self._hide_bar()  # they would share the line; the next event brings it back
             self._status.write(text)
 

@@ -22,7 +22,7 @@ _WAYS = (
 )
 
 
-def read_prompt(argument: str | None, files: Sequence[Path], stdin: Any, warn: Warn) -> str:
+def read_prompt(argument: str | None, files: Sequence[Path | str], stdin: Any, warn: Warn) -> str:
     """One text from the files in their order, standard input, and the argument last.
 
     The file `-` is standard input; without it, standard input comes after the files if something is piped or
@@ -30,6 +30,8 @@ def read_prompt(argument: str | None, files: Sequence[Path], stdin: Any, warn: W
     around a joint are replaced, everything else stays as it was. Blank parts are left out, with a warning if they
     were asked for. Raises PromptError for a file that cannot be read or is no text, and if nothing remains.
     """
+    if "" in map(str, files):
+        raise PromptError("the name of a prompt file is empty", "was a shell variable not set?")
     paths = [Path(file) for file in files]
     if paths.count(_STDIN) > 1:
         raise PromptError("standard input (-) is given twice", "it can be read only once: give - once")

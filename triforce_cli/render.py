@@ -74,7 +74,7 @@ class JsonOutput:
         elif isinstance(event, Prefilled):
             return json_line(type="prefill", done=event.done, total=event.total)
         elif isinstance(event, Text):
-            return json_line(type="text", text=event.text, tokens=self._tokens)
+            return json_line(type="text", text=event.text, tokens=self._tokens) if event.text else ""
         return ""
 
     def end(self, summary: Summary) -> str:
@@ -108,6 +108,8 @@ class StreamRenderer:
             self._terminal.note(statistics_line(summary))
 
     def interrupt(self, summary: Summary) -> None:
+        self._display.hide()
+        self._terminal.after_ctrl_c()
         self.finish(summary)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -38,11 +38,10 @@ class Settings:
         """The model's own sampling, corrected by what was chosen."""
         return replace(model_default, **_subset(Sampling, self.values))
 
-    @property
-    def memory_limit(self) -> int | None:
+    def memory_limit(self, device_type: str) -> int | None:
         """Bytes of the device that the profile grants; None leaves it to what is free."""
-        on_gpu = self.engine.device != "cpu" and self.profile.gpu is not None
-        gib = self.profile.gpu.memory_gib if on_gpu else self.profile.host.memory_gib
+        gpu = self.profile.gpu
+        gib = self.profile.host.memory_gib if device_type == "cpu" else gpu and gpu.memory_gib
         return None if gib is None else int(gib * GIB)
 
     def described(self, sampling: Sampling) -> dict[str, Any]:
@@ -89,6 +88,12 @@ def gpu_names() -> list[str]:
     import torch
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def refuse_broken_text(name: str, texts: Sequence[str]) -> None:
+    """Raises SettingsError for bytes that are no text: they arrive as lone surrogates."""
+    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+        raise SettingsError(f"{name} is not valid UTF-8", "give it in the encoding of the terminal")
 
 
 def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> None:

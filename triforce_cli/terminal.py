@@ -6,6 +6,7 @@ stdout carries the product, raw; everything else is a line on stderr.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from typing import IO, Any
@@ -53,6 +54,15 @@ class Terminal:
         if self._environ.get("NO_COLOR") or self.dumb:
             return False
         return self._environ.get("FORCE_COLOR", "") not in ("", "0") or self.stderr_is_terminal
+
+    @property
+    def text_may_show(self) -> bool:
+        """Whether the text on stdout may appear on the same screen: directly, or through a pipe (`| tee a.txt`)."""
+        try:
+            mode = os.fstat(self._stdout.fileno()).st_mode
+        except (AttributeError, OSError, ValueError):
+            return self.stdout_is_terminal
+        return self.stdout_is_terminal or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
     @property
     def shows_progress(self) -> bool:
@@ -106,6 +116,14 @@ class Terminal:
         """Close the line that the text has left open, where a person reads it; files and pipes stay exact."""
         if self.stdout_is_terminal and self._line_open:
             self.write("\n")
+        elif self._line_open and self.stderr_is_terminal and self.text_may_show:
+            self._line_open = False
+            self.draw("\n")  # for the eye only: what goes through the pipe stays exact
+
+    def after_ctrl_c(self) -> None:
+        """The terminal has echoed ^C into the line where the cursor stood; what follows begins on the next one."""
+        if self.stderr_is_terminal and not (self.stdout_is_terminal and self._line_open):
+            self.draw("\n")
 
     def note(self, text: str) -> None:
         """One line on stderr."""

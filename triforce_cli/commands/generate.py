@@ -9,7 +9,7 @@ import typer
 from .. import options
 from ..context import given
 from ..prompt import read_prompt
-from ..settings import check_flags, refuse_both, resolve
+from ..settings import check_flags, refuse_both, refuse_broken_text, resolve
 
 
 def generate(
@@ -58,6 +58,8 @@ def generate(
     flags, origins = given(ctx)
     refuse_both(ctx.params, "raw", "system", "--raw uses no chat template, so there is no place for a system message")
     refuse_both(ctx.params, "quiet", "verbose", "choose one")
+    for name, texts in (("--system", [system or ""]), ("--stop", stop or [])):
+        refuse_broken_text(name, texts)
     check_flags(flags)
     terminal = ctx.obj.terminal
     text = read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn)
