@@ -54,10 +54,19 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
 
 def _keep_top_p(logits: Tensor, p: float) -> Tensor:
     """The smallest set of likeliest tokens whose probabilities reach p; the likeliest always stays."""
-    ordered, order = logits.sort(dim=-1, descending=False)
-    below = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - p  # ascending, as in transformers: ties fall the same way
-    below[..., -1] = False
-    return logits.masked_fill(below.scatter(-1, order, below), _NEVER)
+    probs = logits.softmax(dim=-1)
+    # Tokens below this are less than 1 - p all together, so they fall for certain: only the few others are sorted.
+    likely = (probs > (1 - p) / logits.shape[-1]) | (probs == probs.amax(dim=-1, keepdim=True))
+    unlikely_mass = probs.masked_fill(likely, 0).sum(dim=-1)
+    kept = torch.full_like(logits, _NEVER)
+    for row, candidates in enumerate(likely):
+        tokens = candidates.nonzero().squeeze(-1)
+        ordered, order = probs[row, tokens].sort(stable=True)  # ascending; stable: ties fall alike in any batch of rows
+        above = ordered.cumsum(dim=-1) + unlikely_mass[row] > 1 - p
+        above[-1] = True
+        tokens = tokens[order[above]]
+        kept[row, tokens] = logits[row, tokens]
+    return kept
 
 
 def sample(probs: Tensor, generator: torch.Generator) -> int:
@@ -79,7 +88,7 @@ class Sampler:
     def observe(self, ids: Sequence[int] | Tensor) -> None:
         """These tokens are part of the context from now on."""
         if self._seen is not None:
-            self._seen[torch.as_tensor(ids, device=self._seen.device)] = True
+            self._seen[torch.as_tensor(ids, dtype=torch.long, device=self._seen.device)] = True
 
     @torch.inference_mode()
     def distribution(self, logits: Tensor, draft: Sequence[int] = ()) -> Tensor:

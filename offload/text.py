@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from .errors import PromptError
@@ -60,9 +61,17 @@ class Tokenizer:
             hint = "leave --system out, or use --raw" if system is not None else "use --raw to go without the template"
             raise PromptError(f"the model's chat template refuses this prompt: {error}", hint) from error
         for message in messages:
-            if message["content"].strip() not in text:
+            if message["content"].strip() not in text and self._drops(messages, message):
                 raise PromptError(f"the model's chat template drops the {message['role']} message", "use --raw")
         return text
+
+    def _drops(self, messages: list[dict], one: dict) -> bool:
+        """Whether the rendering is the same with another text in one of the messages."""
+        changed = [message | {"content": "something else"} if message is one else message for message in messages]
+        texts = [
+            self._hf.apply_chat_template(x, add_generation_prompt=True, tokenize=False) for x in (messages, changed)
+        ]
+        return texts[0] == texts[1]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some tokens; special tokens are no text."""
@@ -106,7 +115,11 @@ class StreamDecoder:
         if settled and piece:
             self._ids = self._ids[self._context :]
         elif len(self._ids) > _LONGEST_WINDOW:  # special tokens or broken bytes without end
-            self._ids = self._ids[-_LONGEST_CHARACTER:]
+            # UTF-8 finds its feet again within a character, so both windows end in the same text, sent and unsent.
+            unsent = len(text) + (not settled) - self._sent
+            self._ids, self._context = self._ids[-_LONGEST_WINDOW // 2 :], 0
+            self._sent = len(self._decode(self._ids)) - unsent
+            return piece
         else:
             return piece
         self._context = len(self._ids)
@@ -115,7 +128,7 @@ class StreamDecoder:
 
 
 class StopStrings:
-    """Text on its way out, watched for the first occurrence of any stop string, which is never let through."""
+    """Text on its way out, watched for the stop string that is complete first; it is never let through."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -124,9 +137,9 @@ class StopStrings:
     def feed(self, text: str) -> tuple[str, bool]:
         """Text that is safe to emit, and whether a stop was met; after that, feed no more."""
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            safe, self._held = self._held[: min(found)], ""
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:  # what ends first wins, and of those what begins first: the same however the text was cut into pieces
+            safe, self._held = self._held[: min(found)[1]], ""
             return safe, True
         hold = max((self._overlap(stop) for stop in self._stops), default=0)
         cut = len(self._held) - hold
@@ -145,21 +158,21 @@ class StopStrings:
 
 
 def stream_text(events: Generator[Event, None, None], decoder: StreamDecoder, stops: StopStrings) -> Iterator[Event]:
-    """The engine's events with Text among them; ends at a stop string, and then closes the engine's generator."""
-    for event in events:
-        if isinstance(event, Finished):
-            text, met = held_text(decoder, stops)
-            yield from _text(text)
-            yield Finished("stop") if met else event
-            return
-        yield event
-        if isinstance(event, Tokens):
-            safe, met = stops.feed("".join(map(decoder.feed, event.ids)))
-            yield from _text(safe)
-            if met:
-                events.close()
-                yield Finished("stop")
+    """The engine's events with Text among them; ends at a stop string. Closes the engine's generator in any case."""
+    with closing(events):
+        for event in events:
+            if isinstance(event, Finished):
+                text, met = held_text(decoder, stops)
+                yield from _text(text)
+                yield Finished("stop") if met else event
                 return
+            yield event
+            if isinstance(event, Tokens):
+                safe, met = stops.feed("".join(map(decoder.feed, event.ids)))
+                yield from _text(safe)
+                if met:
+                    yield Finished("stop")
+                    return
 
 
 def held_text(decoder: StreamDecoder, stops: StopStrings) -> tuple[str, bool]:

@@ -84,6 +84,7 @@ def test_missing_and_misshapen_tensors_are_named(folder):
         ({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}, "GPTNeoXForCausalLM"),
         ({"model_type": "made_up", "architectures": None}, "made_up"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"model_type": "gpt2", "architectures": "GPT2"}, "architecture GPT2 "),
         ({"hidden_act": "gelu"}, "gelu"),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
@@ -96,6 +97,29 @@ def test_what_does_not_run_is_refused_by_name(folder, changes, words):
     with pytest.raises(UnsupportedModel, match=words) as caught:
         FolderCheckpoint(folder)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", "[" * 100_000),
+        ("generation_config.json", '{"eos_token_id": "x"}'),
+        ("generation_config.json", '{"eos_token_id": [[2]]}'),
+        ("model.safetensors.index.json", '{"weight_map": ["a"]}'),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 1}}'),
+    ],
+)
+def test_damaged_json_is_told_as_such(folder, file, text):
+    (folder / file).write_text(text)
+    with pytest.raises(CheckpointError):
+        FolderCheckpoint(folder)
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": -1}, {"max_position_embeddings": 0}])
+def test_impossible_numbers_are_told_as_such(folder, changes):
+    edit_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=next(iter(changes))):
+        FolderCheckpoint(folder)
 
 
 def test_folder_without_config_or_weights(folder, tmp_path):
@@ -201,6 +225,13 @@ def test_gguf_rope_divisors_are_applied(folder, tmp_path):
     with torch.inference_mode():
         expected = model(IDS[None]).logits[0]
     assert (logits(GGUFCheckpoint(tmp_path / "model.gguf")) - expected).abs().max() < 1e-4
+
+
+def test_gguf_is_known_by_its_first_bytes(folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    write_gguf(tmp_path / "blob", AutoModelForCausalLM.from_pretrained(folder), GGMLQuantizationType.F32)
+    assert isinstance(open_checkpoint(tmp_path / "blob"), GGUFCheckpoint)
 
 
 def test_gguf_of_another_architecture_is_refused(folder, tmp_path):

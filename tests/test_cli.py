@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from terminals import Pty, Screen
 
 COMMAND = [sys.executable, "-m", "triforce_cli"]
 STATISTICS = re.compile(r"prompt token.* · .*seed \d+")
@@ -113,6 +114,14 @@ def test_wrong_use(triforce, tmp_path):
     assert_error(triforce("generate", "hi", env={"TRIFORCE_SEED": "x"}), 2, "TRIFORCE_SEED")
 
 
+def test_wrong_use_of_names_and_numbers(triforce):
+    assert_error(triforce("generate", "--prompt-file", ""), 2, "empty")
+    assert_error(triforce("generate", "hi", "--threads", "100000000"), 2, "threads")
+    assert_error(triforce("generate", "hi", "--profile", "~nobody-here/x.yaml"), 2, "~nobody-here")
+    assert_error(triforce("generate", "hi", env={"TRIFORCE_HOME": "~nobody-here/x"}), 2, "TRIFORCE_HOME")
+    assert_error(triforce("generate", "hi", "--system", os.fsdecode(b"caf\xe9")), 2, "--system", "UTF-8")
+
+
 def test_profiles_that_do_not_work(triforce, tmp_path):
     wrong = tmp_path / "mine.yaml"
     wrong.write_text("name: mine\ndescription: x\ndevice: cpu\nhots: {}\n")
@@ -146,6 +155,19 @@ def test_models_that_do_not_work(triforce, tmp_path, tiny_model_dir):
     assert_error(triforce("generate", "hi", "--model", str(tmp_path)), 1, "corrupt or truncated")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(20))
     assert_error(triforce("generate", "hi", "--model", str(tmp_path / "bad.gguf")), 1, "bad.gguf")
+
+
+def test_model_names_that_cannot_be_paths(triforce, tmp_path):
+    assert_error(triforce("generate", "hi", "--model", "a" * 300), 2, "no usable path")
+    assert_error(triforce("generate", "hi", "--model", "~nobody-here/x"), 2, "~nobody-here")
+    assert_error(triforce("pull", ""), 2, "empty")
+
+
+def test_a_system_message_needs_a_place(triforce, tiny_model_dir, tmp_path):
+    for file in tiny_model_dir.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert_error(triforce("generate", "hi", "--system", "Be brief.", model=tmp_path), 2, "no chat template")
 
 
 def test_unreachable_hub(triforce, tmp_path):
@@ -286,6 +308,78 @@ def test_stdout_closed_from_the_start(tiny_model_dir, tmp_path):
     result = subprocess.run(["bash", "-c", command], capture_output=True, env=env, check=False)
     assert b"Traceback" not in result.stderr
     assert result.returncode == 0
+
+
+def test_sigterm_ends_with_its_own_code(endless_model_dir, tmp_path):
+    with start(endless_model_dir, tmp_path) as process:
+        assert process.stdout.read(10)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in err
+
+
+def on_a_terminal(model, home, *args, env=(), stdout=None):
+    """Run the command with its streams on a pseudo-terminal; its exit code and everything that the terminal got."""
+    pty = Pty(columns=80, rows=24)
+    stream = pty.stream()
+    command = [*COMMAND, *args]
+    settings = environment(home, model) | {"TERM": "xterm-256color"} | dict(env)
+    for name in {"NO_COLOR", "FORCE_COLOR", "CI"} - set(dict(env)):
+        settings.pop(name, None)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout or stream,
+        stderr=stream,
+        env=settings,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, pty.output()
+
+
+def uncolored(output):
+    return re.sub(r"\x1b\[[0-9;]*m", "", output)
+
+
+STORY = ("generate", "Once upon a time", "-n", "80", "--temperature", "0.8", "--seed", "3")
+
+
+def test_a_terminal_shows_the_bar_and_keeps_only_text_and_statistics(endless_model_dir, tmp_path, triforce):
+    code, output = on_a_terminal(endless_model_dir, tmp_path, *STORY)
+    assert code == 0
+    assert "prefill" in output
+    assert "decode · " in uncolored(output)
+    assert "context" in output
+    decoding = output.rpartition("\x1b[?25h")[2]  # from where the prefill bar gave the cursor back, and erased itself
+    decoding = re.sub(r"^(\n|\r|\x1b\[1A|\x1b\[2K)*", "", decoding)
+    lines = Screen(80, 24).feed(uncolored(decoding)).lines
+    shown = "".join(line.rstrip() for line in lines)
+    assert "decode · " not in shown
+    assert "prefill " not in shown
+    assert STATISTICS.search(shown)
+    plain = triforce(*STORY, model=endless_model_dir).stdout
+    letters = [character for character in plain if character.isascii() and character.isalnum()]
+    kept = [character for character in shown if character.isascii() and character.isalnum()]
+    assert kept[: len(letters)] == letters
+
+
+def test_no_color_and_dumb_terminals_are_respected(endless_model_dir, tmp_path):
+    _, output = on_a_terminal(endless_model_dir, tmp_path, *STORY, env={"NO_COLOR": "1"})
+    assert "decode · " in uncolored(output)
+    assert not re.search(r"\x1b\[[0-9;]*[1-9][0-9;]*m", output.replace("\x1b[1m", "").replace("\x1b[2m", ""))
+    _, output = on_a_terminal(endless_model_dir, tmp_path, *STORY, env={"TERM": "dumb"})
+    assert "\x1b" not in output
+    assert STATISTICS.search(output)
+
+
+def test_no_status_line_under_text_that_comes_back_through_a_pipe(endless_model_dir, tmp_path):
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe, os.fdopen(reading, "rb"):
+        _, output = on_a_terminal(endless_model_dir, tmp_path, *STORY, stdout=pipe)
+    assert "decode · " not in output
+    assert STATISTICS.search(output)
 
 
 def test_debug_shows_the_traceback(triforce):

@@ -90,6 +90,10 @@ def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_u
             process.kill()
         if installed_path(NAME, tmp_path):
             break
+    subprocess.run(command, env=env, capture_output=True, check=True)
+    damaged = tmp_path / "models" / NAME / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:1000])  # and a damaged one is replaced
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == f"{tmp_path / 'models' / NAME}\n"
     assert [path.name for path in (tmp_path / "models").iterdir()] == [NAME]
+    assert damaged.stat().st_size > 1_000_000

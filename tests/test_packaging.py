@@ -85,3 +85,11 @@ def test_the_program_runs_from_the_wheel(installed, tmp_path):
     listed = run([program, "profile"], tmp_path, PATH=path)
     assert all(name in listed for name in ("cpu", "rtx-4090", "2x-rtx-4090", "a100"))
     assert json.loads(run([program, "profile", "--gpu", "4090", "--json"], tmp_path, PATH=path))["name"] == "rtx-4090"
+
+
+def test_the_program_generates_from_the_wheel(installed, tiny_model_dir, tmp_path):
+    command = [installed / "triforce", "generate", "Once", "--model", tiny_model_dir, "-n", "12", "--temperature", "0"]
+    text = run([*command, "--device", "cpu", "--json"], tmp_path)
+    last = json.loads(text.splitlines()[-1])
+    assert last["type"] == "done"
+    assert last["new_tokens"] > 0

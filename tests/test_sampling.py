@@ -89,6 +89,18 @@ def test_one_token_always_survives():
     assert torch.equal(warp(logits(), tight).max(-1).values, torch.ones(3))
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.floats(1e-6, 1 - 1e-6), st.integers(0, 999), st.sampled_from([1, 7, 50, 3000]), st.sampled_from([0.01, 1, 8]))
+def test_top_p_keeps_what_transformers_keeps_ties_included(p, seed, vocab, scale):
+    draw = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+    scores = draw.bfloat16().float()  # many equal logits: which of them stay is open, how many is not
+    found = warp(scores, Sampling(temperature=1, top_p=p))
+    expected = TopPLogitsWarper(p)(None, scores.clone()).softmax(-1)
+    assert ((found > 0).sum(-1) - (expected > 0).sum(-1)).abs().max() <= 1
+    assert (found.sort().values - expected.sort().values).abs().max() < 1e-3
+    assert torch.equal(warp(scores[1:2], Sampling(temperature=1, top_p=p))[0], found[1])
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_numbers_that_are_none_are_an_error(temperature):
     for bad in (float("nan"), float("inf")):
@@ -126,6 +138,7 @@ def test_observed_tokens_are_penalised():
     sampler = Sampler(Sampling(temperature=0, repetition_penalty=10), 0, VOCAB, CPU)
     scores = logits(rows=1)[0]
     first = sampler.pick(scores)
+    sampler.observe([])
     sampler.observe([first])
     assert sampler.pick(scores) != first
 
@@ -158,6 +171,12 @@ def test_impossible_settings_are_refused_with_a_hint(wrong):
     with pytest.raises(SettingsError) as caught:
         Sampling(**wrong)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("wrong", [{"top_k": 50.5}, {"temperature": "hot"}, {"top_p": 7}])
+def test_a_models_impossible_defaults_are_refused(wrong):
+    with pytest.raises(SettingsError, match=r"generation_config\.json"):
+        Sampling.from_generation_config(wrong)
 
 
 def test_the_models_own_defaults_fill_in():

@@ -152,7 +152,6 @@ def _generate(job: _Job, renderer: Renderer) -> int:
         reason = _tell(events, meter, renderer)
     except KeyboardInterrupt:
         events.close()
-        tokens.close()
         renderer.event(Text(held_text(decoder, stops)[0]))
         renderer.interrupt(meter.summary("interrupted", **job.summary_facts()))
         return INTERRUPTED
