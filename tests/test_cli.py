@@ -354,7 +354,7 @@ def test_a_terminal_shows_the_bar_and_keeps_only_text_and_statistics(endless_mod
     assert "context" in output
     decoding = output.rpartition("\x1b[?25h")[2]  # from where the prefill bar gave the cursor back, and erased itself
     decoding = re.sub(r"^(\n|\r|\x1b\[1A|\x1b\[2K)*", "", decoding)
-    lines = Screen(80, 24).feed(uncolored(decoding)).lines
+    lines = Screen(80, 24).feed(uncolored(decoding)).lines()
     shown = "".join(line.rstrip() for line in lines)
     assert "decode · " not in shown
     assert "prefill " not in shown
