@@ -139,10 +139,11 @@ def measure(contenders: Sequence, ids: Sequence[int], tokens: int, rounds: int, 
 def table(results: Sequence[Result], prompt: int) -> str:
     ours = results[0]
     best = min((peer.step for peer in results[1:] if peer.name.startswith("transformers")), default=None)
-    lines = [f"{'':44} {'prefill s':>10} {'tokens/s':>9} {'ms/token':>9} {'ours/theirs':>12} {'prefill':>8}"]
+    width = max(len(row.name) for row in results)
+    lines = [f"{'':{width}} {'prefill s':>10} {'tokens/s':>9} {'ms/token':>9} {'ours/theirs':>12} {'prefill':>8}"]
     for row in results:
         ratios = f"{ours.step / row.step:12.2f} {ours.prefill / row.prefill:8.2f}"
-        lines.append(f"{row.name:44} {row.prefill:10.1f} {prompt / row.prefill:9.0f} {row.step * 1e3:9.1f} {ratios}")
+        lines.append(f"{row.name:{width}} {row.prefill:10.1f} {prompt / row.prefill:9.0f} {row.step * 1e3:9.1f} {ratios}")
     if best is not None:
         lines.append(f"time per token, ours / transformers' best dtype: {ours.step / best:.2f}")
     return "\n".join(lines)
