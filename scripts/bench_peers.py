@@ -140,10 +140,12 @@ def table(results: Sequence[Result], prompt: int) -> str:
     ours = results[0]
     best = min((peer.step for peer in results[1:] if peer.name.startswith("transformers")), default=None)
     width = max(len(row.name) for row in results)
-    lines = [f"{'':{width}} {'prefill s':>10} {'tokens/s':>9} {'ms/token':>9} {'ours/theirs':>12} {'prefill':>8}"]
+    heads = f"{'prefill s':>10} {'tokens/s':>9} {'ms/token':>9} {'ours/theirs':>12} {'prefill':>8}"
+    lines = [f"{'':{width}} {heads}"]
     for row in results:
         ratios = f"{ours.step / row.step:12.2f} {ours.prefill / row.prefill:8.2f}"
-        lines.append(f"{row.name:{width}} {row.prefill:10.1f} {prompt / row.prefill:9.0f} {row.step * 1e3:9.1f} {ratios}")
+        figures = f"{row.prefill:10.1f} {prompt / row.prefill:9.0f} {row.step * 1e3:9.1f}"
+        lines.append(f"{row.name:{width}} {figures} {ratios}")
     if best is not None:
         lines.append(f"time per token, ours / transformers' best dtype: {ours.step / best:.2f}")
     return "\n".join(lines)
