@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -292,7 +293,7 @@ def test_ctrl_c_while_starting_is_quiet(endless_model_dir, tmp_path, delay):
 
 def test_help_into_a_closed_pipe_and_output_onto_a_full_disk(triforce, tmp_path):
     for args in ("--help", "generate --help", "profile"):
-        command = f"{sys.executable} -m triforce_cli {args} | true; exit ${{PIPESTATUS[0]}}"
+        command = f"{shlex.join(COMMAND)} {args} | true; exit ${{PIPESTATUS[0]}}"
         assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == 0
     if os.path.exists("/dev/full"):
         with open("/dev/full", "w") as full:
@@ -303,7 +304,7 @@ def test_help_into_a_closed_pipe_and_output_onto_a_full_disk(triforce, tmp_path)
 
 
 def test_stdout_closed_from_the_start(tiny_model_dir, tmp_path):
-    command = f"{sys.executable} -m triforce_cli generate Once -n 5 >&- </dev/null"
+    command = f"{shlex.join(COMMAND)} generate Once -n 5 >&- </dev/null"
     env = environment(tmp_path, tiny_model_dir)
     result = subprocess.run(["bash", "-c", command], capture_output=True, env=env, check=False)
     assert b"Traceback" not in result.stderr
