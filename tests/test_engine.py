@@ -52,15 +52,21 @@ def test_every_end_of_sequence_token_ends_and_is_not_emitted(engine):
     assert events[-1] == Finished("eos")
 
 
-@pytest.mark.parametrize("steps", [1, 3, 6])
-def test_an_abandoned_run_disturbs_no_other(engine, steps):
-    config = GenerationConfig(max_new_tokens=6)
-    expected = tokens(engine.generate(PROMPT, GREEDY, config))
-    run = engine.generate(PROMPT[:33], GREEDY, config)
-    for _ in range(steps):
-        next(run)
+@pytest.mark.parametrize(("steps", "committed"), [(1, 0), (2, 16), (4, 40), (5, 40), (7, 42)])
+def test_an_abandoned_run_leaves_its_cache_at_its_committed_length(engine, monkeypatch, steps, committed):
+    made, new_cache = [], engine.model.new_cache
+    monkeypatch.setattr(engine.model, "new_cache", lambda *size: made.append(new_cache(*size)) or made[-1])
+    run = engine.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=6))
+    emitted = tokens([next(run) for _ in range(steps)])
     run.close()
-    assert tokens(engine.generate(PROMPT, GREEDY, config)) == expected
+    (cache,) = made
+    assert cache.length == committed
+    sequence = torch.tensor(PROMPT + emitted + [7])
+    fresh = engine.model.forward(sequence, new_cache(50, engine.model.rope(46)))
+    resumed = engine.model.forward(sequence[committed:-1], cache) if committed < len(sequence) - 1 else None
+    last = engine.model.forward(sequence[-1:], cache)
+    assert resumed is None or torch.allclose(resumed, fresh[committed:-1], atol=1e-4)
+    assert torch.allclose(last, fresh[-1:], atol=1e-4)
 
 
 def test_the_same_seed_gives_the_same_tokens(engine):
