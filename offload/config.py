@@ -10,6 +10,7 @@ from .errors import SettingsError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 DEFAULT_MODEL = "smollm2-135m"
+GIB = 2**30
 
 
 def _require(condition: bool, message: str, hint: str) -> None:

@@ -129,6 +129,7 @@ class Engine:
         """Prefill `ids`, then emit up to `config.max_new_tokens` tokens, one event at a time.
 
         Yields Prefilled, then Tokens, then one Finished. An end-of-sequence token ends the run and is not emitted.
+        Without a seed in `config`, the seed is 0.
         Stop strings are the text layer's (`text.stream_text`). Abandoning the iterator at any point is safe.
         """
         model = self.model

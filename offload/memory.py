@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import torch
 
+from .config import GIB
 from .errors import OutOfMemory
 from .shape import ModelShape
 
-GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
 _GROUP_FILES = (  # limit, use and statistics of a control group, version 2 and version 1
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),

@@ -51,7 +51,8 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
         home = home or default_home()
         installed = installed_path(name, home)
         if installed and refresh and not _is_sound(installed):
-            installed = discard(installed)
+            discard(installed)
+            installed = None
         return installed or fetch_embedded(name, home, progress)
     try:
         path = Path(name).expanduser()

@@ -12,7 +12,7 @@ from tiny import make_hf_model
 from offload.checkpoint import FolderCheckpoint
 from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from offload.gguf_checkpoint import GGUFCheckpoint
-from offload.sources import locate, open_checkpoint
+from offload.sources import _HUB_FILES, locate, open_checkpoint
 from offload.weights import check_tensors, load_model
 
 CPU = torch.device("cpu")
@@ -145,6 +145,26 @@ def test_unknown_names(tmp_path):
     assert "did you mean smollm2-135m" in caught.value.hint
     with pytest.raises(ModelNotFound):
         locate("missing.gguf", tmp_path)
+
+
+def test_a_hub_model_is_taken_from_its_cache(folder, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    home = tmp_path / "models--someone--tiny"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text("0123abc")
+    (home / "snapshots").mkdir()
+    folder.rename(home / "snapshots" / "0123abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert locate("someone/tiny", tmp_path) == home / "snapshots" / "0123abc"
+
+
+def test_only_one_copy_of_the_weights_is_asked_of_the_hub():
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+    unwanted = ["consolidated.safetensors", "fp16/model.safetensors", "original/params.json", "pytorch_model.bin"]
+    assert list(filter_repo_objects(wanted + unwanted, **_HUB_FILES)) == wanted
 
 
 # GGUF ---------------------------------------------------------------------------------------------------------------

@@ -22,9 +22,8 @@ from .commands.generate import generate
 from .commands.profile import profile
 from .commands.pull import pull
 from .context import Context, cache_home
+from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from .terminal import Terminal
-
-DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(
     name="triforce",

@@ -7,7 +7,8 @@ import signal
 import sys
 from types import FrameType
 
-INTERRUPTED, SIGNALLED = 130, 128  # + the signal's number
+from .exit_codes import INTERRUPTED, SIGNALLED
+
 _SHOW_CURSOR = b"\x1b[?25h"
 
 

@@ -18,6 +18,7 @@ from offload.events import Event, Finished, Text
 from offload.statistics import Meter
 from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
 
+from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
 from .progress import RunFacts
 from .render import JsonRenderer, Renderer, TextRenderer
@@ -25,7 +26,6 @@ from .settings import Settings
 from .terminal import Terminal
 
 METHOD = "ar"
-DONE, INTERRUPTED = 0, 130
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column
 from rich.text import Text
 
+from offload.config import GIB
 from offload.events import Event, Prefilled, Tokens
 from offload.statistics import Meter
 
 from .status import StatusLine
 from .terminal import Terminal
 
-GIB = 2**30
 _PREFILL_TEXT = 56  # columns that all but the bar take: "prefill 104,000/104,000 tokens 1,234/s · 12:34 left"
 _ONE_LINE = Column(no_wrap=True)
 

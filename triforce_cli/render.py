@@ -7,10 +7,11 @@ import re
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from offload.config import GIB
 from offload.events import Event, Prefilled, Text, Tokens
 from offload.statistics import Summary
 
-from .progress import GIB, ProgressDisplay, RunFacts
+from .progress import ProgressDisplay, RunFacts
 from .terminal import Terminal
 
 # DEL, C1, line separators and bidirectional overrides: JSON may hold them raw, terminals and line readers should not.

@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from offload import profile as profiles
-from offload.config import EngineConfig, GenerationConfig, Sampling
+from offload.config import GIB, EngineConfig, GenerationConfig, Sampling
 from offload.errors import SettingsError
 from offload.profile import Profile
-
-GIB = 2**30
 
 
 def option_names() -> set[str]:
@@ -24,8 +22,8 @@ def option_names() -> set[str]:
 class Settings:
     """What was asked for, wherever it was asked.
 
-    `chosen` holds the names that a flag, the environment or the profile gave; the model's own sampling defaults fill
-    the rest. `origins` says which, for --verbose.
+    `values` holds what a flag, the environment or the profile gave; the model's own sampling defaults fill the rest.
+    `origins` says which of the three, for --verbose.
     """
 
     engine: EngineConfig
