@@ -9,6 +9,9 @@ from .errors import SettingsError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+METHODS = ("auto", "ar", "lookup", "naive", "retrieval", "streaming", "triforce")
+DRAFTS = ("lookup", "none")  # beside models
+LONGEST_GAMMA = 32
 DEFAULT_MODEL = "smollm2-135m"
 GIB = 2**30
 
@@ -104,3 +107,58 @@ class EngineConfig:
         )
         _require(0 <= self.threads <= 1024, f"threads is {self.threads}", "use 1 to 1024, or 0 for all cores")
         _require(self.prefill_chunk >= 1, f"prefill-chunk is {self.prefill_chunk}", "use a positive number of tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How decoding is sped up. None of it changes what comes out, only how soon.
+
+    `draft` is "lookup", "none" or a model (what EngineConfig.model takes). `sink` and `window` are tokens of a draft
+    model's StreamingLLM cache; `budget` and `chunk` are tokens of the retrieval cache and of a piece of it. None for
+    `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens a verification, lower and upper level) is adaptive.
+    """
+
+    method: str = "auto"
+    draft: str = "lookup"
+    sink: int = 16
+    window: int = 240
+    budget: int = 1024
+    chunk: int = 8
+    rebuild_every: int | None = None
+    gamma1: int | None = None
+    gamma2: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.method in METHODS, f"method is {self.method!r}", f"use one of: {', '.join(METHODS)}")
+        _require(bool(self.draft), "the draft's name is empty", "use lookup, none, or a model")
+        _require(self.sink >= 0, f"sink is {self.sink}", "use a number of tokens, such as 16")
+        _require(self.window >= 1, f"window is {self.window}", "use a positive number of tokens, such as 240")
+        _require(self.chunk >= 1, f"chunk is {self.chunk}", "use a positive number of tokens, such as 8")
+        _require(
+            self.budget >= 4 * self.chunk,
+            f"budget is {self.budget} tokens, with chunks of {self.chunk}",
+            "the budget must hold 4 chunks at least",
+        )
+        _require(
+            self.rebuild_every is None or self.rebuild_every >= 1,
+            f"rebuild-every is {self.rebuild_every}",
+            "use a positive number of tokens, or leave it out",
+        )
+        for name, gamma in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
+            _require(
+                gamma is None or 1 <= gamma <= LONGEST_GAMMA,
+                f"{name} is {gamma}",
+                f"use 1 to {LONGEST_GAMMA} tokens, or leave it out",
+            )
+        if self.method == "naive":
+            _require(
+                self.draft_model is not None, "naive needs a draft model", "give --draft one, or use --method lookup"
+            )
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model to draft with, if it is one."""
+        return None if self.draft in DRAFTS else self.draft
+
+
+GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation)  # everything that can be set

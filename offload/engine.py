@@ -5,23 +5,24 @@ Opening reads headers only, so everything that can be wrong with a request is sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from .checkpoint import Checkpoint
-from .config import EngineConfig, GenerationConfig, Sampling
-from .decode import autoregressive
+from .config import LONGEST_GAMMA, EngineConfig, GenerationConfig, Sampling, Speculation
 from .errors import PromptError, SettingsError
-from .events import Event, Finished, Tokens
+from .events import Event
+from .hierarchy import TAIL, draft_chunk, has_draft_model, has_middle
 from .linear import multiplies_natively
 from .memory import MemoryEstimate, available, check_fit, estimate
 from .model import Model
-from .prefill import prefill
-from .sampling import Sampler
+from .replay import Replay, replay
+from .session import Session
+from .shape import ModelShape
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .text import Tokenizer
 from .weights import Progress, check_tensors, load_model
@@ -53,6 +54,8 @@ class OpenModel:
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
+    speculation: Speculation
+    draft: Checkpoint | None  # the draft model's, where the method uses one
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -86,7 +89,17 @@ class OpenModel:
 
     def estimate(self, tokens: int) -> MemoryEstimate:
         """Memory for a sequence of so many tokens."""
-        return estimate(self.checkpoint.shape, tokens, self.config.prefill_chunk, self.dtype.itemsize)
+        shape, size = self.checkpoint.shape, self.dtype.itemsize
+        plain = estimate(shape, tokens, self.config.prefill_chunk, size)
+        settings = self.speculation
+        retrieval = draft = 0
+        if has_middle(settings, tokens):
+            retrieval = shape.kv_bytes(settings.budget + TAIL + settings.chunk, size)
+            retrieval += shape.kv_bytes(tokens // settings.chunk, size) // 2  # mean keys
+        if self.draft is not None:
+            room = settings.sink + 2 * settings.window + 2 * draft_chunk(settings)
+            draft = estimate(self.draft.shape, room, draft_chunk(settings), size).total
+        return replace(plain, retrieval=retrieval, draft=draft)
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raises OutOfMemory if a sequence of `tokens` does not fit the device (or `memory_limit` bytes of it)."""
@@ -98,15 +111,22 @@ class OpenModel:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         model = load_model(self.checkpoint, self.dtype, self.device, progress)
-        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk)
+        draft = load_model(self.draft, self.dtype, self.device, progress) if self.draft is not None else None
+        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft)
 
 
-def open_model(config: EngineConfig, home: Path | None = None, progress: FetchProgress = silent) -> OpenModel:
+def open_model(
+    config: EngineConfig,
+    home: Path | None = None,
+    progress: FetchProgress = silent,
+    speculation: Speculation | None = None,
+) -> OpenModel:
     """Find a model (fetching it if need be), and check its config, its headers, the device and the dtype.
 
     Args:
         home: triforce's cache folder; None for the platform's.
         progress: called while something is fetched.
+        speculation: how it will decode; a draft model is found and checked as well.
 
     Raises:
         ModelNotFound, UnsupportedModel, CheckpointError, FetchError, SettingsError.
@@ -114,39 +134,87 @@ def open_model(config: EngineConfig, home: Path | None = None, progress: FetchPr
     device = resolve_device(config.device)
     checkpoint = open_checkpoint(locate(config.model, home, progress))
     check_tensors(checkpoint)
-    return OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device))
+    settings = speculation or Speculation()
+    draft = None
+    if has_draft_model(settings):
+        draft = open_checkpoint(locate(settings.draft_model, home, progress))
+        check_tensors(draft)
+    opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft)
+    if draft is not None:
+        check_draft(opened.tokenizer, Tokenizer(draft.load_tokenizer()), draft.shape, settings)
+    return opened
+
+
+def check_draft(target: Tokenizer, draft: Tokenizer, shape: ModelShape, settings: Speculation) -> None:
+    """Raises SettingsError where a draft model cannot draft: other tokens, or a context shorter than its cache."""
+    theirs, ours = draft.vocabulary, target.vocabulary
+    if theirs != ours:
+        wrong = min((n for token, n in ours.items() if theirs.get(token) != n), default=None)
+        wrong = wrong if wrong is not None else min(n for token, n in theirs.items() if ours.get(token) != n)
+        names = [{n: token for token, n in words.items()}.get(wrong) for words in (ours, theirs)]
+        raise SettingsError(
+            f"the draft model's vocabulary is another one: {len(theirs):,} tokens where the target has {len(ours):,}; "
+            f"id {wrong} is {names[1]!r} where the target has {names[0]!r}",
+            "draft with a smaller model of the same family, or use --draft lookup",
+        )
+    needed = settings.sink + settings.window + LONGEST_GAMMA
+    if needed > shape.context:
+        raise SettingsError(
+            f"the draft model's context of {shape.context:,} tokens is shorter than its cache: --sink, --window and "
+            f"a draft are {needed:,}",
+            "use a smaller --window",
+        )
 
 
 class Engine:
-    """A loaded model. It knows tokens, not text; each request has a KV cache of its own."""
+    """A loaded model, and a draft model if there is one. It knows tokens, not text.
 
-    def __init__(self, model: Model, eos_ids: Sequence[int], prefill_chunk: int) -> None:
+    The caches of the last request are kept: what the next prompt shares with it is not run again. Two requests may run
+    at once; the second one then has caches of its own.
+    """
+
+    def __init__(self, model: Model, eos_ids: Sequence[int], prefill_chunk: int, draft: Model | None = None) -> None:
         self.model = model
+        self._draft = draft
         self._eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
+        self._idle: Session | None = None
 
-    def generate(self, ids: Sequence[int], sampling: Sampling, config: GenerationConfig) -> Iterator[Event]:
-        """Prefill `ids`, then emit up to `config.max_new_tokens` tokens, one event at a time.
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        config: GenerationConfig,
+        speculation: Speculation | None = None,
+    ) -> Generator[Event, int | None]:
+        """Prefill `ids`, then emit up to `config.max_new_tokens` tokens, a run of them at a time.
 
-        Yields Prefilled, then Tokens, then one Finished. An end-of-sequence token ends the run and is not emitted.
-        Without a seed in `config`, the seed is 0.
-        Stop strings are the text layer's (`text.stream_text`). Abandoning the iterator at any point is safe.
+        Yields Prefilled, then Speculated and Tokens for every verification, then one Finished. An end-of-sequence token
+        ends the run and is not emitted. Without a seed in `config`, the seed is 0. Stop strings are the text layer's
+        (`text.stream_text`): `send(n)` in answer to Tokens says that of all the tokens emitted only the first n are
+        kept, and that this is the end. Abandoning the iterator at any point is safe.
         """
-        model = self.model
-        length = len(ids) + config.max_new_tokens
-        cache = model.new_cache(length, model.rope(length))
-        prompt = torch.tensor(ids, device=model.device)
-        hidden = yield from prefill(model, prompt, cache, self._prefill_chunk)
-        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device)
-        sampler.observe(prompt)
-        for emitted, token in enumerate(autoregressive(model, cache, hidden, sampler), 1):
-            if token in self._eos_ids:
-                yield Finished("eos")
-                return
-            yield Tokens((token,))
-            if emitted == config.max_new_tokens:
-                break
-        yield Finished("length")
+        session = self._session(len(ids) + config.max_new_tokens)
+        try:
+            yield from session.generate(ids, sampling, config, speculation or Speculation(), self._eos_ids)
+        finally:
+            self._idle = session
+
+    def replay(self, ids: Sequence[int], emitted: Sequence[int]) -> Replay:
+        """Decode plainly and greedily after `ids`, and compare with what was emitted there."""
+        session = self._session(len(ids) + len(emitted))
+        try:
+            return replay(session.full, ids, emitted)
+        finally:
+            self._idle = session
+
+    def _session(self, capacity: int) -> Session:
+        """Take the idle session, or make one if there is none that serves."""
+        session, self._idle = self._idle, None
+        if session is not None and session.serves(capacity):
+            return session
+        del session  # its memory first
+        return Session(self.model, self._draft, capacity, self._prefill_chunk)
 
     def describe(self) -> str:
         """Device, dtype and how large products are computed, for people."""

@@ -3,6 +3,8 @@
 Events carry tokens, not text; `text.py` adds `Text` events. Every event is complete in itself and cheap to make.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 
@@ -29,10 +31,54 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelStatistics:
+    """What one drafter did for one verifier so far. `drafter` is "none" for plain steps; times in seconds.
+
+    Drafted tokens behind a rejected one are never judged.
+    """
+
+    drafter: str
+    verifier: str
+    verifications: int = 0
+    drafted: int = 0
+    judged: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """The acceptance rate: accepted / judged tokens."""
+        return self.accepted / self.judged if self.judged else None
+
+    def plus(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> LevelStatistics:
+        """With one more verification."""
+        return LevelStatistics(
+            self.drafter,
+            self.verifier,
+            self.verifications + 1,
+            self.drafted + drafted,
+            self.judged + min(accepted + 1, drafted),
+            self.accepted + accepted,
+            self.draft_s + draft_s,
+            self.verify_s + verify_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Speculated:
+    """How speculation stands after a verification; `levels` from the target's downwards. `using` is what drafted it."""
+
+    method: str
+    using: str
+    levels: tuple[LevelStatistics, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The last event. `reason` is "eos", "stop" (a stop string) or "length"."""
 
     reason: str
 
 
-Event = Prefilled | Tokens | Text | Finished
+Event = Prefilled | Tokens | Speculated | Text | Finished

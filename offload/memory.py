@@ -28,10 +28,12 @@ class MemoryEstimate:
     kv: int
     kv_tokens: int
     activations: int
+    retrieval: int = 0  # selected KV and mean keys
+    draft: int = 0  # a draft model's weights and cache
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.activations
+        return self.weights + self.kv + self.activations + self.retrieval + self.draft
 
 
 def estimate(shape: ModelShape, tokens: int, chunk: int, itemsize: int) -> MemoryEstimate:
@@ -71,9 +73,11 @@ def check_fit(need: MemoryEstimate, free: int) -> None:
     """Raises OutOfMemory with all the numbers when `need` exceeds `free` bytes."""
     if need.total <= free:
         return
+    others = ((need.retrieval, "retrieval cache"), (need.draft, "draft model"))
+    more = "".join(f"{name} {size / GIB:.2f}, " for size, name in others if size)
     parts = f"weights {need.weights / GIB:.2f}, KV cache of {need.kv_tokens:,} tokens {need.kv / GIB:.2f}"
     raise OutOfMemory(
         f"not enough memory: about {need.total / GIB:.2f} GiB needed ({parts}, "
-        f"activations {need.activations / GIB:.2f}), {free / GIB:.2f} GiB free",
+        f"{more}activations {need.activations / GIB:.2f}), {free / GIB:.2f} GiB free",
         "use a shorter prompt, fewer --max-new-tokens, --dtype bfloat16 or a smaller model",
     )

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 
-from .config import EngineConfig, GenerationConfig, Sampling
+from .config import GROUPS
 from .errors import SettingsError
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
 
-_OPTION_NAMES = [
-    f.name for group in (Sampling, GenerationConfig, EngineConfig) for f in fields(group) if f.name != "stop"
-]
+_OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name != "stop"]
 _KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
 
 
@@ -231,7 +229,7 @@ def _check(part: Any, prefix: str) -> None:
 
 def _check_options(options: dict) -> None:
     """As on the command line: the same names, types and limits. `stop` belongs to a request, not to hardware."""
-    for group in (Sampling, GenerationConfig, EngineConfig):
+    for group in GROUPS:
         hints = get_type_hints(group)
         chosen = {name: options[name] for name in hints if name in options and name != "stop"}
         for name, value in chosen.items():

@@ -80,6 +80,7 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, seed: int, vocab: int, device: torch.device) -> None:
         self.sampling = sampling
+        self.vocab = vocab
         self.generator = torch.Generator(device).manual_seed(seed)
         # Only the repetition penalty asks what was seen.
         wanted = sampling.repetition_penalty != 1
@@ -91,20 +92,15 @@ class Sampler:
             self._seen[torch.as_tensor(ids, dtype=torch.long, device=self._seen.device)] = True
 
     @torch.inference_mode()
-    def distribution(self, logits: Tensor, draft: Sequence[int] = ()) -> Tensor:
+    def distribution(self, logits: Tensor, tentative: Sequence[int] = ()) -> Tensor:
         """The distribution `[rows, vocab]` of logits `[rows, vocab]`.
 
-        Row i comes after what was observed and the first i tokens of `draft`, which are not observed by this.
+        The last row comes after what was observed and all of the `tentative` tokens, which are not observed by this;
+        each row before it comes after one token less.
         """
         seen = self._seen
-        if seen is not None and len(draft):
+        if seen is not None and len(tentative):
             seen = seen.repeat(len(logits), 1)
-            for place, token in enumerate(draft[: len(logits) - 1]):
-                seen[place + 1 :, token] = True
+            for place, token in enumerate(reversed(tentative)):
+                seen[max(len(logits) - 1 - place, 0) :, token] = True
         return warp(logits, self.sampling, seen)
-
-    @torch.inference_mode()
-    def pick(self, logits: Tensor) -> int:
-        """A token from logits `[vocab]`."""
-        probs = self.distribution(logits.unsqueeze(0))[0]
-        return int(probs.argmax()) if self.sampling.greedy else sample(probs, self.generator)

@@ -51,6 +51,11 @@ class ModelShape:
         layer = attention + 3 * self.hidden * self.intermediate
         return self.layers * layer + self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
 
+    @property
+    def rope_depends_on_length(self) -> bool:
+        """Whether the angles at a position depend on how long the sequence may become."""
+        return (self.hf_config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes of keys and values for so many tokens."""
         return 2 * self.layers * self.kv_heads * self.head_dim * tokens * itemsize

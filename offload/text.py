@@ -23,6 +23,11 @@ class Tokenizer:
         self._hf = hf
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's id."""
+        return self._hf.get_vocab()
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._hf.chat_template)
 
@@ -157,8 +162,14 @@ class StopStrings:
         return held
 
 
-def stream_text(events: Generator[Event, None, None], decoder: StreamDecoder, stops: StopStrings) -> Iterator[Event]:
-    """The engine's events with Text among them; ends at a stop string. Closes the engine's generator in any case."""
+def stream_text(
+    events: Generator[Event, int | None], decoder: StreamDecoder, stops: StopStrings
+) -> Generator[Event, None]:
+    """The engine's events with Text among them; ends at a stop string. Closes the engine's generator in any case.
+
+    A run of tokens is cut behind the one that completes a stop string, and the engine is told how many are kept.
+    """
+    kept = 0
     with closing(events):
         for event in events:
             if isinstance(event, Finished):
@@ -166,13 +177,27 @@ def stream_text(events: Generator[Event, None, None], decoder: StreamDecoder, st
                 yield from _text(text)
                 yield Finished("stop") if met else event
                 return
-            yield event
-            if isinstance(event, Tokens):
-                safe, met = stops.feed("".join(map(decoder.feed, event.ids)))
-                yield from _text(safe)
-                if met:
-                    yield Finished("stop")
-                    return
+            if not isinstance(event, Tokens):
+                yield event
+                continue
+            used, text, met = _until_stop(event.ids, decoder, stops)
+            kept += used
+            yield Tokens(event.ids[:used])
+            yield from _text(text)
+            if met:
+                yield events.send(kept)
+                return
+
+
+def _until_stop(ids: Sequence[int], decoder: StreamDecoder, stops: StopStrings) -> tuple[int, str, bool]:
+    """How many tokens of a run there are up to a stop string, the text that became final, and whether there was one."""
+    text = ""
+    for used, token in enumerate(ids, 1):
+        safe, met = stops.feed(decoder.feed(token))
+        text += safe
+        if met:
+            return used, text, True
+    return len(ids), text, False
 
 
 def held_text(decoder: StreamDecoder, stops: StopStrings) -> tuple[str, bool]:

@@ -25,7 +25,8 @@ from pathlib import Path
 import torch
 
 from offload import EngineConfig, open_model
-from offload.prefill import prefill
+from offload.context import Context
+from offload.runner import Runner
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,18 +59,14 @@ class Ours:
 
     def prefill(self, ids: Sequence[int], room: int) -> None:
         model = self.engine.model
-        self._cache = model.new_cache(len(ids) + room)
-        steps = prefill(model, torch.tensor(ids), self._cache, self._chunk)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                self._hidden = stop.value
-                return
+        self._context = Context(ids)
+        self._runner = Runner(model, model.new_cache(len(ids) + room), self._chunk)
+        for _ in self._runner.prefill(self._context):
+            pass
 
     def step(self) -> None:
-        token = self.engine.model.logits(self._hidden).argmax(-1)
-        self._hidden = self.engine.model.forward(token, self._cache)
+        logits = self.engine.model.logits(self._runner.rows(self._context))
+        self._context.extend([int(logits.argmax())])
 
 
 class Transformers:

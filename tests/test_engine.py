@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from offload import EngineConfig, Finished, GenerationConfig, Prefilled, Sampling, Tokens, open_model
+from offload import (
+    EngineConfig,
+    Finished,
+    GenerationConfig,
+    Prefilled,
+    Sampling,
+    Speculated,
+    Speculation,
+    Tokens,
+    open_model,
+)
 from offload.engine import Engine
 from offload.errors import OutOfMemory, PromptError, SettingsError
 
@@ -26,10 +36,11 @@ def tokens(events):
 
 
 def test_events_come_in_order(engine):
-    events = list(engine.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=5)))
+    engine = Engine(engine.model, (), 16)
+    events = list(engine.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=5), Speculation(method="ar")))
     assert [event.done for event in events if isinstance(event, Prefilled)] == [0, 16, 32, 40]
     kinds = [type(event) for event in events]
-    assert kinds == [Prefilled] * 4 + [Tokens] * 5 + [Finished]
+    assert kinds == [Prefilled] * 4 + [Speculated, Tokens] * 5 + [Finished]
     assert events[-1].reason == "length"
 
 
@@ -52,11 +63,13 @@ def test_every_end_of_sequence_token_ends_and_is_not_emitted(engine):
     assert events[-1] == Finished("eos")
 
 
-@pytest.mark.parametrize(("steps", "committed"), [(1, 0), (2, 16), (4, 40), (5, 40), (7, 42)])
+@pytest.mark.parametrize(("steps", "committed"), [(1, 0), (2, 16), (4, 40), (6, 40), (10, 42)])
 def test_an_abandoned_run_leaves_its_cache_at_its_committed_length(engine, monkeypatch, steps, committed):
     made, new_cache = [], engine.model.new_cache
     monkeypatch.setattr(engine.model, "new_cache", lambda *size: made.append(new_cache(*size)) or made[-1])
-    run = engine.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=6))
+    run = Engine(engine.model, (), 16).generate(
+        PROMPT, GREEDY, GenerationConfig(max_new_tokens=6), Speculation(method="ar")
+    )
     emitted = tokens([next(run) for _ in range(steps)])
     run.close()
     (cache,) = made

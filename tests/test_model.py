@@ -5,8 +5,9 @@ import torch
 from tiny import make_hf_model
 
 from offload.checkpoint import FolderCheckpoint
+from offload.context import Context
 from offload.errors import CheckpointError
-from offload.prefill import prefill
+from offload.runner import Runner
 from offload.shape import shape_from_config
 from offload.weights import check_tensors, load_model
 
@@ -80,18 +81,13 @@ def test_whole_prompt_gives_transformers_logits(pair):
 def test_chunked_prefill_and_decode_give_transformers_logits(pair, chunk):
     reference, model, ids = pair
     expected = reference_logits(reference, ids)
-    cache = model.new_cache(len(ids))
-    steps = prefill(model, ids[:PROMPT], cache, chunk)
-    hidden = None
-    while hidden is None:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            hidden = stop.value
+    runner, context = Runner(model, model.new_cache(len(ids)), chunk), Context(ids[:PROMPT].tolist())
+    assert list(runner.prefill(context))[-1].done == PROMPT
     for position in range(PROMPT, PROMPT + DECODED):
-        assert (model.logits(hidden)[0] - expected[position - 1]).abs().max() < 1e-4
-        hidden = model.forward(ids[position : position + 1], cache)
-    assert cache.length == len(ids)
+        found = model.logits(runner.rows(context))
+        assert (found - expected[position - 1]).abs().max() < 1e-4
+        context.extend([int(ids[position])])
+    assert runner.cache.length == len(ids) - 1
 
 
 def test_logits_vary_enough_for_the_comparison_to_mean_something(pair):
@@ -113,13 +109,14 @@ def test_prefill_goes_on_from_where_it_was_closed(tmp_path):
     reference = make_hf_model("llama").eval()
     reference.save_pretrained(tmp_path)
     model, ids = ours(tmp_path), token_ids(60, reference.config.vocab_size)
-    cache = model.new_cache(60)
-    first = prefill(model, ids, cache, 16)
+    runner, context = Runner(model, model.new_cache(60), 16), Context(ids[:59].tolist())
+    first = runner.prefill(context)
     assert [next(first).done for _ in range(3)] == [0, 16, 32]
     first.close()
-    assert cache.length == 32
-    assert [event.done for event in prefill(model, ids[:59], cache, 16)] == [32, 48, 59]
-    found = model.logits(model.forward(ids[59:], cache))
+    assert runner.cache.length == 32
+    assert [event.done for event in runner.prefill(context)] == [32, 48, 59]
+    context.extend([int(ids[59])])
+    found = model.logits(runner.rows(context))
     assert (found[0] - reference_logits(reference, ids)[-1]).abs().max() < 1e-4
 
 

@@ -125,22 +125,26 @@ def test_draws_follow_the_distribution():
     assert chi_square < freedom + 4 * sqrt(2 * freedom) + 8  # p far below 0.001
 
 
-def test_the_seed_decides():
-    def drawn(seed):
-        sampler = Sampler(Sampling(temperature=1), seed, VOCAB, CPU)
-        return [sampler.pick(row) for row in logits(rows=30)]
+def drawn(sampler, scores):
+    return sample(sampler.distribution(scores.unsqueeze(0))[0], sampler.generator)
 
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
+
+def test_the_seed_decides():
+    def thirty(seed):
+        sampler = Sampler(Sampling(temperature=1), seed, VOCAB, CPU)
+        return [drawn(sampler, row) for row in logits(rows=30)]
+
+    assert thirty(1) == thirty(1)
+    assert thirty(1) != thirty(2)
 
 
 def test_observed_tokens_are_penalised():
     sampler = Sampler(Sampling(temperature=0, repetition_penalty=10), 0, VOCAB, CPU)
     scores = logits(rows=1)[0]
-    first = sampler.pick(scores)
+    first = drawn(sampler, scores)
     sampler.observe([])
     sampler.observe([first])
-    assert sampler.pick(scores) != first
+    assert drawn(sampler, scores) != first
 
 
 def test_penalties_follow_a_draft_position_by_position_and_leave_no_trace():

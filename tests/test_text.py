@@ -124,7 +124,10 @@ class Source:
         try:
             yield Prefilled(1, 1)
             for start in range(0, len(self.ids), run):
-                yield Tokens(tuple(self.ids[start : start + run]))
+                self.kept = yield Tokens(tuple(self.ids[start : start + run]))
+                if self.kept is not None:
+                    yield Finished("stop")
+                    return
             yield Finished("length")
         finally:
             self.closed = True
@@ -136,6 +139,9 @@ def test_a_stop_string_ends_the_engine(run):
     events = list(stream_text(source.events(run), StreamDecoder(TOKENIZER.decode), StopStrings([", th"])))
     assert "".join(event.text for event in events if isinstance(event, Text)) == "one, two"
     assert events[-1] == Finished("stop")
+    emitted = [token for event in events if isinstance(event, Tokens) for token in event.ids]
+    assert TOKENIZER.decode(emitted) == "one, two, th"  # no token behind the one that completes it
+    assert source.kept == len(emitted)
     assert source.closed
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DTYPES, EngineConfig, GenerationConfig, Sampling
+from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, METHODS
 
-_DEFAULTS = {f.name: f.default for group in (EngineConfig, GenerationConfig, Sampling) for f in fields(group)}
+_DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 
 
 def _setting(name: str, help: str, default: str | None = None, *names: str, **rest: Any) -> Any:
@@ -81,6 +81,28 @@ Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", help="End before this text; repeatable. Never printed.", show_default=False),
 ]
+
+Method = Annotated[
+    str | None,
+    _setting("method", "How to decode; none changes what is said.", autocompletion=_complete_from(*METHODS)),
+]
+Draft = Annotated[
+    str | None,
+    _setting(
+        "draft",
+        "What drafts: lookup (repeated text), none, or a model.",
+        autocompletion=_complete_from(*DRAFTS),
+    ),
+]
+Sink = Annotated[int | None, _setting("sink", "First tokens that small caches always keep.")]
+Window = Annotated[int | None, _setting("window", "Latest tokens that a draft model sees.")]
+Budget = Annotated[int | None, _setting("budget", "Tokens in the retrieval cache.")]
+Chunk = Annotated[int | None, _setting("chunk", "Tokens that are retrieved together.")]
+RebuildEvery = Annotated[
+    int | None, _setting("rebuild_every", "Retrieve again every so many tokens.", "when acceptance falls")
+]
+Gamma1 = Annotated[int | None, _setting("gamma1", "Tokens drafted for the retrieval level.", "adaptive")]
+Gamma2 = Annotated[int | None, _setting("gamma2", "Tokens drafted for a full verification.", "adaptive")]
 
 ProfileName = Annotated[
     str | None,

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from offload import profile as profiles
-from offload.config import GIB, EngineConfig, GenerationConfig, Sampling
+from offload.config import GIB, GROUPS, EngineConfig, GenerationConfig, Sampling, Speculation
 from offload.errors import SettingsError
 from offload.profile import Profile
 
 
 def option_names() -> set[str]:
     """Every setting that a flag, an environment variable or a profile may give."""
-    return {field.name for group in (EngineConfig, GenerationConfig, Sampling) for field in fields(group)}
+    return {field.name for group in GROUPS for field in fields(group)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Settings:
 
     engine: EngineConfig
     generation: GenerationConfig
+    speculation: Speculation
     profile: Profile
     values: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -44,7 +45,7 @@ class Settings:
 
     def described(self, sampling: Sampling) -> dict[str, Any]:
         """Every resolved setting by name, for --json and --verbose."""
-        known = asdict(self.engine) | asdict(self.generation) | asdict(sampling)
+        known = asdict(self.engine) | asdict(self.generation) | asdict(self.speculation) | asdict(sampling)
         return {"profile": self.profile.name} | known
 
 
@@ -54,7 +55,7 @@ def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_flags(flags: Mapping[str, Any]) -> None:
     """Refuse impossible values at once, before anything slow happens. Raises SettingsError."""
-    for group in (EngineConfig, GenerationConfig, Sampling):
+    for group in GROUPS:
         group(**_subset(group, flags))
 
 
@@ -73,7 +74,8 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
         generation = replace(generation, seed=secrets.randbits(32))
     named = dict.fromkeys(device | dict(chosen.options), f"profile {chosen.name}")
     engine = EngineConfig(**_subset(EngineConfig, values))
-    return Settings(engine, generation, chosen, values, named | dict(origins))
+    speculation = Speculation(**_subset(Speculation, values))
+    return Settings(engine, generation, speculation, chosen, values, named | dict(origins))
 
 
 def _profile_of_this_machine() -> Profile:

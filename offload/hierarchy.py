@@ -1,0 +1,113 @@
+"""The methods: which drafters and verifiers stand over each other.
+
+auto        the levels below, switched on and off by what they bring
+triforce    draft -> target on the retrieval cache -> target on the full cache
+streaming   the same with the sink and the latest tokens instead of retrieved ones
+retrieval   target on the retrieval cache -> target on the full cache
+naive       draft model -> target on the full cache
+lookup      n-gram lookup -> target on the full cache
+ar          the target, token by token
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .cache import FullCache
+from .config import LONGEST_GAMMA, Speculation
+from .draft import Drafter, ModelDrafter
+from .events import Speculated
+from .lookup import LookupDrafter
+from .model import Model
+from .pace import Pace
+from .retrieval import RecencySelector, Refresh, RetrievalSelector, SelectedCache
+from .runner import Runner, SelectedRunner
+from .sampling import Sampler
+from .speculate import Level, ModelVerifier, speculate
+from .streaming import StreamingCache
+
+TAIL = 4 * LONGEST_GAMMA  # tokens that the retrieval cache holds beside its budget: drafts, and what is newest
+_WORTH = 2  # a retrieval cache that is not smaller than the context by this factor cannot pay
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """A method ready to run: `top` emits; `levels` are all levels, from the target's downwards."""
+
+    method: str
+    top: Level
+    levels: tuple[Level, ...]
+
+    def statistics(self) -> Speculated:
+        """How it stands."""
+        rows = tuple(row for level in self.levels for row in level.statistics.values())
+        return Speculated(self.method, self.top.using, rows)
+
+
+def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
+    """An empty StreamingLLM cache for a draft model."""
+    chunk = draft_chunk(settings)
+    rope = model.rope(settings.sink + settings.window + chunk)
+    return StreamingCache(model.shape, rope, settings.sink, settings.window, chunk, model.dtype, model.device)
+
+
+def draft_chunk(settings: Speculation) -> int:
+    """Tokens that a draft model reads at once."""
+    return max(settings.window, 2 * LONGEST_GAMMA)
+
+
+def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
+    """The middle level's cache over a full one."""
+    kind = RecencySelector if settings.method == "streaming" else RetrievalSelector
+    selector = kind(settings.sink, settings.chunk)
+    return SelectedCache(full, selector, Refresh(settings.rebuild_every), settings.budget, settings.chunk, TAIL)
+
+
+@dataclass
+class Parts:
+    """What hierarchies are built of: a runner for each model and cache, kept from one request to the next."""
+
+    full: Runner
+    middle: SelectedRunner | None
+    draft: Runner | None
+    lookup: LookupDrafter
+
+
+def has_middle(settings: Speculation, tokens: int) -> bool:
+    """Whether a sequence that may reach so many tokens gets a retrieval cache."""
+    if settings.method == "auto":
+        return tokens > _WORTH * (settings.budget + TAIL)
+    return settings.method in ("triforce", "retrieval", "streaming")
+
+
+def has_draft_model(settings: Speculation) -> bool:
+    """Whether a draft model will be used."""
+    return settings.draft_model is not None and settings.method not in ("ar", "lookup", "retrieval")
+
+
+def build(parts: Parts, settings: Speculation, sampler: Sampler) -> Hierarchy:
+    """Stack the levels of a method."""
+    full = ModelVerifier("full", parts.full, sampler)
+    auto = settings.method == "auto"
+    drafter = _drafter(parts, settings, sampler)
+    if settings.method == "ar" or (parts.middle is None and drafter is None):
+        top = speculate("target", full, Pace(), sampler.generator)
+        return Hierarchy(settings.method, top, (top,))
+    if parts.middle is None:
+        top = speculate("target", full, Pace([drafter], settings.gamma2, rests=auto), sampler.generator)
+        return Hierarchy(settings.method, top, (top,))
+    name = "streaming" if settings.method == "streaming" else "retrieval"
+    drafters = [drafter] if drafter is not None and settings.method != "retrieval" else []
+    middle = ModelVerifier(name, parts.middle, sampler)
+    lower = speculate(name, middle, Pace(drafters, settings.gamma1, rests=auto), sampler.generator)
+    over = [*drafters, lower] if auto else [lower]
+    top = speculate("target", full, Pace(over, settings.gamma2, rests=auto), sampler.generator)
+    return Hierarchy(settings.method, top, (top, lower))
+
+
+def _drafter(parts: Parts, settings: Speculation, sampler: Sampler) -> Drafter | None:
+    if settings.draft == "none" and settings.method != "lookup":
+        return None
+    if parts.draft is not None and settings.method != "lookup":
+        return ModelDrafter(parts.draft, sampler)
+    return parts.lookup

@@ -1,0 +1,81 @@
+"""Was it lossless? Plain greedy decoding again, compared with what speculation gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .context import Context
+from .runner import Runner
+
+_BLOCK = 8  # rows of the verification that stands for any
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A token that plain decoding would not have chosen.
+
+    `position` counts emitted tokens from 0. `margin` is plain decoding's logit of its own choice less that of the token
+    emitted; `noise` how much logits differ when the same rows are computed in another grouping.
+    """
+
+    position: int
+    emitted: int
+    expected: int
+    margin: float
+    noise: float
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding alone can explain it: both logits may be off by the noise."""
+        return self.margin <= 2 * self.noise
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The result: every place where plain greedy decoding, given the tokens before, chooses another token."""
+
+    tokens: int
+    divergences: tuple[Divergence, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Token for token the same."""
+        return not self.divergences
+
+    @property
+    def lossless(self) -> bool:
+        """The same but for floating-point ties."""
+        return all(divergence.is_tie for divergence in self.divergences)
+
+
+def replay(runner: Runner, prompt: Sequence[int], emitted: Sequence[int]) -> Replay:
+    """Decode plainly after `prompt`, a token a step, along what was emitted.
+
+    No divergence means that plain decoding emits the same tokens. After one the comparison goes on along the emitted
+    tokens, so that a fault behind a tie is found as well.
+    """
+    context = Context(prompt)
+    divergences = []
+    for position, token in enumerate(emitted):
+        logits = runner.model.logits(runner.rows(context))[0]
+        expected = int(logits.argmax())
+        if expected != token:
+            margin = float(logits[expected] - logits[token])
+            noise = _noise(runner, context, emitted[position:], logits)
+            divergences.append(Divergence(position, token, expected, margin, noise))
+        context.extend([token])
+    return Replay(len(emitted), tuple(divergences))
+
+
+def _noise(runner: Runner, context: Context, following: Sequence[int], plain: torch.Tensor) -> float:
+    """How far logits move when the last tokens are run together with what follows, as a verification does."""
+    behind = min(_BLOCK // 2, len(context) - 1)
+    ahead = min(_BLOCK - behind, len(following))
+    earlier = Context(context.tokens[: len(context) - behind])
+    block = [*context.tokens[len(earlier) :], *following[:ahead]]
+    logits = runner.model.logits(runner.rows(earlier, block))[behind]
+    rounding = torch.finfo(runner.model.dtype).eps * float(plain.abs().max())
+    return max(float((logits - plain).abs().max()), rounding)

@@ -1,0 +1,119 @@
+"""A model with a cache of one sequence: it brings the cache in step with the context and gives hidden rows.
+
+Nobody else rewinds a cache. What the cache holds is compared with the context, cut to the longest common prefix, and
+the rest is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from .cache import KVCache
+from .context import Context, common_prefix
+from .events import Prefilled
+from .model import Model
+from .retrieval import SelectedCache
+
+
+class Runner:
+    """One model, one cache, one sequence at a time.
+
+    `rows` also works on a context that has nothing to do with the last one; it is then as slow as a prefill.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, chunk: int = 512) -> None:
+        self.model = model
+        self.cache = cache
+        self._chunk = chunk  # tokens a forward pass
+        self._held: list[int] = []  # the tokens whose keys and values are in the cache
+        self._last: Tensor | None = None  # [1, hidden], the row of the last held token
+
+    @property
+    def held(self) -> int:
+        """Tokens in the cache."""
+        return len(self._held)
+
+    def prefill(self, context: Context) -> Generator[Prefilled]:
+        """Run what of the context is not in the cache, a chunk at a time. Closed early, it leaves a chunk's border."""
+        self._cut(min(self._agreed(context), len(context) - 1))
+        yield Prefilled(self.held, len(context))
+        while self.held < len(context):
+            self._run(context.tokens[self.held : self.held + self._chunk])
+            yield Prefilled(self.held, len(context))
+
+    @torch.inference_mode()
+    def rows(self, context: Context, draft: Sequence[int] = ()) -> Tensor:
+        """Hidden rows `[len(draft) + 1, hidden]`: of the context's last token, and of each token of a draft after it.
+
+        The draft's keys and values stay in the cache until the context turns out to be different.
+        """
+        wanted = len(draft) + 1
+        last = self._row_of_last(context)
+        pending = [*context.tokens[self.held :], *draft]
+        while len(pending) > max(self._chunk, wanted):
+            self._run(pending[: self._chunk])
+            del pending[: self._chunk]
+        rows = self._run(pending) if pending else self._last[:0]
+        return torch.cat((last, rows)) if last is not None else rows[-wanted:]
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """So many tokens drafted with this runner's rows were accepted."""
+
+    def settle(self, context: Context) -> None:
+        """Drop from the cache what is not in the context."""
+        self._cut(self._agreed(context))
+
+    def _row_of_last(self, context: Context) -> Tensor | None:
+        """Cut the cache to what agrees with the context; the row of the context's last token if it is still known."""
+        agreed = self._agreed(context)
+        if agreed == len(context) == self.held and self._last is not None:
+            return self._last
+        self._cut(min(agreed, len(context) - 1))
+        return None
+
+    def _agreed(self, context: Context) -> int:
+        """Leading tokens of the context that are in the cache."""
+        unchanged = context.marks.look(self, len(context))
+        agreed = common_prefix(self._held, context.tokens, min(unchanged, self.held))
+        # What was held beyond the common prefix may come to agree with the context again, but is not known to.
+        del self._held[agreed:]
+        self._last = self._last if agreed == self.cache.length else None
+        return agreed
+
+    def _cut(self, length: int) -> None:
+        if length < self.cache.length:
+            length = self.cache.truncate(length)
+            self._last = None
+        del self._held[length:]
+
+    def _run(self, ids: Sequence[int]) -> Tensor:
+        hidden = self.model.forward(torch.tensor(ids, device=self.model.device), self.cache)
+        self._held += ids
+        self._last = hidden[-1:]
+        return hidden
+
+
+class SelectedRunner(Runner):
+    """A runner on selected parts of the full cache of another runner with the same model.
+
+    What the other one holds it need not run; the other one must have been settled on the context's committed tokens.
+    """
+
+    def __init__(self, full: Runner, cache: SelectedCache) -> None:
+        super().__init__(full.model, cache)
+        self._full = full
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self.cache.observe(drafted, accepted)
+
+    def _agreed(self, context: Context) -> int:
+        agreed = super()._agreed(context)
+        self.cache.adopt()
+        if agreed < self._full.held:
+            agreed = min(self._full.held, len(context))
+            self._held += context.tokens[self.held : agreed]
+            self._last = None
+        return agreed

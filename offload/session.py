@@ -1,0 +1,96 @@
+"""One sequence and its caches, kept from one request to the next: what a new prompt shares with it is not run again."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from .config import GenerationConfig, Sampling, Speculation
+from .context import Context
+from .events import Event, Finished, Tokens
+from .hierarchy import Parts, build, draft_cache, draft_chunk, has_draft_model, has_middle, selected_cache
+from .lookup import LookupDrafter
+from .model import Model
+from .runner import Runner, SelectedRunner
+from .sampling import Sampler
+
+
+class Session:
+    """Caches for a sequence of up to `capacity` tokens, and the tokens that are in them."""
+
+    def __init__(self, model: Model, draft: Model | None, capacity: int, chunk: int) -> None:
+        self.context = Context()
+        self.full = Runner(model, model.new_cache(capacity, model.rope(capacity)), chunk)
+        self._model, self._draft = model, draft
+        self._capacity = capacity
+        self._lookup = LookupDrafter()
+        # The last ones made, with the settings that they were made for.
+        self._middle: tuple[Speculation, SelectedRunner] | None = None
+        self._drafting: tuple[Speculation, Runner] | None = None
+
+    def serves(self, capacity: int) -> bool:
+        """Whether a sequence that may reach `capacity` tokens can live in these caches."""
+        fits = capacity <= self._capacity
+        return fits and (capacity == self._capacity or not self._model.shape.rope_depends_on_length)
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        config: GenerationConfig,
+        settings: Speculation,
+        eos_ids: frozenset[int],
+    ) -> Generator[Event, int | None]:
+        """See Engine.generate."""
+        context = self.context
+        context.restart(ids)
+        parts = self._parts(settings, len(ids) + config.max_new_tokens)
+        yield from parts.full.prefill(context)
+        if parts.draft is not None:
+            parts.draft.rows(context)
+        sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
+        sampler.observe(context.tokens)
+        hierarchy = build(parts, settings, sampler)
+        while (emitted := len(context) - len(ids)) < config.max_new_tokens:
+            hierarchy.top.advance(context, config.max_new_tokens - emitted)
+            ended = self._cut_at(eos_ids, len(ids) + emitted)
+            context.commit()
+            run = context.tokens[len(ids) + emitted :]
+            sampler.observe(run)
+            yield hierarchy.statistics()
+            kept = (yield Tokens(tuple(run))) if run else None
+            if kept is not None:
+                context.truncate(len(ids) + kept)
+                self.full.settle(context)
+                yield Finished("stop")
+                return
+            if ended:
+                yield Finished("eos")
+                return
+        yield Finished("length")
+
+    def _cut_at(self, eos_ids: frozenset[int], start: int) -> bool:
+        """Cut the context before the first end-of-sequence token from `start` on; whether there was one."""
+        for place in range(start, len(self.context)):
+            if self.context.tokens[place] in eos_ids:
+                self.context.truncate(place)
+                self.full.settle(self.context)
+                return True
+        return False
+
+    def _parts(self, settings: Speculation, tokens: int) -> Parts:
+        middle = self._middle_for(settings) if has_middle(settings, tokens) else None
+        draft = self._draft_for(settings) if has_draft_model(settings) else None
+        return Parts(self.full, middle, draft, self._lookup)
+
+    def _middle_for(self, settings: Speculation) -> SelectedRunner:
+        if self._middle is None or self._middle[0] != settings:
+            self._middle = None  # its memory first
+            self._middle = settings, SelectedRunner(self.full, selected_cache(self.full.cache, settings))
+        return self._middle[1]
+
+    def _draft_for(self, settings: Speculation) -> Runner:
+        assert self._draft is not None, "a draft model that was not loaded"
+        sizes = (settings.sink, settings.window)
+        if self._drafting is None or (self._drafting[0].sink, self._drafting[0].window) != sizes:
+            self._drafting = settings, Runner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
+        return self._drafting[1]
