@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from .errors import SettingsError
 
@@ -162,3 +164,13 @@ class Speculation:
 
 
 GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation)  # everything that can be set
+
+
+def check_part(values: Mapping[str, Any]) -> None:
+    """Check settings to which others may yet be added, as flags to a profile's options.
+
+    Raises SettingsError for what could not be right whatever is added; so what is missing counts as what would fit.
+    """
+    fitting = {"draft": "a model", "chunk": 1, "budget": 4 * values.get("chunk", 1)}
+    for group in GROUPS:
+        group(**{f.name: (fitting | dict(values))[f.name] for f in fields(group) if f.name in {*fitting, *values}})

@@ -200,6 +200,10 @@ class Engine:
         finally:
             self._idle = session
 
+    def endless(self) -> Engine:
+        """The same models, but no token ends a sequence: benchmarks compare equally many tokens."""
+        return Engine(self.model, (), self._prefill_chunk, self._draft)
+
     def replay(self, ids: Sequence[int], emitted: Sequence[int]) -> Replay:
         """Decode plainly and greedily after `ids`, and compare with what was emitted there."""
         session = self._session(len(ids) + len(emitted))

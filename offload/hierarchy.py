@@ -11,6 +11,8 @@ ar          the target, token by token
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .cache import FullCache
@@ -26,6 +28,7 @@ from .sampling import Sampler
 from .speculate import Level, ModelVerifier, speculate
 from .streaming import StreamingCache
 
+Clock = Callable[[], float]  # seconds
 TAIL = 4 * LONGEST_GAMMA  # tokens that the retrieval cache holds beside its budget: drafts, and what is newest
 _WORTH = 2  # a retrieval cache that is not smaller than the context by this factor cannot pay
 
@@ -85,23 +88,23 @@ def has_draft_model(settings: Speculation) -> bool:
     return settings.draft_model is not None and settings.method not in ("ar", "lookup", "retrieval")
 
 
-def build(parts: Parts, settings: Speculation, sampler: Sampler) -> Hierarchy:
+def build(parts: Parts, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter) -> Hierarchy:
     """Stack the levels of a method."""
     full = ModelVerifier("full", parts.full, sampler)
     auto = settings.method == "auto"
     drafter = _drafter(parts, settings, sampler)
     if settings.method == "ar" or (parts.middle is None and drafter is None):
-        top = speculate("target", full, Pace(), sampler.generator)
+        top = speculate("target", full, Pace(), sampler.generator, clock)
         return Hierarchy(settings.method, top, (top,))
     if parts.middle is None:
-        top = speculate("target", full, Pace([drafter], settings.gamma2, rests=auto), sampler.generator)
+        top = speculate("target", full, Pace([drafter], settings.gamma2, rests=auto), sampler.generator, clock)
         return Hierarchy(settings.method, top, (top,))
     name = "streaming" if settings.method == "streaming" else "retrieval"
     drafters = [drafter] if drafter is not None and settings.method != "retrieval" else []
     middle = ModelVerifier(name, parts.middle, sampler)
-    lower = speculate(name, middle, Pace(drafters, settings.gamma1, rests=auto), sampler.generator)
+    lower = speculate(name, middle, Pace(drafters, settings.gamma1, rests=auto), sampler.generator, clock)
     over = [*drafters, lower] if auto else [lower]
-    top = speculate("target", full, Pace(over, settings.gamma2, rests=auto), sampler.generator)
+    top = speculate("target", full, Pace(over, settings.gamma2, rests=auto), sampler.generator, clock)
     return Hierarchy(settings.method, top, (top, lower))
 
 

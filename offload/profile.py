@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 
-from .config import GROUPS
+from .config import GROUPS, check_part
 from .errors import SettingsError
 
 if TYPE_CHECKING:
@@ -231,11 +231,11 @@ def _check_options(options: dict) -> None:
     """As on the command line: the same names, types and limits. `stop` belongs to a request, not to hardware."""
     for group in GROUPS:
         hints = get_type_hints(group)
-        chosen = {name: options[name] for name in hints if name in options and name != "stop"}
-        for name, value in chosen.items():
-            _check_type(f"options.{name}", value, hints[name])
-        group(**chosen)
+        for name in hints:
+            if name in options and name != "stop":
+                _check_type(f"options.{name}", options[name], hints[name])
     _refuse_unknown(options, _OPTION_NAMES, "options.")
+    check_part(options)
 
 
 def _check_type(name: str, value: Any, kind: Any) -> None:

@@ -54,8 +54,9 @@ class Runner:
         last = self._row_of_last(context)
         pending = [*context.tokens[self.held :], *draft]
         while len(pending) > max(self._chunk, wanted):
-            self._run(pending[: self._chunk])
-            del pending[: self._chunk]
+            size = min(self._chunk, len(pending) - wanted)  # the wanted rows must come from one pass
+            self._run(pending[:size])
+            del pending[:size]
         rows = self._run(pending) if pending else self._last[:0]
         return torch.cat((last, rows)) if last is not None else rows[-wanted:]
 

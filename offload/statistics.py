@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .events import Event, Prefilled, Tokens
+from .events import Event, LevelStatistics, Prefilled, Speculated, Tokens
+
+FULL = "full"  # the verifier whose distribution is what comes out
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class Summary:
     model: str | None = None
     peak_memory_bytes: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    verifications: int | None = None  # passes over the full KV cache; a plain step is one too
+    tokens_per_verification: float | None = None
+    acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
+    time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
+    verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if it was asked for
 
 
 class Meter:
@@ -47,7 +54,8 @@ class Meter:
         self._first_at: float | None = None  # first and last Tokens event
         self._last_at: float | None = None
         self._first_run = 0  # tokens in the first event
-        self._gaps: list[float] = []  # time between tokens, one for each token after the first event
+        self.gaps: list[float] = []  # time between tokens, one for each token after the first event
+        self.speculated: Speculated | None = None  # the latest
 
     def observe(self, event: Event) -> None:
         """Take note of an event, at the time of this call."""
@@ -55,12 +63,14 @@ class Meter:
             self.prefilled_tokens, self._prefilled_at = event.done, self._clock()
         elif isinstance(event, Tokens) and event.ids:
             self._count(len(event.ids), self._clock())
+        elif isinstance(event, Speculated):
+            self.speculated = event
 
     def _count(self, tokens: int, now: float) -> None:
         if self._last_at is None:
             self._first_at, self._first_run = now, tokens
         else:  # a run of verified tokens arrives at once: each took its share of the wait
-            self._gaps += [(now - self._last_at) / tokens] * tokens
+            self.gaps += [(now - self._last_at) / tokens] * tokens
         self._last_at = now
         self.new_tokens += tokens
 
@@ -79,6 +89,11 @@ class Meter:
             return None
         return _rate(self.new_tokens - self._first_run, self._last_at - self._first_at)
 
+    @property
+    def levels(self) -> tuple[LevelStatistics, ...]:
+        """What each drafter did for each verifier so far."""
+        return () if self.speculated is None else self.speculated.levels
+
     def summary(self, finish_reason: str, **facts: Any) -> Summary:
         """The numbers so far. `facts` are the fields of `Summary` that only the caller knows: seed, method, …"""
         return Summary(
@@ -89,12 +104,55 @@ class Meter:
             prefill_s=self.prefill_s,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             ttft_s=None if self._first_at is None else self._first_at - self._start,
-            tbt_median_s=statistics.median(self._gaps) if self._gaps else None,
-            tbt_p95_s=percentile(self._gaps, 0.95) if self._gaps else None,
+            tbt_median_s=statistics.median(self.gaps) if self.gaps else None,
+            tbt_p95_s=percentile(self.gaps, 0.95) if self.gaps else None,
             tokens_per_s=self.tokens_per_s,
             total_s=self._clock() - self._start,
+            verifications=verifications(self.levels) or None,
+            tokens_per_verification=tokens_per_verification(self.levels),
+            acceptance=acceptance(self.levels),
+            time_share=time_share(self.levels),
             **facts,
         )
+
+
+def verifications(levels: Sequence[LevelStatistics]) -> int:
+    """Passes over the full KV cache."""
+    return sum(row.verifications for row in _over_full(levels))
+
+
+def tokens_per_verification(levels: Sequence[LevelStatistics]) -> float | None:
+    """Every verification emits the tokens that it accepts and one of its own."""
+    passes = verifications(levels)
+    return 1 + sum(row.accepted for row in _over_full(levels)) / passes if passes else None
+
+
+def acceptance(levels: Sequence[LevelStatistics]) -> dict[str, float]:
+    """Acceptance rates by "drafter -> verifier"; pairs with no judged token are left out."""
+    return {f"{row.drafter} -> {row.verifier}": row.acceptance for row in levels if row.acceptance is not None}
+
+
+def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:
+    """How the time of decoding divides: "draft", "middle" and "verify"; {} if there was none.
+
+    A level's draft_s holds all the time of the levels below it, so the top level's sum is everything, and what neither
+    verifier took was spent on drafts.
+    """
+    full = _over_full(levels)
+    total = sum(row.draft_s + row.verify_s for row in full)
+    if total <= 0:
+        return {}
+    verify = sum(row.verify_s for row in full)
+    middle = sum(row.verify_s for row in levels if row.verifier != FULL)
+    return {
+        "draft": max(total - verify - middle, 0.0) / total,
+        "middle": middle / total,
+        "verify": verify / total,
+    }
+
+
+def _over_full(levels: Sequence[LevelStatistics]) -> list[LevelStatistics]:
+    return [row for row in levels if row.verifier == FULL]
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:

@@ -1,0 +1,133 @@
+"""Models that are tables: the next of 8 tokens depends on the last two. Small enough to enumerate what comes out."""
+
+import itertools
+import random
+
+import torch
+
+from offload.config import Sampling, Speculation
+from offload.context import Context
+from offload.hierarchy import Parts, build
+from offload.lookup import LookupDrafter
+from offload.sampling import Sampler, warp
+
+VOCAB = 8
+PROMPT = [3, 1, 4, 1, 5, 1, 4, 1]  # repeats itself, so that lookup has something to say
+
+TOKENS = 3
+
+
+def table(seed: int, sharpness: float = 1.5) -> torch.Tensor:
+    """Logits `[last but one, last, next]`."""
+    return sharpness * torch.randn((VOCAB, VOCAB, VOCAB), generator=torch.Generator().manual_seed(seed))
+
+
+TARGET = table(1)
+MIDDLE = TARGET + 0.7 * table(4)  # like the target, but not the same
+DRAFTS = {
+    "good": TARGET + 0.5 * table(2),
+    "uniform": torch.zeros_like(TARGET),
+    "adversarial": -2 * TARGET,
+    "one-hot": torch.full_like(TARGET, -50).scatter(2, table(3).argmax(2, keepdim=True), 50.0),
+}
+
+
+class TableModel:
+    """Hidden rows are states: the last two tokens as one number."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits.flatten(0, 1)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return self._logits[states]
+
+
+class TableRunner:
+    """What a Runner answers, from a table instead of a cache."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.model = TableModel(logits)
+
+    def rows(self, context, draft=()):
+        text = [*context.tokens[-2:], *draft]
+        return torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
+
+    def settle(self, context):
+        pass
+
+    def observe(self, drafted, accepted):
+        pass
+
+
+def warped(logits, sampling):
+    """The table after the warping, which the many runs are spared."""
+    return warp(logits.flatten(0, 1), sampling).view_as(logits)
+
+
+def hierarchy(method, draft, sampling, gammas=(None, None)):
+    """A method over tables; its clock is the same every time, and makes every choice the best one now and then."""
+    settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1])
+    tables = [TARGET, MIDDLE, DRAFTS.get(draft, TARGET)]
+    full, middle, drafting = (TableRunner(warped(logits, sampling).log()) for logits in tables)
+    has_middle = method in ("triforce", "retrieval", "streaming", "auto")
+    parts = Parts(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
+    sampler = Sampler(Sampling(temperature=1, top_p=1), 0, VOCAB, torch.device("cpu"))
+    delays = random.Random(0)
+    times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
+    return build(parts, settings, sampler, clock=lambda: next(times))
+
+
+def counted(top, runs):
+    """How often each run of the first tokens came, over many continuations of the prompt."""
+    counts = torch.zeros(VOCAB**TOKENS, dtype=torch.long)
+    context = Context()
+    for _ in range(runs):
+        context.restart(PROMPT)
+        while len(context) < len(PROMPT) + TOKENS:
+            top.advance(context, 8)
+        counts[number(context.tokens[len(PROMPT) : len(PROMPT) + TOKENS])] += 1
+    return counts
+
+
+def p_value(top, sampling, runs):
+    """Of what a level emitted, against the exact product from plain decoding."""
+    return chi_square_p(counted(top, runs), joint(warped(TARGET, sampling), TOKENS))
+
+
+def p_value_of(method, draft, sampling, gammas, runs):
+    """The same for a method, in a process of its own."""
+    torch.set_num_threads(1)
+    return p_value(hierarchy(method, draft, sampling, gammas).top, sampling, runs)
+
+
+def joint(probs: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The exact distribution of the first so many tokens after PROMPT, `[VOCAB ** tokens]`, from plain decoding."""
+    result = torch.zeros(VOCAB**tokens, dtype=torch.float64)
+    for number, run in enumerate(itertools.product(range(VOCAB), repeat=tokens)):
+        text, chance = PROMPT[-2:], 1.0
+        for token in run:
+            chance *= float(probs[text[-2], text[-1], token])
+            text = [*text, token]
+        result[number] = chance
+    return result
+
+
+def number(run) -> int:
+    """The place of a run of tokens in `joint`."""
+    place = 0
+    for token in run:
+        place = place * VOCAB + token
+    return place
+
+
+def chi_square_p(counts: torch.Tensor, chances: torch.Tensor) -> float:
+    """The probability of counts at least so far from the chances; rare cells are pooled. 0 for what is impossible."""
+    if counts[chances == 0].sum() > 0:
+        return 0.0
+    expected = chances * counts.sum()
+    rare = expected < 5
+    counts = torch.cat((counts[~rare], counts[rare].sum(0, keepdim=True))).double()
+    expected = torch.cat((expected[~rare], expected[rare].sum(0, keepdim=True)))
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2.0).double(), statistic / 2))
