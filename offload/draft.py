@@ -30,7 +30,9 @@ class Drafter(Protocol):
     """Proposes what may come next. A level of speculation is one too."""
 
     name: str
-    share: float  # of a plain step's time that one token takes, until it has been measured
+    # What is taken for true until it has been measured:
+    share: float  # of a plain step's time that one token takes
+    prior: float  # acceptance rate
 
     def outlook(self, context: Context) -> Hashable:
         """What kind of draft would come now: drafts of a kind are about equally good. None: there would be none."""
@@ -50,6 +52,7 @@ class ModelDrafter:
 
     name = "draft"
     share = 0.2
+    prior = 0.6
 
     def __init__(self, runner: Runner, sampler: Sampler) -> None:
         self._runner = runner

@@ -220,6 +220,10 @@ class Engine:
         del session  # its memory first
         return Session(self.model, self._draft, capacity, self._prefill_chunk)
 
+    def without_end(self) -> Engine:
+        """The same models in an engine that no token ends, for benchmarks: all methods decode equally many tokens."""
+        return Engine(self.model, (), self._prefill_chunk, self._draft)
+
     def describe(self) -> str:
         """Device, dtype and how large products are computed, for people."""
         dtype = str(self.model.dtype).removeprefix("torch.")

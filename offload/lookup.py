@@ -84,6 +84,7 @@ class LookupDrafter:
 
     name = "lookup"
     share = 0.0
+    prior = 0.6
 
     def __init__(self, shortest: int = 2) -> None:
         self._shortest = shortest  # matches below say next to nothing

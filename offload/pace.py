@@ -11,8 +11,6 @@ from .rates import Acceptance, DraftTimes, StepTimes, expected_tokens
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 LONGEST = max(GAMMAS)
-_PRIOR = 0.7  # acceptance before anything is known
-_GUESS = 0.5  # a drafter's time for a token relative to a plain step, before anything is known
 _PLAIN_EVERY = 64  # cycles; without a plain step now and then, nothing is known of what speculation competes with
 _SHARE = 0.03  # of the time may be lost on drafts that fail
 _CAP = 16  # plain steps; more of its gains speculation may not lose again
@@ -97,7 +95,7 @@ class Pace:
         else:
             name = cycle.drafter.name
             self._draft_times[name].observe(cycle.drafted, cycle.draft_s)
-            self._accepted(name, self._outlook).observe(self._cycle, cycle.drafted, cycle.accepted)
+            self._accepted(cycle.drafter, self._outlook).observe(self._cycle, cycle.drafted, cycle.accepted)
         if self._rests:
             self._ledger.enter(cycle, self._steps.of(1))
 
@@ -107,17 +105,17 @@ class Pace:
     def _plain_rate(self) -> float:
         return 1 / self._steps.of(1) if self._rests else 0.0
 
-    def _accepted(self, name: str, outlook: Hashable) -> Acceptance:
-        return self._acceptance.setdefault((name, outlook), Acceptance(_PRIOR))
+    def _accepted(self, drafter: Drafter, outlook: Hashable) -> Acceptance:
+        return self._acceptance.setdefault((drafter.name, outlook), Acceptance(drafter.prior))
 
     def _best_gamma(self, drafter: Drafter, outlook: Hashable, limit: int) -> tuple[int, float]:
         """The draft length with the most expected tokens a second, and that rate; 0 if none may be tried."""
         gammas = [gamma for gamma in self._gammas if gamma <= limit] or [limit]
         if not self._steps.known:
             return (gammas[0] if len(gammas) == 1 else min(4, limit)), 1.0
-        acceptance = self._accepted(drafter.name, outlook).rate(self._cycle)
+        acceptance = self._accepted(drafter, outlook).rate(self._cycle)
         plain = self._steps.of(1)
-        each = self._draft_times[drafter.name].of(_GUESS * plain)
+        each = self._draft_times[drafter.name].of(drafter.share * plain)
         times = {gamma: gamma * each + self._steps.of(gamma + 1) for gamma in gammas}
         rates = {
             gamma: expected_tokens(acceptance, gamma) / seconds

@@ -97,6 +97,7 @@ class Level:
     """`speculate(drafter, verifier)`: see there."""
 
     share = 0.5  # the same weights as the target's on less KV
+    prior = 0.9
 
     def __init__(
         self, name: str, verifier: Verifier, pace: Pace, generator: Generator, clock: Callable[[], float]

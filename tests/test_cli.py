@@ -85,7 +85,7 @@ def assert_error(result, code, *words):
 
 
 def test_help_answers_at_once_with_examples():
-    for command in ("generate", "pull", "profile"):
+    for command in ("generate", "bench", "pull", "profile"):
         result = subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True)
         assert "Examples" in result.stdout
         assert f"triforce {command}" in result.stdout
@@ -352,6 +352,7 @@ def test_a_terminal_shows_the_bar_and_keeps_only_text_and_statistics(endless_mod
     assert code == 0
     assert "prefill" in output
     assert "decode · " in uncolored(output)
+    assert " · auto" in uncolored(output)
     assert "context" in output
     decoding = output.rpartition("\x1b[?25h")[2]  # from where the prefill bar gave the cursor back, and erased itself
     decoding = re.sub(r"^(\n|\r|\x1b\[1A|\x1b\[2K)*", "", decoding)

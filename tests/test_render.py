@@ -2,17 +2,21 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from terminals import Pty, Screen
 
-from offload.events import Finished, Prefilled, Text, Tokens
+from offload.errors import TriforceError
+from offload.events import Finished, LevelStatistics, Prefilled, Speculated, Text, Tokens
 from offload.statistics import Meter, Summary
 from triforce_cli.progress import RunFacts
-from triforce_cli.render import JsonRenderer, TextRenderer, json_line, statistics_line
+from triforce_cli.render import JsonRenderer, TextRenderer, json_line
 from triforce_cli.terminal import Terminal
+from triforce_cli.verification import refuse_loss
+from triforce_cli.wording import statistics_line
 
 FACTS = RunFacts("tiny", "plain", 8192, 1000, 42)
 EVENTS = [
@@ -89,13 +93,13 @@ def test_a_json_line_is_one_line_for_every_reader():
 
 
 def test_on_one_terminal_only_text_and_statistics_remain():
-    tty = Pty(120, 10)
+    tty = Pty(180, 10)
     summary = play(TextRenderer(Terminal(tty.stream(), tty.stream(), stream(), {})))
     output = tty.output()
     assert "loading tiny [bold]" in output and "1,000/1,000 tokens" in output
     assert "1,001/8,192" in output and "plain" in output and "GiB" in output
     decoding = output[output.index("\x1b[J") :]
-    assert Screen(120, 10).feed(decoding).lines() == ["Once upon é", statistics_line(summary)]
+    assert Screen(180, 10).feed(decoding).lines() == ["Once upon é", statistics_line(summary)]
 
 
 def test_status_on_stderr_while_json_is_piped():
@@ -169,6 +173,67 @@ def test_statistics_line():
         "6,057 prompt tokens in 14.2 s (426/s) · 200 tokens at 21.3/s · TTFT 14.3 s · TBT 46 ms (p95 52) · eos"
         " · seed 42 · 0.9 GiB"
     )
+
+
+SPECULATION = {
+    "method": "auto",
+    "verifications": 60,
+    "tokens_per_verification": 3.21,
+    "acceptance": {"lookup -> full": 0.83, "draft -> retrieval": 0.405},
+    "time_share": {"draft": 0.02, "middle": 0.0, "verify": 0.98},
+}
+
+
+def test_statistics_line_with_speculation():
+    assert (
+        " · TBT 46 ms (p95 52) · auto · lookup→full 83 % · draft→retrieval 40 % · 3.2 tokens/verification"
+        " · draft 2 % verify 98 % · eos · "
+    ) in statistics_line(summary(**SPECULATION))
+    plain = {"method": "ar", "tokens_per_verification": 1.0, "acceptance": {}}
+    assert " · TBT 46 ms (p95 52) · ar · eos · " in statistics_line(summary(**SPECULATION | plain))
+
+
+def test_verification_is_a_line_of_its_own():
+    tie = {"position": 7, "emitted_text": " a", "expected_text": " an", "margin": 0.0, "noise": 0.1, "is_tie": True}
+    found = {"tokens": 9, "equal": False, "lossless": True, "differing": 1, "divergences": [tie]}
+    out, err = stream(), stream()
+    JsonRenderer(Terminal(out, err, stream(), {})).finish(summary(verify=found))
+    assert json.loads(written(out))["verify"] == found
+    assert written(err).splitlines()[1] == (
+        "verify: token 7 is ' a' where plain decoding has ' an' (margin 0, noise 0.1: a floating-point tie)"
+        "; the rest of 9 tokens is equal"
+    )
+    with pytest.raises(TriforceError, match="more than rounding"):
+        refuse_loss(found | {"lossless": False, "divergences": [tie | {"is_tie": False}]})
+
+
+def decoding_line(columns, facts, rows, using) -> str:
+    """The last status line on a terminal of that width."""
+    tty = Pty(columns, 10)
+    renderer = JsonRenderer(Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"}))
+    renderer.start(facts)
+    renderer.event(Speculated(facts.method, using, tuple(LevelStatistics(*row) for row in rows)))
+    renderer.event(Tokens((1, 2, 3)))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", tty.output()).split("\r\x1b[K")
+    return lines[-1]
+
+
+def test_the_status_line_tells_of_speculation_and_drops_what_does_not_fit():
+    auto = RunFacts("tiny", "auto", 8192, 1000, 42)
+    rows = [("none", "full", 1), ("lookup", "full", 3, 12, 10, 8)]
+    assert (
+        decoding_line(80, auto, rows, "none")
+        == "decode · 3 tokens · …/s · auto: plain · lookup 80 % · 3.0/verification"
+    )
+    wide = decoding_line(150, auto, rows[:1], "none")
+    assert wide.startswith("decode · 3 tokens · …/s · auto: plain · context 1,003/8,192 · ")
+    rows = [
+        ("retrieval", "full", 4, 20, 18, 16),
+        ("lookup", "retrieval", 5, 30, 25, 10),
+        ("lookup", "full", 1, 2, 2, 1),
+    ]
+    line = decoding_line(150, RunFacts("tiny", "triforce", 8192, 1000, 42), rows, "retrieval")
+    assert " · triforce · retrieval 89 %, lookup→retrieval 40 %, lookup→full 50 % · 4.4/verification · " in line
 
 
 def test_statistics_line_without_what_did_not_happen():

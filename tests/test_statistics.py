@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from offload.events import Finished, Prefilled, Text, Tokens
+from offload.events import Finished, LevelStatistics, Prefilled, Speculated, Text, Tokens
 from offload.statistics import Meter, percentile
 
 
@@ -56,7 +56,32 @@ def test_what_never_happened_is_none():
     assert missing == {
         *("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s"),
         *("seed", "method", "model", "peak_memory_bytes"),
+        *("verifications", "tokens_per_verification", "verify"),
     }
+    assert summary.acceptance == summary.time_share == {}
+
+
+def levels(*rows) -> Speculated:
+    return Speculated("auto", "lookup", tuple(LevelStatistics(*row) for row in rows))
+
+
+def test_one_level_of_speculation():
+    plain, drafted = ("none", "full", 2, 0, 0, 0, 0.0, 1.0), ("lookup", "full", 3, 12, 10, 8, 0.5, 2.5)
+    summary = run([(1, levels(plain)), (1, Tokens((1,))), (1, levels(plain, drafted))]).summary("length")
+    assert summary.verifications == 5
+    assert summary.tokens_per_verification == pytest.approx((8 + 5) / 5)
+    assert summary.acceptance == {"lookup -> full": pytest.approx(0.8)}
+    assert summary.time_share == pytest.approx({"draft": 0.5 / 4, "middle": 0, "verify": 3.5 / 4})
+
+
+def test_the_time_of_a_lower_level_is_not_counted_twice():
+    top = ("retrieval", "full", 4, 20, 18, 16, 3.0, 5.0)  # its 3 seconds of drafting are the two rows below
+    lower = [("draft", "retrieval", 5, 30, 25, 10, 1.0, 1.5), ("none", "retrieval", 1, 0, 0, 0, 0.0, 0.5)]
+    summary = run([(1, levels(top, *lower))]).summary("length")
+    assert summary.verifications == 4
+    assert summary.tokens_per_verification == pytest.approx(5)
+    assert summary.acceptance == pytest.approx({"retrieval -> full": 16 / 18, "draft -> retrieval": 0.4})
+    assert summary.time_share == pytest.approx({"draft": 1 / 8, "middle": 2 / 8, "verify": 5 / 8})
 
 
 def test_interrupted_in_prefill():

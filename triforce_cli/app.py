@@ -18,6 +18,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from offload.errors import TriforceError, UsageError
 
+from .commands.bench import bench
 from .commands.generate import generate
 from .commands.profile import profile
 from .commands.pull import pull
@@ -33,6 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(bench)
 app.command()(pull)
 app.command()(profile)
 

@@ -12,31 +12,31 @@ import psutil
 import torch
 
 from offload.config import Sampling
-from offload.engine import OpenModel, open_model
+from offload.engine import Engine, OpenModel, open_model
 from offload.errors import PromptError
-from offload.events import Event, Finished, Text
-from offload.statistics import Meter
+from offload.events import Event, Finished, Text, Tokens
+from offload.statistics import Meter, Summary
 from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
 
 from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
 from .progress import RunFacts
 from .render import JsonRenderer, Renderer, TextRenderer
-from .settings import Settings
+from .settings import Settings, refuse_unverifiable
 from .terminal import Terminal
-
-METHOD = "ar"
+from .verification import compare, described, refuse_loss
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user wants said; `raw` bypasses the chat template."""
+    """What the user wants said; `raw` bypasses the chat template, `verify` compares with plain decoding."""
 
     text: str
     system: str | None
     raw: bool
     settings: Settings
     home: Path | None
+    verify: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Job:
     def facts(self) -> RunFacts:
         settings = self.request.settings
         context, seed = self.opened.checkpoint.shape.context, settings.generation.seed
-        return RunFacts(settings.engine.model, METHOD, context, len(self.ids), seed or 0)
+        return RunFacts(settings.engine.model, settings.speculation.method, context, len(self.ids), seed or 0)
 
     def summary_facts(self) -> dict[str, Any]:
         settings = self.request.settings
@@ -76,7 +76,7 @@ class _Job:
         }
         return {
             "seed": settings.generation.seed,
-            "method": METHOD,
+            "method": settings.speculation.method,
             "model": settings.engine.model,
             "peak_memory_bytes": peak_memory(self.opened.device),
             "settings": resolved,
@@ -112,10 +112,12 @@ def _check(request: Request, terminal: Terminal, quiet: bool) -> _Job:
     """Everything that can go wrong before the weights are loaded goes wrong here."""
     settings = request.settings
     with FetchBar(terminal, shown=not quiet) as progress:
-        opened = open_model(settings.engine, request.home, progress)
+        opened = open_model(settings.engine, request.home, progress, settings.speculation)
     if settings.profile.gpus > 1:
         terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
     sampling = settings.sampling(opened.sampling)
+    if request.verify:
+        refuse_unverifiable(sampling)
     ids = _encode(opened.tokenizer, request)
     exact = "max_new_tokens" in settings.values
     new_tokens = opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact)
@@ -145,25 +147,45 @@ def _generate(job: _Job, renderer: Renderer) -> int:
     renderer.start(job.facts)
     meter = Meter(len(job.ids))
     config = replace(settings.generation, max_new_tokens=job.new_tokens)
-    tokens = engine.generate(job.ids, job.sampling, config)
+    tokens = engine.generate(job.ids, job.sampling, config, settings.speculation)
     decoder, stops = StreamDecoder(job.opened.tokenizer.decode), StopStrings(settings.generation.stop)
     events = stream_text(tokens, decoder, stops)
+    emitted: list[int] = []
     try:
-        reason = _tell(events, meter, renderer)
+        reason = _tell(events, meter, renderer, emitted)
     except KeyboardInterrupt:
         events.close()
         renderer.event(Text(held_text(decoder, stops)[0]))
         renderer.interrupt(meter.summary("interrupted", **job.summary_facts()))
         return INTERRUPTED
-    renderer.finish(meter.summary(reason, **job.summary_facts()))
+    summary = meter.summary(reason, **job.summary_facts())
+    if job.request.verify:
+        return _verify(job, engine, emitted, summary, renderer)
+    renderer.finish(summary)
     return DONE
 
 
-def _tell(events: Iterator[Event], meter: Meter, renderer: Renderer) -> str:
-    """Every event to the meter and the renderer; the reason why it ended."""
+def _verify(job: _Job, engine: Engine, emitted: list[int], summary: Summary, renderer: Renderer) -> int:
+    """Finish with the comparison. Raises TriforceError after that if something was lost."""
+    renderer.verifying("decoding plainly, to compare")
+    try:
+        ended_by = job.opened.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
+        verify = described(compare(engine, job.ids, emitted, ended_by), job.opened.tokenizer.decode)
+    except KeyboardInterrupt:
+        renderer.interrupt(summary)
+        return INTERRUPTED
+    renderer.finish(replace(summary, verify=verify))
+    refuse_loss(verify)
+    return DONE
+
+
+def _tell(events: Iterator[Event], meter: Meter, renderer: Renderer, emitted: list[int]) -> str:
+    """Every event to the meter and the renderer, every token to `emitted`; the reason why it ended."""
     for event in events:
         meter.observe(event)
         renderer.event(event)
-        if isinstance(event, Finished):
+        if isinstance(event, Tokens):
+            emitted += event.ids
+        elif isinstance(event, Finished):
             return event.reason
     raise AssertionError("a generation ends with Finished")

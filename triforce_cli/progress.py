@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
@@ -14,10 +15,11 @@ from rich.text import Text
 
 from offload.config import GIB
 from offload.events import Event, Prefilled, Tokens
-from offload.statistics import Meter
+from offload.statistics import Meter, tokens_per_verification
 
 from .status import StatusLine
 from .terminal import Terminal
+from .wording import percent
 
 _PREFILL_TEXT = 56  # columns that all but the bar take: "prefill 104,000/104,000 tokens 1,234/s · 12:34 left"
 _ONE_LINE = Column(no_wrap=True)
@@ -119,14 +121,48 @@ class ProgressDisplay:
         facts, meter = self._facts, self._meter
         rate = meter.tokens_per_s
         parts = [
-            ("decode", "bold"),
-            (f"{meter.new_tokens:,} tokens", ""),
-            (f"{rate:.1f}/s" if rate else "…/s", "cyan"),
-            (f"context {facts.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", ""),
-            (facts.method, ""),
-            (f"{psutil.Process().memory_info().rss / GIB:.1f} GiB", "dim"),
+            _Part("decode", "bold"),
+            _Part(f"{meter.new_tokens:,} tokens", rank=1),
+            _Part(f"{rate:.1f}/s" if rate else "…/s", "cyan"),
+            *_speculation(facts.method, meter),
+            _Part(f"context {facts.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", rank=2),
+            _Part(f"{psutil.Process().memory_info().rss / GIB:.1f} GiB", "dim", rank=3),
         ]
-        return Text(" · ").join(Text(part, style=style) for part, style in parts)
+        return _fitted(parts, self._terminal.size()[0] - 1)
+
+
+class _Part(NamedTuple):
+    """A piece of the status line. Where there is no room, those of the highest rank go first; rank 0 stays."""
+
+    text: str
+    style: str = ""
+    rank: int = 0
+
+
+def _fitted(parts: Sequence[_Part], columns: int) -> Text:
+    parts = list(parts)
+    while True:
+        line = Text(" · ").join(Text(part.text, style=part.style) for part in parts)
+        least = max(parts, key=lambda part: part.rank)
+        if line.cell_len <= columns or least.rank == 0:
+            return line
+        parts.remove(least)
+
+
+def _speculation(method: str, meter: Meter) -> list[_Part]:
+    """The method and what it is doing, what was accepted of whose drafts, and what a verification brings."""
+    if method == "auto" and meter.speculated is not None:
+        using = meter.speculated.using
+        method = f"auto: {'plain' if using == 'none' else using}"
+    judged = [row for row in meter.levels if row.acceptance is not None]
+    if not judged:
+        return [_Part(method)]
+    names = [row.drafter for row in judged]
+    # A drafter may work for two levels; only then its name does not say which.
+    said = [f"{row.drafter}→{row.verifier}" if names.count(row.drafter) > 1 else row.drafter for row in judged]
+    rates = [f"{name} {percent(row.acceptance)}" for name, row in zip(said, judged, strict=True)]
+    brings = f"{tokens_per_verification(meter.levels):.1f}/verification"
+    return [_Part(method), _Part(", ".join(rates)), _Part(brings)]
 
 
 def _column(template: str) -> TextColumn:

@@ -7,12 +7,13 @@ import re
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from offload.config import GIB
 from offload.events import Event, Prefilled, Text, Tokens
 from offload.statistics import Summary
 
 from .progress import ProgressDisplay, RunFacts
 from .terminal import Terminal
+from .verification import verdict
+from .wording import statistics_line
 
 # DEL, C1, line separators and bidirectional overrides: JSON may hold them raw, terminals and line readers should not.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -32,6 +33,9 @@ class Renderer(Protocol):
 
     def event(self, event: Event) -> None:
         """One event of the engine or of the text layer."""
+
+    def verifying(self, text: str) -> None:
+        """The text is complete, and it is being looked whether it is right; `finish` follows."""
 
     def finish(self, summary: Summary) -> None:
         """The end of the output, and one line of statistics."""
@@ -101,12 +105,19 @@ class StreamRenderer:
         self._display.event(event)
         self._display.write(self._output.of(event))
 
+    def verifying(self, text: str) -> None:
+        self._display.hide()
+        self._terminal.end_line()  # the spinner needs a line of its own
+        self._display.loading(text)
+
     def finish(self, summary: Summary) -> None:
         self.close()
         self._terminal.write(self._output.end(summary))
         self._terminal.end_line()
         if not self._quiet:
             self._terminal.note(statistics_line(summary))
+            if summary.verify is not None and summary.verify["lossless"]:  # otherwise the error says it
+                self._terminal.note(verdict(summary.verify))
 
     def interrupt(self, summary: Summary) -> None:
         self._display.hide()
@@ -135,47 +146,3 @@ def json_line(**fields: Any) -> str:
     """One line of JSON, UTF-8 as it is but for what would disturb a terminal or split the line."""
     text = json.dumps(fields, ensure_ascii=False, default=str)
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
-
-
-def statistics_line(summary: Summary) -> str:
-    """The summary for a person, in one line; what did not happen is left out."""
-    parts = [_prefill(summary), _decode(summary)]
-    if summary.ttft_s is not None:
-        parts.append(f"TTFT {_duration(summary.ttft_s)}")
-    if summary.tbt_median_s is not None:
-        tail = f" (p95 {_milliseconds(summary.tbt_p95_s)})" if summary.tbt_p95_s is not None else ""
-        parts.append(f"TBT {_milliseconds(summary.tbt_median_s)} ms{tail}")
-    parts.append(summary.finish_reason)
-    if summary.seed is not None:
-        parts.append(f"seed {summary.seed}")
-    if summary.peak_memory_bytes is not None:
-        parts.append(f"{summary.peak_memory_bytes / GIB:.1f} GiB")
-    return " · ".join(parts)
-
-
-def _prefill(summary: Summary) -> str:
-    text = _tokens(summary.prompt_tokens, "prompt token")
-    if summary.prefilled_tokens < summary.prompt_tokens:
-        text = f"{summary.prefilled_tokens:,} of {text}"
-    if summary.prefill_s is not None:
-        text += f" in {_duration(summary.prefill_s)}"
-    if summary.prefill_tokens_per_s is not None:
-        text += f" ({summary.prefill_tokens_per_s:,.0f}/s)"
-    return text
-
-
-def _decode(summary: Summary) -> str:
-    text = _tokens(summary.new_tokens, "token")
-    return text if summary.tokens_per_s is None else f"{text} at {summary.tokens_per_s:.1f}/s"
-
-
-def _tokens(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f}" if seconds < 0.01 else f"{seconds * 1000:.0f}"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from offload import profile as profiles
-from offload.config import GIB, GROUPS, EngineConfig, GenerationConfig, Sampling, Speculation
+from offload.config import GIB, GROUPS, EngineConfig, GenerationConfig, Sampling, Speculation, check_part
 from offload.errors import SettingsError
 from offload.profile import Profile
 
@@ -53,19 +53,13 @@ def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: values[field.name] for field in fields(group) if field.name in values}
 
 
-def check_flags(flags: Mapping[str, Any]) -> None:
-    """Refuse impossible values at once, before anything slow happens. Raises SettingsError."""
-    for group in GROUPS:
-        group(**_subset(group, flags))
-
-
 def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str | None) -> Settings:
     """Settings from flags (those given, the environment's included), a profile's name or file, and the defaults.
 
     Without a profile the one for the hardware found is taken. A seed is drawn here if none was given, so that it can
     be reported. Raises SettingsError.
     """
-    check_flags(flags)
+    check_part(flags)
     chosen = profiles.load(profile) if profile else _profile_of_this_machine()
     device = {"device": chosen.device} if profile else {}
     values = device | dict(chosen.options) | dict(flags)
@@ -101,3 +95,17 @@ def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> 
     if flags.get(first) and flags.get(second):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         raise SettingsError(f"{names[0]} and {names[1]} contradict each other", why)
+
+
+def refuse_unverifiable(sampling: Sampling) -> None:
+    """Raises SettingsError where the output cannot be compared with plain greedy decoding."""
+    if not sampling.greedy:
+        raise SettingsError(
+            f"--verify compares with greedy decoding, and the temperature is {sampling.temperature}",
+            "use --temperature 0",
+        )
+    if sampling.repetition_penalty != 1:
+        raise SettingsError(
+            f"--verify compares with plain logits, and the repetition penalty is {sampling.repetition_penalty}",
+            "use --repetition-penalty 1",
+        )

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from offload.config import Sampling, check_part
+
 from .. import options
 from ..context import given
 from ..prompt import read_prompt
-from ..settings import check_flags, refuse_both, refuse_broken_text, resolve
+from ..settings import refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
 
 def generate(
@@ -31,6 +33,18 @@ def generate(
     repetition_penalty: options.RepetitionPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    method: options.Method = None,
+    draft: options.Draft = None,
+    sink: options.Sink = None,
+    window: options.Window = None,
+    budget: options.Budget = None,
+    chunk: options.Chunk = None,
+    rebuild_every: options.RebuildEvery = None,
+    gamma1: options.Gamma1 = None,
+    gamma2: options.Gamma2 = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Decode plainly once more, and compare. Greedy decoding only.")
+    ] = False,
     profile: options.ProfileName = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -54,18 +68,23 @@ def generate(
       cat book.txt | triforce generate "Who tells this story?" > answer.txt
 
       triforce generate -f book.txt --raw --temperature 0 -n 200 --json
+
+      triforce generate -f book.txt "What happens in the end?" --method lookup --temperature 0 --verify
     """
     flags, origins = given(ctx)
     refuse_both(ctx.params, "raw", "system", "--raw uses no chat template, so there is no place for a system message")
     refuse_both(ctx.params, "quiet", "verbose", "choose one")
     for name, texts in (("--system", [system or ""]), ("--stop", stop or [])):
         refuse_broken_text(name, texts)
-    check_flags(flags)
+    check_part(flags)
     terminal = ctx.obj.terminal
     text = read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn)
     settings = resolve(flags, origins, profile)
 
+    if verify:
+        refuse_unverifiable(settings.sampling(Sampling(temperature=0)))  # as far as it was chosen here
+
     from ..generation import Output, Request, run_request  # from here on torch is needed
 
-    request = Request(text, system, raw, settings, ctx.obj.home)
+    request = Request(text, system, raw, settings, ctx.obj.home, verify)
     return run_request(request, terminal, Output(json=json, quiet=quiet, verbose=verbose))

@@ -1,0 +1,172 @@
+"""Speculation on the command line, in this process: methods, --verify, and which combinations are refused."""
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+
+from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_model
+from offload.errors import TriforceError
+from offload.events import Tokens
+from triforce_cli.app import run
+from triforce_cli.verification import compare, described, refuse_loss, verdict
+
+PROMPT = "the cat and the dog and the cat and the dog and " * 8
+GREEDY = ("--raw", "-n", "32", "--temperature", "0")
+
+
+@pytest.fixture
+def triforce(tiny_model_dir, tmp_path, monkeypatch, capsys):
+    """`triforce("generate", "hi") -> (exit code, stdout, stderr)` on the tiny model, too small for threads to share."""
+    before = torch.get_num_threads()
+    for name in ("METHOD", "DRAFT", "SEED", "PROFILE", "COLOR"):
+        monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
+    chosen = {"HOME": tmp_path / "home", "MODEL": tiny_model_dir, "DEVICE": "cpu", "DTYPE": "float32", "THREADS": 1}
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
+
+    def call(*args):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        code = run([str(arg) for arg in args])
+        return code, *capsys.readouterr()
+
+    yield call
+    torch.set_num_threads(before)
+
+
+def done(out):
+    return json.loads(out.splitlines()[-1])
+
+
+def greedy(model, ids, count, **changes):
+    """An engine, and what plain decoding emits."""
+    engine = open_model(EngineConfig(str(model), "cpu", "float32")).load()
+    config = GenerationConfig(count)
+    events = engine.generate(ids, Sampling(temperature=0), config, Speculation("ar"))
+    return engine, [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+
+@pytest.mark.parametrize("method", ["auto", "lookup", "naive", "retrieval", "streaming", "triforce"])
+def test_every_method_says_what_plain_decoding_says(triforce, tiny_model_dir, method):
+    _, plain, statistics = triforce("generate", PROMPT, *GREEDY, "--method", "ar")
+    assert " · ar · " in statistics
+    assert "→" not in statistics
+    sizes = ("--budget", "64", "--draft", tiny_model_dir, "--gamma1", "3")
+    code, out, err = triforce("generate", PROMPT, *GREEDY, "--method", method, *sizes, "--verify", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0, err
+    assert {line["type"] for line in lines} == {"prefill", "text", "done"}
+    assert "".join(line["text"] for line in lines if line["type"] == "text") == plain
+    end = lines[-1]
+    assert (end["method"], end["settings"]["budget"], end["settings"]["gamma1"]) == (method, 64, 3)
+    assert end["verify"]["lossless"] and end["verify"]["tokens"] == end["new_tokens"]
+    assert end["tokens_per_verification"] >= 1
+    assert sum(end["time_share"].values()) == pytest.approx(1)
+    assert f" · {method} · " in err
+    assert err.splitlines()[-1].startswith("verify: ")
+    if method != "auto":  # which may find that nothing pays
+        assert "→full " in err and "tokens/verification" in err
+
+
+def test_verify_says_so_in_a_line_and_quiet_does_not(triforce):
+    code, _, err = triforce("generate", PROMPT, *GREEDY, "--verify", "--method", "lookup")
+    assert code == 0
+    assert len(err.splitlines()) == 2
+    assert " equal plain decoding" in err
+    code, out, err = triforce("generate", PROMPT, *GREEDY, "--verify", "-q")
+    assert (code, err) == (0, "")
+    assert out
+
+
+def refused(result, *words):
+    code, out, err = result
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 2
+    for word in words:
+        assert word in err
+    return True
+
+
+def test_verify_needs_greedy_decoding(triforce, tiny_model_dir, tmp_path):
+    refused(triforce("generate", "hi", "--verify", "--temperature", "0.7"), "0.7", "--temperature 0")
+    refused(triforce("generate", "hi", "--verify"), "0.6", "--temperature 0")
+    greedy_but_penalised = ("--temperature", "0", "--repetition-penalty", "1.2")
+    refused(triforce("generate", "hi", "--verify", *greedy_but_penalised), "1.2", "--repetition-penalty 1")
+    for file in tiny_model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.35, "eos_token_id": 2}')
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.safetensors.gone")
+    refused(triforce("generate", "hi", "--verify", "--temperature", "1", "--model", tmp_path), "1.0")
+    (tmp_path / "model.safetensors.gone").rename(tmp_path / "model.safetensors")
+    refused(triforce("generate", "hi", "--verify", "--model", tmp_path), "0.35")
+
+
+def test_impossible_combinations_are_refused(triforce):
+    refused(triforce("generate", "hi", "--method", "naive"), "draft model", "--draft")
+    refused(triforce("generate", "hi", "--method", "naive", "--draft", "lookup"), "draft model")
+    refused(triforce("generate", "hi", "--method", "speculative"), "'speculative'", "lookup")
+    refused(triforce("generate", "hi", "--chunk", "512"), "1024", "512")
+    refused(triforce("generate", "hi", "--budget", "2"), "budget is 2")
+    refused(triforce("generate", "hi", "--gamma2", "0"), "gamma2")
+
+
+def test_halves_of_a_combination_may_come_from_anywhere(triforce, tiny_model_dir, tmp_path, monkeypatch):
+    mine = tmp_path / "mine.yaml"
+    about = "name: mine\ndescription: x\ndevice: cpu\n"
+    short = ("generate", "hi", "--raw", "-n", "3", "--json", "--profile", mine)
+    mine.write_text(f"{about}options: {{method: naive}}\n")
+    code, out, err = triforce(*short, "--draft", tiny_model_dir)
+    assert (code, done(out)["method"]) == (0, "naive"), err
+    refused(triforce(*short), "draft model")
+    mine.write_text(f"{about}options: {{draft: '{tiny_model_dir}', budget: 4096}}\n")
+    code, out, err = triforce(*short, "--method", "naive", "--chunk", "512")
+    assert (code, done(out)["method"]) == (0, "naive"), err
+    monkeypatch.setenv("TRIFORCE_DRAFT", str(tiny_model_dir))
+    code, out, err = triforce("generate", "hi", "--raw", "-n", "3", "--json", "--method", "naive")
+    assert (code, done(out)["method"]) == (0, "naive"), err
+
+
+def test_a_changed_token_is_found_and_is_an_error(tiny_model_dir):
+    ids = list(range(40, 80))
+    engine, emitted = greedy(tiny_model_dir, ids, 12)
+    assert compare(engine, ids, emitted).equal
+    changed = [*emitted[:5], (emitted[5] + 7) % 267, *emitted[6:]]
+    verify = described(compare(engine, ids, changed), lambda tokens: f"<{tokens[0]}>")
+    assert not verify["lossless"]
+    first = verify["divergences"][0]
+    assert (first["position"], first["emitted"], first["expected"]) == (5, changed[5], emitted[5])
+    assert first["margin"] > first["noise"] > 0
+    assert f"token 5 is '<{changed[5]}>' where plain decoding has '<{emitted[5]}>'" in verdict(verify)
+    with pytest.raises(TriforceError, match="more than rounding") as raised:
+        refuse_loss(verify)
+    assert raised.value.hint
+
+
+def test_the_end_is_compared_too(tiny_model_dir):
+    ids = list(range(40, 80))
+    engine, emitted = greedy(tiny_model_dir, ids, 12)
+    *before, last = emitted
+    assert compare(engine, ids, before, ended_by=(last,)).equal
+    assert compare(engine, ids, before, ended_by=((last + 1) % 267, last)).equal
+    found = compare(engine, ids, before, ended_by=((last + 1) % 267,))
+    assert [one.position for one in found.divergences] == [len(before)]
+    assert not found.lossless
+
+
+def test_a_run_that_the_model_ends_is_verified(triforce, tiny_model_dir, tmp_path):
+    _, emitted = greedy(
+        tiny_model_dir, open_model(EngineConfig(str(tiny_model_dir), "cpu")).tokenizer.encode(PROMPT, True), 20
+    )
+    for file in tiny_model_dir.iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": emitted[-1]}))
+    code, out, err = triforce("generate", PROMPT, *GREEDY, "--model", tmp_path, "--verify", "--json")
+    end = done(out)
+    assert code == 0, err
+    assert end["finish_reason"] == "eos"
+    assert end["new_tokens"] == emitted.index(emitted[-1])
+    assert end["verify"]["equal"]

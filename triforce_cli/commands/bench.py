@@ -1,0 +1,97 @@
+"""`triforce bench`: every method on the same prompt, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offload.config import check_part
+
+from .. import options
+from ..context import given
+from ..methods import DEFAULT, parse
+from ..plotting import check_plot
+from ..prompt import read_prompt
+from ..settings import resolve
+
+NEW_TOKENS = 128
+
+
+def bench(
+    ctx: typer.Context,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text, placed after files and stdin.", show_default=False)
+    ] = None,
+    prompt_file: options.PromptFiles = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods to compare, with commas; ar is always one.", show_default=DEFAULT),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Use so many tokens of the text, its first ones.", show_default="all")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--new", "--max-new-tokens", "-n", help="Generate so many.", show_default=str(NEW_TOKENS)),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Run every method so often; medians are shown.")] = 3,
+    model: options.Model = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    seed: options.Seed = None,
+    draft: options.Draft = None,
+    sink: options.Sink = None,
+    window: options.Window = None,
+    budget: options.Budget = None,
+    chunk: options.Chunk = None,
+    rebuild_every: options.RebuildEvery = None,
+    gamma1: options.Gamma1 = None,
+    gamma2: options.Gamma2 = None,
+    profile: options.ProfileName = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+    prefill_chunk: options.PrefillChunk = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object with every sample instead of a table.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Also draw tokens per second into this file, such as bench.png.", metavar="FILE"),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> int:
+    """Compare the ways to decode on one prompt and this machine.
+
+    The prompt is continued as it is, without the chat template, past any end-of-sequence token: every method generates
+    equally many tokens. It is read once; TTFT is that time and the method's own to its first token. Speedup is relative
+    to ar. Memory is an estimate of what the method keeps beside the model: KV caches, and a draft model if it uses one.
+
+    [bold]Examples[/bold]
+
+      triforce bench --prompt-file book.txt --context 4096
+
+      triforce bench -f book.txt --temperature 0 --methods lookup,triforce --new 200
+
+      triforce bench -f book.txt --repeats 5 --json > bench.json
+
+      triforce bench -f book.txt --draft Qwen/Qwen3-0.6B --plot bench.png
+    """
+    flags, origins = given(ctx)
+    flags["max_new_tokens"] = NEW_TOKENS if max_new_tokens is None else max_new_tokens
+    flags["method"] = "auto"  # --methods takes its place, also where a profile names one
+    check_part(flags)
+    wanted = parse(methods) if methods is not None else None
+    if plot is not None:
+        check_plot(plot)
+    terminal = ctx.obj.terminal
+    text = read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn)
+    settings = resolve(flags, origins, profile)
+
+    from ..benchmark import Plan, run_benchmark  # from here on torch is needed
+
+    plan = Plan(text, settings, wanted, context, repeats, ctx.obj.home)
+    return run_benchmark(plan, terminal, json=json, plot=plot, quiet=quiet)

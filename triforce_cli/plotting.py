@@ -1,0 +1,57 @@
+"""A benchmark as a bar chart. matplotlib is an optional extra, imported only where a chart was asked for."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from offload.errors import SettingsError
+
+
+def check_plot(path: Path) -> None:
+    """Raises SettingsError if no chart could be written there; asked before hours of work are behind it."""
+    if find_spec("matplotlib") is None:
+        raise SettingsError("--plot needs matplotlib, which is not installed", "pip install 'triforce[plot]'")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise SettingsError(f"there is no folder {folder}", "create it, or choose another file for --plot")
+    if path.is_dir():
+        raise SettingsError(f"{path} is a folder", "give --plot a file, such as bench.png")
+    if not os.access(folder, os.W_OK):
+        raise SettingsError(f"{folder} may not be written", "choose another folder for --plot")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix.lower().removeprefix(".") not in kinds:
+        raise SettingsError(f"--plot cannot write {path.name}", f"end its name in one of: {', '.join(kinds)}")
+
+
+def plot(path: Path, rates: Mapping[str, float], title: str) -> None:
+    """A bar for each method's tokens per second. Whole or not at all: a reader never sees half a file."""
+    from matplotlib.figure import Figure  # not pyplot: that would look for a screen
+
+    figure = Figure(figsize=(max(5.0, 1.2 * len(rates)), 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    bars = axes.bar(list(rates), list(rates.values()), color="#4477aa")
+    axes.bar_label(bars, fmt="%.1f", padding=2)
+    axes.margins(y=0.12)
+    axes.set_ylabel("tokens per second")
+    axes.set_title(title, fontsize=9, wrap=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    try:
+        figure.savefig(name, dpi=150)
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's are for their owner alone
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

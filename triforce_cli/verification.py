@@ -1,0 +1,74 @@
+"""`--verify`: plain greedy decoding again, and what to say of the comparison. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from offload.errors import TriforceError
+
+from .wording import counted
+
+if TYPE_CHECKING:
+    from offload.engine import Engine
+    from offload.replay import Replay
+
+SHOWN = 100  # divergences in a summary: behind a fault there may be thousands
+
+
+def compare(engine: Engine, ids: Sequence[int], emitted: Sequence[int], ended_by: Collection[int] = ()) -> Replay:
+    """What plain decoding says to the tokens emitted after `ids`.
+
+    `ended_by` are the end-of-sequence tokens if one of them ended the run. It was not emitted, so plain decoding is
+    asked for it apart: any of them is right, and if it chooses none, the one that it holds for the likeliest counts.
+    """
+    found = engine.replay(ids, emitted)
+    endings = [engine.replay([*ids, *emitted], [token]) for token in ended_by]
+    wrong = [ending.divergences[0] for ending in endings if not ending.equal]
+    if not endings or len(wrong) < len(endings):
+        return found
+    nearest = replace(min(wrong, key=lambda divergence: divergence.margin), position=len(emitted))
+    return replace(found, divergences=(*found.divergences, nearest))
+
+
+def described(found: Replay, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    """The comparison for JSON and for the lines below; the first divergences with the texts of their tokens."""
+    divergences = [
+        asdict(divergence)
+        | {
+            "emitted_text": decode([divergence.emitted]),
+            "expected_text": decode([divergence.expected]),
+            "is_tie": divergence.is_tie,
+        }
+        for divergence in found.divergences
+    ]
+    divergences.sort(key=lambda one: one["is_tie"])  # stable: what is no tie comes first, in its order
+    return {
+        "tokens": found.tokens,
+        "equal": found.equal,
+        "lossless": found.lossless,
+        "differing": len(divergences),
+        "divergences": divergences[:SHOWN],
+    }
+
+
+def verdict(verify: Mapping[str, Any]) -> str:
+    """One line for a person."""
+    tokens = counted(verify["tokens"], "token")
+    if verify["equal"]:
+        return f"verify: {tokens} equal plain decoding"
+    first = verify["divergences"][0]
+    tie = "a floating-point tie" if first["is_tie"] else "more than rounding"
+    more = verify["differing"] - 1
+    rest = f"; {more:,} more of {tokens} differ" if more else f"; the rest of {tokens} is equal"
+    return (
+        f"verify: token {first['position']} is {first['emitted_text']!r} where plain decoding has "
+        f"{first['expected_text']!r} (margin {first['margin']:.3g}, noise {first['noise']:.3g}: {tie}){rest}"
+    )
+
+
+def refuse_loss(verify: Mapping[str, Any]) -> None:
+    """Raises TriforceError if the output is not that of plain decoding, but for floating-point ties."""
+    if not verify["lossless"]:
+        raise TriforceError(verdict(verify), "this is a bug in triforce; --method ar decodes plainly")
