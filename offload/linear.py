@@ -1,20 +1,26 @@
 """How a weight is multiplied on this machine; the model does not know.
 
-bf16 and fp16 halve the bytes that decoding reads, but a CPU without matrix instructions for them multiplies many rows
-several times slower than in fp32. There, blocks of rows are multiplied with a copy of the weight in fp32 that lives
-for one product. Measured on an AVX2 machine (2 cores): 18 GFLOP/s in bf16 and 140 in fp32 at 512 rows; the copy
-costs 5 %.
+bf16 and fp16 halve the bytes that decoding reads, but a CPU without matrix instructions for them multiplies several
+rows many times slower than in fp32. There, more than a few rows are multiplied with a copy of the weight in fp32 that
+lives for one product, a block of it at a time. Few rows, as in a verification, stand on the short side of that product:
+there MKL has a fast kernel for 16 of them, so fewer are filled up with zeros. Measured on an AVX2 machine with 2 cores,
+all linears of a model with 106 million weights: 16 rows in 47 ms, 180 as bf16 and 115 as a plain fp32 product; one row
+in bf16 takes 13.
 """
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-UPCAST_ROWS = 16  # from here on the copy pays; below, reading half the bytes does
+UPCAST_ROWS = 7  # from here on the copy pays; below, reading half the bytes does
+_SHORT_SIDE = 16
+_WIDE_ROWS = 64  # from here on the plain product is as good
+_BLOCK = 2**21  # numbers of a weight that are copied at once: 8 MB, not far from the cache
 
 
 @cache
@@ -38,5 +44,31 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         if self._native or x.shape[0] < UPCAST_ROWS:
             return F.linear(x, self.weight, self.bias)
+        if x.shape[0] < _WIDE_ROWS:
+            return self._few_rows(x)
         bias = None if self.bias is None else self.bias.float()
         return F.linear(x.float(), self.weight.float(), bias).to(x.dtype)
+
+    def _few_rows(self, x: Tensor) -> Tensor:
+        rows, width = x.shape
+        side = max(rows, _SHORT_SIDE)
+        columns = F.pad(x.float(), (0, 0, 0, side - rows)).T  # [in, side]
+        out = torch.empty((len(self.weight), side), dtype=torch.float32)
+        size = max(1, _BLOCK // width)
+        copy = _scratch(size * width)
+        for block, target in zip(self.weight.split(size), out.split(size), strict=True):
+            upcast = copy[: block.numel()].view(block.shape).copy_(block)
+            torch.mm(upcast, columns, out=target)
+        y = out[:, :rows].T
+        return (y if self.bias is None else y + self.bias.float()).to(x.dtype, memory_format=torch.contiguous_format)
+
+
+_local = threading.local()
+
+
+def _scratch(numbers: int) -> Tensor:
+    """Room for so many fp32 numbers, kept by the thread: asking for memory anew each time costs page faults."""
+    room = getattr(_local, "room", None)
+    if room is None or len(room) < numbers:
+        room = _local.room = torch.empty(numbers, dtype=torch.float32)
+    return room
