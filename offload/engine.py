@@ -204,11 +204,11 @@ class Engine:
         """The same models, but no token ends a sequence: benchmarks compare equally many tokens."""
         return Engine(self.model, (), self._prefill_chunk, self._draft)
 
-    def replay(self, ids: Sequence[int], emitted: Sequence[int]) -> Replay:
-        """Decode plainly and greedily after `ids`, and compare with what was emitted there."""
+    def replay(self, ids: Sequence[int], emitted: Sequence[int], sampling: Sampling | None = None) -> Replay:
+        """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with what was emitted."""
         session = self._session(len(ids) + len(emitted))
         try:
-            return replay(session.full, ids, emitted)
+            return replay(session.full, ids, emitted, sampling or Sampling(temperature=0))
         finally:
             self._idle = session
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from .config import Sampling
 from .context import Context
 from .runner import Runner
+from .sampling import Sampler
 
 _BLOCK = 8  # rows of the verification that stands for any
 
@@ -51,22 +53,26 @@ class Replay:
         return all(divergence.is_tie for divergence in self.divergences)
 
 
-def replay(runner: Runner, prompt: Sequence[int], emitted: Sequence[int]) -> Replay:
-    """Decode plainly after `prompt`, a token a step, along what was emitted.
+def replay(runner: Runner, prompt: Sequence[int], emitted: Sequence[int], sampling: Sampling) -> Replay:
+    """Decode plainly after `prompt`, a token a step, along what was emitted; of `sampling` the penalty counts.
 
     No divergence means that plain decoding emits the same tokens. After one the comparison goes on along the emitted
     tokens, so that a fault behind a tie is found as well.
     """
     context = Context(prompt)
+    sampler = Sampler(sampling, 0, runner.model.shape.vocab, runner.model.device)
+    sampler.observe(context.tokens)
     divergences = []
     for position, token in enumerate(emitted):
-        logits = runner.model.logits(runner.rows(context))[0]
+        plain = runner.model.logits(runner.rows(context))
+        logits = sampler.penalised(plain)[0]
         expected = int(logits.argmax())
         if expected != token:
             margin = float(logits[expected] - logits[token])
-            noise = _noise(runner, context, emitted[position:], logits)
+            noise = _noise(runner, context, emitted[position:], plain[0])
             divergences.append(Divergence(position, token, expected, margin, noise))
         context.extend([token])
+        sampler.observe([token])
     return Replay(len(emitted), tuple(divergences))
 
 

@@ -153,6 +153,10 @@ class SelectedCache:
         """So many tokens drafted with this cache were accepted by the full cache."""
         self._refresh.observe(drafted, accepted)
 
+    def renew(self) -> None:
+        """Select again at the next pass; what is selected again is not copied again."""
+        self._rebuild = True
+
     def adopt(self) -> None:
         """Take over what the full cache has, all of it in the context; what it has not run yet stays ours."""
         full = self._full.length

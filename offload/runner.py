@@ -110,6 +110,10 @@ class SelectedRunner(Runner):
     def observe(self, drafted: int, accepted: int) -> None:
         self.cache.observe(drafted, accepted)
 
+    def renew(self) -> None:
+        """Another prompt asks other questions: select again before the next pass."""
+        self.cache.renew()
+
     def _agreed(self, context: Context) -> int:
         agreed = super()._agreed(context)
         self.cache.adopt()

@@ -27,8 +27,7 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
         TriforceError: if the model gave NaN, or no finite logit at all.
     """
     if sampling.repetition_penalty != 1 and seen is not None:
-        penalty = sampling.repetition_penalty
-        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        logits = penalise(logits, sampling.repetition_penalty, seen)
     best = logits.amax(dim=-1, keepdim=True)
     if not torch.isfinite(best).all():  # amax carries NaN along
         raise TriforceError(
@@ -45,6 +44,11 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
         probs = logits.softmax(dim=-1)
         logits = logits.masked_fill(probs < sampling.min_p * probs.amax(dim=-1, keepdim=True), _NEVER)
     return logits.softmax(dim=-1)
+
+
+def penalise(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
+    """Logits `[..., vocab]` in which tokens that were `seen` (bool, broadcast) are less likely (arXiv 1909.05858)."""
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -98,9 +102,17 @@ class Sampler:
         The last row comes after what was observed and all of the `tentative` tokens, which are not observed by this;
         each row before it comes after one token less.
         """
-        seen = self._seen
-        if seen is not None and len(tentative):
-            seen = seen.repeat(len(logits), 1)
-            for place, token in enumerate(reversed(tentative)):
-                seen[max(len(logits) - 1 - place, 0) :, token] = True
-        return warp(logits, self.sampling, seen)
+        return warp(logits, self.sampling, self._seen_before(len(logits), tentative))
+
+    @torch.inference_mode()
+    def penalised(self, logits: Tensor) -> Tensor:
+        """Logits `[rows, vocab]` after the repetition penalty alone, for what was observed."""
+        return logits if self._seen is None else penalise(logits, self.sampling.repetition_penalty, self._seen)
+
+    def _seen_before(self, rows: int, tentative: Sequence[int]) -> Tensor | None:
+        if self._seen is None or not tentative:
+            return self._seen
+        seen = self._seen.repeat(rows, 1)
+        for place, token in enumerate(reversed(tentative)):
+            seen[max(rows - 1 - place, 0) :, token] = True
+        return seen

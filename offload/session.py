@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .context import Context
@@ -24,8 +24,8 @@ class Session:
         self._capacity = capacity
         self._lookup = LookupDrafter()
         # The last ones made, with the settings that they were made for.
-        self._middle: tuple[Speculation, SelectedRunner] | None = None
-        self._drafting: tuple[Speculation, Runner] | None = None
+        self._middle: tuple[Hashable, SelectedRunner] | None = None
+        self._drafting: tuple[Hashable, Runner] | None = None
 
     def serves(self, capacity: int) -> bool:
         """Whether a sequence that may reach `capacity` tokens can live in these caches."""
@@ -47,6 +47,8 @@ class Session:
         yield from parts.full.prefill(context)
         if parts.draft is not None:
             parts.draft.rows(context)
+        if settings.method != "ar":
+            parts.lookup.outlook(context)  # reading the prompt is no part of decoding
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
         sampler.observe(context.tokens)
         hierarchy = build(parts, settings, sampler)
@@ -83,14 +85,17 @@ class Session:
         return Parts(self.full, middle, draft, self._lookup)
 
     def _middle_for(self, settings: Speculation) -> SelectedRunner:
-        if self._middle is None or self._middle[0] != settings:
+        is_streaming = settings.method == "streaming"
+        key = (is_streaming, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)
+        if self._middle is None or self._middle[0] != key:
             self._middle = None  # its memory first
-            self._middle = settings, SelectedRunner(self.full, selected_cache(self.full.cache, settings))
+            self._middle = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings))
+        self._middle[1].renew()
         return self._middle[1]
 
     def _draft_for(self, settings: Speculation) -> Runner:
         assert self._draft is not None, "a draft model that was not loaded"
-        sizes = (settings.sink, settings.window)
-        if self._drafting is None or (self._drafting[0].sink, self._drafting[0].window) != sizes:
-            self._drafting = settings, Runner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
+        key = (settings.sink, settings.window)
+        if self._drafting is None or self._drafting[0] != key:
+            self._drafting = key, Runner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
         return self._drafting[1]

@@ -43,6 +43,7 @@ def p_values():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("distribution")
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_three_tokens_are_distributed_as_plain_decoding_has_it(name, p_values):
     assert p_values[name].result() > SURE

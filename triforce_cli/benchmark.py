@@ -163,14 +163,14 @@ def _measure(
 
 def _judge(job: _Job, engine: Engine, measured: list[Measured], tell: Callable[[str], None]) -> None:
     """Look into greedy outputs that differ from plain decoding's; methods often share one."""
-    if not job.sampling.greedy or job.sampling.repetition_penalty != 1:
+    if not job.sampling.greedy:
         return
     known: dict[tuple[int, ...], bool] = {}
     for one in measured:
         for ids in {sample.ids for sample in one.samples} - {measured[0].samples[0].ids}:
             if ids not in known:
                 tell(f"bench · {one.method} · comparing with plain decoding")
-                known[ids] = engine.replay(job.ids, ids).lossless
+                known[ids] = engine.replay(job.ids, ids, job.sampling).lossless
             one.lossless = known[ids] and one.lossless is not False
 
 

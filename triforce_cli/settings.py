@@ -104,8 +104,3 @@ def refuse_unverifiable(sampling: Sampling) -> None:
             f"--verify compares with greedy decoding, and the temperature is {sampling.temperature}",
             "use --temperature 0",
         )
-    if sampling.repetition_penalty != 1:
-        raise SettingsError(
-            f"--verify compares with plain logits, and the repetition penalty is {sampling.repetition_penalty}",
-            "use --repetition-penalty 1",
-        )
