@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from .checkpoint import Checkpoint
-from .config import LONGEST_GAMMA, EngineConfig, GenerationConfig, Sampling, Speculation
+from .compatibility import check_draft
+from .config import EngineConfig, GenerationConfig, Sampling, Speculation
 from .errors import PromptError, SettingsError
 from .events import Event
 from .hierarchy import TAIL, draft_chunk, has_draft_model, has_middle
@@ -22,7 +23,6 @@ from .memory import MemoryEstimate, available, check_fit, estimate
 from .model import Model
 from .replay import Replay, replay
 from .session import Session
-from .shape import ModelShape
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .text import Tokenizer
 from .weights import Progress, check_tensors, load_model
@@ -143,27 +143,6 @@ def open_model(
     if draft is not None:
         check_draft(opened.tokenizer, Tokenizer(draft.load_tokenizer()), draft.shape, settings)
     return opened
-
-
-def check_draft(target: Tokenizer, draft: Tokenizer, shape: ModelShape, settings: Speculation) -> None:
-    """Raises SettingsError where a draft model cannot draft: other tokens, or a context shorter than its cache."""
-    theirs, ours = draft.vocabulary, target.vocabulary
-    if theirs != ours:
-        wrong = min((n for token, n in ours.items() if theirs.get(token) != n), default=None)
-        wrong = wrong if wrong is not None else min(n for token, n in theirs.items() if ours.get(token) != n)
-        names = [{n: token for token, n in words.items()}.get(wrong) for words in (ours, theirs)]
-        raise SettingsError(
-            f"the draft model's vocabulary is another one: {len(theirs):,} tokens where the target has {len(ours):,}; "
-            f"id {wrong} is {names[1]!r} where the target has {names[0]!r}",
-            "draft with a smaller model of the same family, or use --draft lookup",
-        )
-    needed = settings.sink + settings.window + LONGEST_GAMMA
-    if needed > shape.context:
-        raise SettingsError(
-            f"the draft model's context of {shape.context:,} tokens is shorter than its cache: --sink, --window and "
-            f"a draft are {needed:,}",
-            "use a smaller --window",
-        )
 
 
 class Engine:

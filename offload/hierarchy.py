@@ -22,9 +22,10 @@ from .events import Speculated
 from .lookup import LookupDrafter
 from .model import Model
 from .pace import Pace
-from .retrieval import RecencySelector, Refresh, RetrievalSelector, SelectedCache
+from .retrieval import SelectedCache
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
+from .selection import RecencySelector, Refresh, RetrievalSelector
 from .speculate import Level, ModelVerifier, speculate
 from .streaming import StreamingCache
 

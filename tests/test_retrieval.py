@@ -9,9 +9,10 @@ from tiny import make_hf_model
 from offload.attention import attend
 from offload.checkpoint import FolderCheckpoint
 from offload.context import Context
-from offload.retrieval import RecencySelector, Refresh, RetrievalSelector, SelectedCache
+from offload.retrieval import SelectedCache
 from offload.rope import rotate
 from offload.runner import Runner, SelectedRunner
+from offload.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.weights import load_model
 
 CHUNK, BUDGET, TAIL, SINK = 4, 24, 32, 4

@@ -1,0 +1,94 @@
+"""How often the target accepts what its own weights say on a small cache, on real text, by selection and budget.
+
+    python scripts/bench_acceptance.py --task continue --temperature 0
+    python scripts/bench_acceptance.py --task summarise --temperature 1 --prompt-file pride-and-prejudice.txt
+
+The target decodes plainly; at every token each small cache is asked for the same token's distribution. Acceptance is
+what speculative sampling makes of the two, sum(min(p, q)): the expected rate, without the luck of single draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from bench_peers import machine
+
+from offload import EngineConfig, Sampling, Speculation, open_model
+from offload.context import Context
+from offload.hierarchy import selected_cache
+from offload.runner import Runner, SelectedRunner
+from offload.sampling import Sampler, sample
+
+ROOT = Path(__file__).parents[1]
+QUESTION = "Summarize the book above in detail, with the main characters and events."
+
+
+def prompt(tokenizer, options: argparse.Namespace) -> list[int]:
+    """So many tokens of the book to go on with, or the book and a question."""
+    ids = tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=True)
+    if options.task == "continue":
+        return ids[: options.prompt_tokens]
+    return tokenizer.chat(f"{tokenizer.decode(ids[: options.prompt_tokens - 60])}\n\n{QUESTION}", None)
+
+
+@torch.inference_mode()
+def measure(model, ids: list[int], settings: list[Speculation], options: argparse.Namespace) -> list[list[float]]:
+    """For every setting the acceptance at each of the new tokens."""
+    full = Runner(model, model.new_cache(len(ids) + options.new))
+    middles = [SelectedRunner(full, selected_cache(full.cache, each)) for each in settings]
+    sampler = Sampler(Sampling(temperature=options.temperature, top_p=1), options.seed, model.shape.vocab, model.device)
+    context, rates = Context(ids), [[] for _ in settings]
+    list(full.prefill(context))
+    for _ in range(options.new):
+        p, *others = (
+            sampler.distribution(model.logits(each.rows(context)), context.tentative)[0] for each in (full, *middles)
+        )
+        for rate, middle, q in zip(rates, middles, others, strict=True):
+            rate.append(float(torch.minimum(p, q).sum()))
+            middle.observe(1, rate[-1])
+        context.extend([sample(p, sampler.generator)])
+        context.commit()
+    return rates
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt-file", type=Path, default=ROOT / "examples" / "frankenstein.txt")
+    parser.add_argument("--prompt-tokens", type=int, default=8000)
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--task", choices=("continue", "summarise"), default="continue")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budgets", default="512,1024,4096")
+    parser.add_argument("--chunks", default="8,16")
+    parser.add_argument("--model", default=EngineConfig().model)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    opened = open_model(EngineConfig(model=options.model, dtype=options.dtype))
+    ids = prompt(opened.tokenizer, options)
+    budgets, chunks = ([int(n) for n in text.split(",")] for text in (options.budgets, options.chunks))
+    settings = [Speculation("retrieval", budget=budget, chunk=chunk) for chunk in chunks for budget in budgets]
+    settings += [Speculation("streaming", budget=budget) for budget in budgets]
+    rates = measure(opened.load().model, ids, settings, options)
+    print(f"{len(ids):,} prompt tokens, {options.new} new, temperature {options.temperature:g}; {machine()}")
+    results = []
+    for each, rate in zip(settings, rates, strict=True):
+        mean = sum(rate) / len(rate)
+        results.append({"method": each.method, "budget": each.budget, "chunk": each.chunk, "acceptance": mean})
+        print(f"{each.method:10} budget {each.budget:5}  chunk {each.chunk:3}  acceptance {mean:.3f}")
+    if options.json:
+        facts = {"machine": machine(), "task": options.task, "temperature": options.temperature}
+        facts |= {"prompt": options.prompt_file.name, "prompt_tokens": len(ids), "new_tokens": options.new}
+        options.json.write_text(json.dumps(facts | {"results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
