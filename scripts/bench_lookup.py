@@ -1,0 +1,50 @@
+"""What n-gram lookup costs on a long text: building its index, a proposal behind each new token, and memory.
+
+python scripts/bench_lookup.py --prompt-file book.txt --tokens 131072
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import psutil
+
+from offload import EngineConfig, open_model
+from offload.context import Context
+from offload.lookup import LookupDrafter
+from offload.statistics import percentile
+
+ROOT = Path(__file__).parents[1]
+NEW = 2000  # tokens that come one by one
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt-file", type=Path, default=ROOT / "examples" / "frankenstein.txt")
+    parser.add_argument("--tokens", type=int, default=131072)
+    parser.add_argument("--model", default=EngineConfig().model)
+    options = parser.parse_args()
+    tokenizer = open_model(EngineConfig(model=options.model)).tokenizer
+    ids = tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=False)[: options.tokens]
+    context, drafter, before = Context(ids[:-NEW]), LookupDrafter(), psutil.Process().memory_info().rss
+    start = time.perf_counter()
+    drafter.outlook(context)
+    built = time.perf_counter() - start
+    times = []
+    for token in ids[-NEW:]:
+        context.extend([token])
+        context.commit()
+        start = time.perf_counter()
+        drafter.propose(context, 16)
+        times.append((time.perf_counter() - start) * 1e6)
+    size = (psutil.Process().memory_info().rss - before) / 2**20
+    median, tail = statistics.median(times), percentile(times, 0.99)
+    print(f"{len(ids):,} tokens indexed in {built:.2f} s, {size:.0f} MiB; a token and a proposal: ", end="")
+    print(f"median {median:.1f}, p99 {tail:.1f} microseconds")
+
+
+if __name__ == "__main__":
+    main()
