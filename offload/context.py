@@ -59,9 +59,9 @@ class Context:
         """Keep the first `length` tokens."""
         assert 0 <= length <= len(self.tokens), f"cannot truncate {len(self.tokens)} tokens to {length}"
         if length < len(self.tokens):
+            self.marks.lower(length)  # first: an interrupt in between must not leave followers unaware
             del self.tokens[length:]
             self.committed = min(self.committed, length)
-            self.marks.lower(length)
 
     def restart(self, ids: Sequence[int]) -> None:
         """Become this sequence, all of it committed; the prefix that it shares with the old one is unchanged."""

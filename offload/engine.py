@@ -15,7 +15,7 @@ import torch
 from .checkpoint import Checkpoint
 from .compatibility import check_draft
 from .config import EngineConfig, GenerationConfig, Sampling, Speculation
-from .errors import PromptError, SettingsError
+from .errors import PromptError, SettingsError, TriforceError
 from .events import Event
 from .hierarchy import TAIL, draft_chunk, has_draft_model, has_middle
 from .linear import multiplies_natively
@@ -94,7 +94,7 @@ class OpenModel:
         settings = self.speculation
         retrieval = draft = 0
         if has_middle(settings, tokens):
-            retrieval = shape.kv_bytes(settings.budget + TAIL + settings.chunk, size)
+            retrieval = shape.kv_bytes(min(settings.budget, tokens) + TAIL + settings.chunk, size)
             retrieval += shape.kv_bytes(tokens // settings.chunk, size) // 2  # mean keys
         if self.draft is not None:
             room = settings.sink + 2 * settings.window + 2 * draft_chunk(settings)
@@ -137,12 +137,20 @@ def open_model(
     settings = speculation or Speculation()
     draft = None
     if has_draft_model(settings):
-        draft = open_checkpoint(locate(settings.draft_model, home, progress))
-        check_tensors(draft)
+        draft = _open_draft(settings.draft_model, home, progress)
     opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft)
     if draft is not None:
         check_draft(opened.tokenizer, Tokenizer(draft.load_tokenizer()), draft.shape, settings)
     return opened
+
+
+def _open_draft(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
+    try:
+        draft = open_checkpoint(locate(name, home, progress))
+        check_tensors(draft)
+    except TriforceError as error:
+        raise type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft")) from error
+    return draft
 
 
 class Engine:
@@ -179,13 +187,15 @@ class Engine:
         finally:
             self._idle = session
 
-    def endless(self) -> Engine:
-        """The same models, but no token ends a sequence: benchmarks compare equally many tokens."""
-        return Engine(self.model, (), self._prefill_chunk, self._draft)
+    def replay(
+        self, ids: Sequence[int], emitted: Sequence[int], sampling: Sampling | None = None, length: int = 0
+    ) -> Replay:
+        """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with what was emitted.
 
-    def replay(self, ids: Sequence[int], emitted: Sequence[int], sampling: Sampling | None = None) -> Replay:
-        """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with what was emitted."""
-        session = self._session(len(ids) + len(emitted))
+        `length` is that which the sequence might have reached, prompt and `max_new_tokens`, where that is more than
+        what there is: to some RoPE scalings it matters.
+        """
+        session = self._session(max(len(ids) + len(emitted), length))
         try:
             return replay(session.full, ids, emitted, sampling or Sampling(temperature=0))
         finally:

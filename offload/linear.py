@@ -70,5 +70,6 @@ def _scratch(numbers: int) -> Tensor:
     """Room for so many fp32 numbers, kept by the thread: asking for memory anew each time costs page faults."""
     room = getattr(_local, "room", None)
     if room is None or len(room) < numbers:
-        room = _local.room = torch.empty(numbers, dtype=torch.float32)
+        with torch.inference_mode(False):  # else it could only be used in that mode
+            room = _local.room = torch.empty(numbers, dtype=torch.float32)
     return room

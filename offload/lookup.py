@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from .context import Context
+from .context import Context, Watermarks
 from .draft import NOTHING, Draft
 
 
@@ -89,6 +89,7 @@ class LookupDrafter:
     def __init__(self, shortest: int = 2) -> None:
         self._shortest = shortest  # matches below say next to nothing
         self._index = SuffixIndex()
+        self._marks: Watermarks | None = None  # of the context that is indexed
 
     def outlook(self, context: Context) -> Hashable:
         length, _ = self._match(context)
@@ -99,6 +100,7 @@ class LookupDrafter:
         if length < self._shortest:
             return NOTHING
         proposed = context.tokens[place : place + limit]
+        assert proposed or not limit, "a match ends before the text does"
         while len(proposed) < limit:  # the text has caught up with itself: it goes round in a circle
             proposed += proposed[: limit - len(proposed)]
         return Draft(proposed, None)
@@ -108,8 +110,11 @@ class LookupDrafter:
 
     def _match(self, context: Context) -> tuple[int, int]:
         """Index what has been committed since the last time, then match; the tentative tokens are never indexed."""
-        if context.marks.look(self, len(context)) < self._index.size:
-            self._index = SuffixIndex()
-        for token in context.tokens[self._index.size : context.committed]:
-            self._index.append(token)
-        return self._index.match(context.tentative)
+        index, self._index = self._index, SuffixIndex()  # interrupted while it grows, an index is good for nothing
+        unchanged = context.marks.look(self, len(context))
+        if unchanged < index.size or context.marks is not self._marks:
+            index, self._marks = SuffixIndex(), context.marks
+        for token in context.tokens[index.size : context.committed]:
+            index.append(token)
+        self._index = index
+        return index.match(context.tentative)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .context import Context
 from .draft import Drafter
-from .rates import Acceptance, DraftTimes, StepTimes, expected_tokens
+from .rates import BELIEVED, Acceptance, DraftTimes, StepTimes, expected_tokens
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 LONGEST = max(GAMMAS)
@@ -17,9 +17,13 @@ _CAP = 16  # plain steps; more of its gains speculation may not lose again
 
 
 class Cycle(NamedTuple):
-    """One draft and its verification; no drafter where there was no draft. Times in seconds."""
+    """One draft and its verification; no drafter where there was no draft. `first` of the tokens that came out.
+
+    Times in seconds.
+    """
 
     drafter: Drafter | None
+    first: int
     drafted: int
     accepted: int
     draft_s: float
@@ -66,6 +70,7 @@ class Pace:
         self._cycle = 0
         self._plain_at = 0  # the last cycle that was a plain step
         self._outlook: Hashable = None
+        self._bets: list[tuple[Drafter, Hashable, int]] = []  # what drafters would have said where none was asked
 
     def choose(self, context: Context, limit: int) -> tuple[Drafter | None, int]:
         """A drafter, and how many tokens to ask it for, at most `limit`; (None, 0) is a plain step.
@@ -75,11 +80,14 @@ class Pace:
         self._cycle += 1
         if limit < 1 or self._cycle == 1 or (self._rests and self._must_rest()):
             return None, 0
+        self._bets = []
         best: tuple[float, Drafter | None, int] = (self._plain_rate(), None, 0)
         for drafter in self._drafters:
             outlook = drafter.outlook(context)
             if outlook is None:
                 continue
+            if drafter.share == 0:  # asking costs nothing, and a plain step will tell whether it was right
+                self._bets.append((drafter, outlook, drafter.propose(context, 1).tokens[0]))
             gamma, rate = self._best_gamma(drafter, outlook, limit)
             if rate > best[0]:
                 best, self._outlook = (rate, drafter, gamma), outlook
@@ -89,15 +97,28 @@ class Pace:
         """What came of the last choice."""
         if self._cycle == 1:
             return  # its time says nothing about the following ones
+        cycle = self._believed(cycle)
         self._steps.observe(cycle.drafted + 1, cycle.verify_s)
         if cycle.drafter is None:
             self._plain_at = self._cycle
+            for drafter, outlook, token in self._bets:
+                self._accepted(drafter, outlook).observe(self._cycle, 1, int(token == cycle.first))
         else:
             name = cycle.drafter.name
             self._draft_times[name].observe(cycle.drafted, cycle.draft_s)
             self._accepted(cycle.drafter, self._outlook).observe(self._cycle, cycle.drafted, cycle.accepted)
         if self._rests:
             self._ledger.enter(cycle, self._steps.of(1))
+
+    def _believed(self, cycle: Cycle) -> Cycle:
+        """The cycle without a hiccup of the machine: that is nobody's fault, and must not count against drafting."""
+        if not self._steps.known:
+            return cycle
+        verify_s = min(cycle.verify_s, BELIEVED * self._steps.of(cycle.drafted + 1))
+        draft_s = cycle.draft_s
+        if cycle.drafter is not None and (times := self._draft_times[cycle.drafter.name]).known:
+            draft_s = min(draft_s, BELIEVED * times.of(0.0) * cycle.drafted)
+        return cycle._replace(draft_s=draft_s, verify_s=verify_s)
 
     def _must_rest(self) -> bool:
         return 1 not in self._steps or self._cycle - self._plain_at > _PLAIN_EVERY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+BELIEVED = 2.0  # times what it was taken for: longer than that a step only takes when the machine has a hiccup
 _SLOPE = 0.2  # what each further row of a verification is taken to cost, relative to one row, until measured
 
 
@@ -43,6 +44,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
+        self._count: dict[int, int] = {}
 
     @property
     def known(self) -> bool:
@@ -65,15 +67,17 @@ class StepTimes:
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step has taken so long."""
+        count = self._count[rows] = self._count.get(rows, 0) + 1
         if not self._known:
-            self._known[rows] = seconds
+            self._known[rows] = max(seconds, 1e-9)
             return
         guess = self.of(rows)
         # The first step of a size may pay for its set-up, and a busy machine for others: no single one is believed.
-        ratio = min(max(seconds / guess, 0.5), 2.0)
-        drift = ratio**0.05
+        ratio = min(max(seconds / guess, 1 / BELIEVED), BELIEVED)
+        drift = ratio**0.02  # a machine that slows down does so for every size
         self._known = {n: value * drift for n, value in self._known.items()}
-        self._known[rows] = guess * (1 + 0.3 * (ratio - 1)) if rows in self._known else guess * (1 + 0.7 * (ratio - 1))
+        weight = 0.7 if count == 1 else max(0.1, 1 / (count + 1))
+        self._known[rows] = guess * (1 + weight * (ratio - 1))
 
 
 class DraftTimes:
@@ -82,6 +86,10 @@ class DraftTimes:
     def __init__(self) -> None:
         self._per_token: float | None = None
         self._first = True
+
+    @property
+    def known(self) -> bool:
+        return self._per_token is not None
 
     def of(self, guess: float) -> float:
         """Seconds a token; the guess as long as nothing is known."""

@@ -23,7 +23,7 @@ class SelectedCache:
     ) -> None:
         """`budget` tokens in chunks of `chunk`; room for `tail` tokens beside, twice the longest draft."""
         self._full, self._selector, self._refresh = full, selector, refresh
-        self._chunk, self._slots = chunk, budget // chunk
+        self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
         keys = full.stored()[0]
         layers, kv_heads, _, head_dim = keys.shape
@@ -54,10 +54,11 @@ class SelectedCache:
         unchanged = self._full.marks.look(self, full)
         self._exact = min(self._exact, unchanged)
         self._selector.truncate(unchanged)
-        self._chosen[self._chosen >= unchanged // self._chunk] = -1  # in a slot, but no longer that chunk
-        if full < self._start or unchanged < self._start:
+        if unchanged < self._start:
             self._rebuild = True
-        self._length = max(self._length, full)
+            self._chosen[self._chosen >= unchanged // self._chunk] = -1  # in a slot, but no longer that chunk
+        # A new selection cannot be made under tokens that only we have run: they are run again.
+        self._length = full if self._rebuild else max(self._length, full)
 
     def begin(self, tokens: int) -> None:
         full = min(self._full.length, self._length)
@@ -109,11 +110,12 @@ class SelectedCache:
         same_row, place = (~is_there.gather(1, wanted)).nonzero(as_tuple=True)
         assert torch.equal(row, same_row), "a row has lost or doubled a chunk"
         chunk = wanted[row, place]
+        self._chosen = self._chosen.clone()
+        self._chosen[row, slot] = -1  # an interrupt must not leave a slot under a wrong name
         for ours, theirs in zip((self._keys, self._values), self._full.stored(), strict=True):
             slots = ours[:, :, : self._chosen.shape[1] * self._chunk].unflatten(2, (-1, self._chunk)).flatten(0, 1)
             source = theirs[:, :, : chunks * self._chunk].unflatten(2, (-1, self._chunk)).flatten(0, 1)
             slots[row, slot] = source[row, chunk]
-        self._chosen = self._chosen.clone()
         self._chosen[row, slot] = chunk
         self.copied_chunks += len(row)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .cache import KVCache
-from .context import Context, common_prefix
+from .context import Context, Watermarks, common_prefix
 from .events import Prefilled
 from .model import Model
 from .retrieval import SelectedCache
@@ -30,6 +30,7 @@ class Runner:
         self._chunk = chunk  # tokens a forward pass
         self._held: list[int] = []  # the tokens whose keys and values are in the cache
         self._last: Tensor | None = None  # [1, hidden], the row of the last held token
+        self._marks: Watermarks | None = None  # of the context that the held tokens were last compared with
 
     @property
     def held(self) -> int:
@@ -78,6 +79,8 @@ class Runner:
     def _agreed(self, context: Context) -> int:
         """Leading tokens of the context that are in the cache."""
         unchanged = context.marks.look(self, len(context))
+        if context.marks is not self._marks:  # since this one was last seen, another one was followed
+            unchanged, self._marks = 0, context.marks
         agreed = common_prefix(self._held, context.tokens, min(unchanged, self.held))
         # What was held beyond the common prefix may come to agree with the context again, but is not known to.
         del self._held[agreed:]
@@ -85,13 +88,16 @@ class Runner:
         return agreed
 
     def _cut(self, length: int) -> None:
+        del self._held[length:]  # first: an interrupt between the two must not leave more tokens than keys
         if length < self.cache.length:
-            length = self.cache.truncate(length)
             self._last = None
-        del self._held[length:]
+            del self._held[self.cache.truncate(length) :]
 
     def _run(self, ids: Sequence[int]) -> Tensor:
-        hidden = self.model.forward(torch.tensor(ids, device=self.model.device), self.cache)
+        self._last = None
+        # A padding token of a target with a larger table: a draft model may read it as anything.
+        known = torch.tensor(ids, device=self.model.device).clamp_(max=self.model.shape.vocab - 1)
+        hidden = self.model.forward(known, self.cache)
         self._held += ids
         self._last = hidden[-1:]
         return hidden
@@ -117,6 +123,10 @@ class SelectedRunner(Runner):
     def _agreed(self, context: Context) -> int:
         agreed = super()._agreed(context)
         self.cache.adopt()
+        if agreed > self.cache.length:
+            agreed = self.cache.length
+            del self._held[agreed:]
+            self._last = None
         if agreed < self._full.held:
             agreed = min(self._full.held, len(context))
             self._held += context.tokens[self.held : agreed]

@@ -6,8 +6,9 @@ from collections.abc import Generator, Hashable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .context import Context
+from .errors import PromptError
 from .events import Event, Finished, Tokens
-from .hierarchy import Parts, build, draft_cache, draft_chunk, has_draft_model, has_middle, selected_cache
+from .hierarchy import Hierarchy, Parts, build, draft_cache, draft_chunk, has_draft_model, has_middle, selected_cache
 from .lookup import LookupDrafter
 from .model import Model
 from .runner import Runner, SelectedRunner
@@ -41,6 +42,8 @@ class Session:
         eos_ids: frozenset[int],
     ) -> Generator[Event, int | None]:
         """See Engine.generate."""
+        if not ids:
+            raise PromptError("the prompt is empty", "give at least one token")
         context = self.context
         context.restart(ids)
         parts = self._parts(settings, len(ids) + config.max_new_tokens)
@@ -51,18 +54,23 @@ class Session:
             parts.lookup.outlook(context)  # reading the prompt is no part of decoding
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
         sampler.observe(context.tokens)
-        hierarchy = build(parts, settings, sampler)
-        while (emitted := len(context) - len(ids)) < config.max_new_tokens:
-            hierarchy.top.advance(context, config.max_new_tokens - emitted)
-            ended = self._cut_at(eos_ids, len(ids) + emitted)
+        yield from self._decode(build(parts, settings, sampler), sampler, config.max_new_tokens, eos_ids)
+
+    def _decode(
+        self, hierarchy: Hierarchy, sampler: Sampler, limit: int, eos_ids: frozenset[int]
+    ) -> Generator[Event, int | None]:
+        """Up to `limit` tokens behind the context."""
+        context, prompt = self.context, len(self.context)
+        while (place := len(context)) < prompt + limit:
+            hierarchy.top.advance(context, prompt + limit - place)
+            ended = self._cut_at(eos_ids, place)
             context.commit()
-            run = context.tokens[len(ids) + emitted :]
+            run = context.tokens[place:]
             sampler.observe(run)
             yield hierarchy.statistics()
             kept = (yield Tokens(tuple(run))) if run else None
             if kept is not None:
-                context.truncate(len(ids) + kept)
-                self.full.settle(context)
+                self._cut(prompt + kept)
                 yield Finished("stop")
                 return
             if ended:
@@ -74,10 +82,13 @@ class Session:
         """Cut the context before the first end-of-sequence token from `start` on; whether there was one."""
         for place in range(start, len(self.context)):
             if self.context.tokens[place] in eos_ids:
-                self.context.truncate(place)
-                self.full.settle(self.context)
+                self._cut(place)
                 return True
         return False
+
+    def _cut(self, length: int) -> None:
+        self.context.truncate(length)
+        self.full.settle(self.context)
 
     def _parts(self, settings: Speculation, tokens: int) -> Parts:
         middle = self._middle_for(settings) if has_middle(settings, tokens) else None
@@ -97,5 +108,6 @@ class Session:
         assert self._draft is not None, "a draft model that was not loaded"
         key = (settings.sink, settings.window)
         if self._drafting is None or self._drafting[0] != key:
+            self._drafting = None  # its memory first
             self._drafting = key, Runner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
         return self._drafting[1]

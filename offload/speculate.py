@@ -132,9 +132,10 @@ class Level:
         emitted = [*draft.tokens[:accepted], token]
         context.extend(emitted)
         self._verifier.settle(context)
-        if drafter is not None and draft.tokens:
+        if draft.tokens:
             drafter.observe(len(draft.tokens), accepted)
-        cycle = Cycle(drafter if draft.tokens else None, len(draft.tokens), accepted, drafted - start, end - drafted)
+        drafter = drafter if draft.tokens else None
+        cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, drafted - start, end - drafted)
         self._pace.observe(cycle)
         self._count(cycle)
         return Draft(emitted, target[: len(emitted)])

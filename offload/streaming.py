@@ -31,7 +31,7 @@ class StreamingCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._sink, self._window = sink, window
+        self._sink, self._window, self._most = sink, window, inflight
         self._room = sink + 2 * window + 2 * inflight  # half of it between sink and window is for rollback
         self._rope = rope
         self._length = 0
@@ -47,7 +47,7 @@ class StreamingCache:
 
     def begin(self, tokens: int) -> None:
         stored = self._length - self._dropped
-        assert 0 < tokens <= self._room - self._sink - self._window, f"{tokens} tokens at once in {self._room}"
+        assert 0 < tokens <= self._most, f"{tokens} tokens at once where {self._most} are the most"
         if stored + tokens > self._room:
             stored = self._compact()
         self._inflight = tokens

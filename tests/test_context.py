@@ -82,6 +82,13 @@ def test_rows_are_those_of_a_fresh_runner_after_any_history(model, steps):
             assert torch.allclose(found, fresh, atol=1e-4)
 
 
+def test_two_contexts_in_turn_are_not_taken_for_each_other(model):
+    runner, first, second = Runner(model, model.new_cache(80)), Context([1, 2, 3, 4]), Context([5, 6, 7, 8])
+    wanted = runner.rows(first).clone()
+    runner.rows(second)
+    assert torch.allclose(runner.rows(first), wanted, atol=1e-5)
+
+
 def test_nothing_is_run_twice(model, monkeypatch):
     runner, context, ran = Runner(model, model.new_cache(80)), Context([1, 2, 3, 4]), []
     forward = model.forward

@@ -164,6 +164,17 @@ def test_refresh_is_due_when_acceptance_has_fallen():
     assert not refresh.due(160)
 
 
+def test_a_new_selection_drops_what_only_the_small_cache_has_run(model):
+    """The next prompt may end in a token that was tried out for the last one."""
+    full, middle, context = prefilled(model, 150)
+    context.extend([5])
+    middle.rows(context)
+    context.commit()
+    middle.renew()
+    assert middle.rows(context, [7]).shape == (2, model.shape.hidden)
+    assert_holds_the_full_cache_s(middle.cache, full.cache)
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("cycle"), st.integers(0, 8), st.integers(0, 8)),

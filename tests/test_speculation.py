@@ -9,7 +9,7 @@ from tiny import make_hf_model, make_tokenizer
 from offload import EngineConfig, Finished, GenerationConfig, Sampling, Speculated, Speculation, Tokens, open_model
 from offload.config import METHODS
 from offload.engine import Engine
-from offload.errors import SettingsError
+from offload.errors import PromptError, SettingsError
 from offload.text import StopStrings, StreamDecoder, stream_text
 
 GREEDY = Sampling(temperature=0)
@@ -241,6 +241,41 @@ def test_a_draft_model_with_a_padded_vocabulary_is_welcome(tiny_model_dir, tmp_p
     engine = Engine(loaded.model, (), 16, loaded._draft)
     found = tokens(engine.generate(ids(50), GREEDY, GenerationConfig(max_new_tokens=30), wanted))
     assert found == tokens(run(fresh(endless), ids(50), 30))
+
+
+def test_a_target_with_a_padded_vocabulary_may_say_what_its_draft_does_not_know(tmp_path, draft_dir):
+    make_hf_model("llama", vocab_size=300).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
+    wanted = Speculation("naive", str(draft_dir), **SMALL)
+    engine = Engine((loaded := open_model(config, speculation=wanted).load()).model, (), 16, loaded._draft)
+    prompt = ids(50)
+    plain = tokens(run(fresh(engine), prompt, 80))
+    assert max(plain) > 266
+    assert tokens(engine.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=80), wanted)) == plain
+
+
+def test_a_replay_of_a_run_that_ended_early_has_the_same_rotations(tmp_path):
+    """With length-dependent RoPE a shorter sequence would be another model."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    make_hf_model("llama", max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    engine = open_model(EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")).load().without_end()
+    emitted = tokens(run(engine, ids(40), 200))[:30]
+    assert engine.replay(ids(40), emitted, length=240).equal
+    assert not engine.replay(ids(40), emitted).lossless
+
+
+def test_a_replay_of_another_prompt_does_not_disturb_the_next_request(endless):
+    engine = fresh(endless)
+    first = tokens(run(engine, ids(60), 20))
+    engine.replay(ids(60, 1), ids(20, 2))
+    assert tokens(run(engine, ids(60), 20)) == first
+
+
+def test_an_empty_prompt_is_refused(endless):
+    with pytest.raises(PromptError, match="empty"):
+        run(fresh(endless), [])
 
 
 def test_a_window_beyond_the_draft_s_context_is_refused(tiny_model_dir, draft_dir):

@@ -170,7 +170,8 @@ def _verify(job: _Job, engine: Engine, emitted: list[int], summary: Summary, ren
     renderer.verifying("decoding plainly, to compare")
     try:
         ended_by = job.opened.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
-        verify = described(compare(engine, job.ids, emitted, job.sampling, ended_by), job.opened.tokenizer.decode)
+        found = compare(engine, job.ids, emitted, job.sampling, ended_by, len(job.ids) + job.new_tokens)
+        verify = described(found, job.opened.tokenizer.decode)
     except KeyboardInterrupt:
         renderer.interrupt(summary)
         return INTERRUPTED

@@ -19,15 +19,20 @@ SHOWN = 100  # divergences in a summary: behind a fault there may be thousands
 
 
 def compare(
-    engine: Engine, ids: Sequence[int], emitted: Sequence[int], sampling: Sampling, ended_by: Collection[int] = ()
+    engine: Engine,
+    ids: Sequence[int],
+    emitted: Sequence[int],
+    sampling: Sampling,
+    ended_by: Collection[int] = (),
+    length: int = 0,
 ) -> Replay:
     """What plain decoding says to the tokens emitted after `ids`.
 
     `ended_by` are the end-of-sequence tokens if one of them ended the run. It was not emitted, so plain decoding is
     asked for it apart: any of them is right, and if it chooses none, the one that it holds for the likeliest counts.
     """
-    found = engine.replay(ids, emitted, sampling)
-    endings = [engine.replay([*ids, *emitted], [token], sampling) for token in ended_by]
+    found = engine.replay(ids, emitted, sampling, length)
+    endings = [engine.replay([*ids, *emitted], [token], sampling, length) for token in ended_by]
     wrong = [ending.divergences[0] for ending in endings if not ending.equal]
     if not endings or len(wrong) < len(endings):
         return found
