@@ -11,7 +11,8 @@ from .rates import BELIEVED, Acceptance, DraftTimes, StepTimes, expected_tokens
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 LONGEST = max(GAMMAS)
-_PLAIN_EVERY = 64  # cycles; without a plain step now and then, nothing is known of what speculation competes with
+_MARGIN = 1.05  # times plain decoding's rate is what drafting must promise: less may be noise
+_PLAIN_EVERY = 24  # cycles; without a plain step now and then, nothing is known of what speculation competes with
 _SHARE = 0.03  # of the time may be lost on drafts that fail
 _CAP = 16  # plain steps; more of its gains speculation may not lose again
 
@@ -124,7 +125,7 @@ class Pace:
         return 1 not in self._steps or self._cycle - self._plain_at > _PLAIN_EVERY
 
     def _plain_rate(self) -> float:
-        return 1 / self._steps.of(1) if self._rests else 0.0
+        return _MARGIN / self._steps.of(1) if self._rests else 0.0
 
     def _accepted(self, drafter: Drafter, outlook: Hashable) -> Acceptance:
         return self._acceptance.setdefault((drafter.name, outlook), Acceptance(drafter.prior))
