@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .config import LONGEST_GAMMA, Speculation
+from .config import Speculation
 from .errors import SettingsError
+from .hierarchy import draft_chunk
 from .shape import ModelShape
 from .text import Tokenizer
 
@@ -20,10 +21,10 @@ def check_draft(target: Tokenizer, draft: Tokenizer, shape: ModelShape, settings
             f"id {wrong} is {names[1]!r} where the target has {names[0]!r}",
             "draft with a smaller model of the same family, or use --draft lookup",
         )
-    needed = settings.sink + settings.window + LONGEST_GAMMA
+    needed = settings.sink + settings.window + draft_chunk(settings)
     if needed > shape.context:
         raise SettingsError(
             f"the draft model's context of {shape.context:,} tokens is shorter than its cache: --sink, --window and "
-            f"a draft are {needed:,}",
-            "use a smaller --window",
+            f"what it reads at once are {needed:,}",
+            "use a smaller --window or --sink",
         )

@@ -109,7 +109,8 @@ class Meter:
             tokens_per_s=self.tokens_per_s,
             total_s=self._clock() - self._start,
             verifications=verifications(self.levels) or None,
-            tokens_per_verification=tokens_per_verification(self.levels),
+            # Of what was kept: a stop string or the end of the text may have cut the last run short.
+            tokens_per_verification=_rate(self.new_tokens, verifications(self.levels)),
             acceptance=acceptance(self.levels),
             time_share=time_share(self.levels),
             **facts,
@@ -163,5 +164,5 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def _rate(tokens: int, seconds: float | None) -> float | None:
-    return tokens / seconds if seconds and tokens else None
+def _rate(tokens: int, each: float | None) -> float | None:
+    return tokens / each if each and tokens else None

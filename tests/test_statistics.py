@@ -67,7 +67,9 @@ def levels(*rows) -> Speculated:
 
 def test_one_level_of_speculation():
     plain, drafted = ("none", "full", 2, 0, 0, 0, 0.0, 1.0), ("lookup", "full", 3, 12, 10, 8, 0.5, 2.5)
-    summary = run([(1, levels(plain)), (1, Tokens((1,))), (1, levels(plain, drafted))]).summary("length")
+    summary = run([(1, levels(plain)), (1, Tokens((1,))), (1, levels(plain, drafted)), (1, Tokens((2,) * 12))]).summary(
+        "length"
+    )
     assert summary.verifications == 5
     assert summary.tokens_per_verification == pytest.approx((8 + 5) / 5)
     assert summary.acceptance == {"lookup -> full": pytest.approx(0.8)}
@@ -77,9 +79,9 @@ def test_one_level_of_speculation():
 def test_the_time_of_a_lower_level_is_not_counted_twice():
     top = ("retrieval", "full", 4, 20, 18, 16, 3.0, 5.0)  # its 3 seconds of drafting are the two rows below
     lower = [("draft", "retrieval", 5, 30, 25, 10, 1.0, 1.5), ("none", "retrieval", 1, 0, 0, 0, 0.0, 0.5)]
-    summary = run([(1, levels(top, *lower))]).summary("length")
+    summary = run([(1, levels(top, *lower)), (1, Tokens((1,) * 6))]).summary("stop")
     assert summary.verifications == 4
-    assert summary.tokens_per_verification == pytest.approx(5)
+    assert summary.tokens_per_verification == pytest.approx(6 / 4)  # a stop string has cut off the rest
     assert summary.acceptance == pytest.approx({"retrieval -> full": 16 / 18, "draft -> retrieval": 0.4})
     assert summary.time_share == pytest.approx({"draft": 1 / 8, "middle": 2 / 8, "verify": 5 / 8})
 

@@ -87,10 +87,10 @@ def run_benchmark(plan: Plan, terminal: Terminal, json: bool, plot: Path | None,
     if interrupted:
         terminal.after_ctrl_c()
     comparison = Comparison(_facts(job, engine, prefill_s), job.sampling.greedy, measured)
-    if measured[0].samples:
+    if json or measured[0].samples:
         _tell(comparison, terminal, json, interrupted)
-        if plot is not None:
-            draw(plot, {row["method"]: row["tokens_per_s"] or 0.0 for row in comparison.rows()}, comparison.title())
+    if plot is not None and measured[0].samples:
+        draw(plot, {row["method"]: row["tokens_per_s"] or 0.0 for row in comparison.rows()}, comparison.title())
     return INTERRUPTED if interrupted else DONE
 
 
