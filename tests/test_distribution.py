@@ -31,7 +31,7 @@ CASES = [
     pytest.param(
         *method,
         name,
-        marks=pytest.mark.long if (place + other) % 2 else pytest.mark.slow,
+        marks=[pytest.mark.slow, *[pytest.mark.long] * ((place + other) % 2)],
         id="-".join((*method[:2], name)),
     )
     for place, method in enumerate(METHODS)
