@@ -10,7 +10,6 @@ from .draft import Drafter
 from .rates import BELIEVED, Acceptance, DraftTimes, StepTimes, expected_tokens
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-LONGEST = max(GAMMAS)
 _MARGIN = 1.05  # times plain decoding's rate is what drafting must promise: less may be noise
 _PLAIN_EVERY = 24  # cycles; without a plain step now and then, nothing is known of what speculation competes with
 _SHARE = 0.03  # of the time may be lost on drafts that fail
@@ -79,9 +78,9 @@ class Pace:
         The first step is plain: the first token comes from the prompt's last row, which is there already.
         """
         self._cycle += 1
+        self._bets = []
         if limit < 1 or self._cycle == 1 or (self._rests and self._must_rest()):
             return None, 0
-        self._bets = []
         best: tuple[float, Drafter | None, int] = (self._plain_rate(), None, 0)
         for drafter in self._drafters:
             outlook = drafter.outlook(context)

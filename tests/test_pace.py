@@ -5,6 +5,7 @@ import random
 import pytest
 
 from offload.context import Context
+from offload.draft import Draft
 from offload.pace import Cycle, Pace
 from offload.rates import Acceptance, DraftTimes, StepTimes, expected_tokens
 
@@ -90,8 +91,6 @@ def test_a_hiccup_of_the_machine_is_not_held_against_drafting(hiccup):
 def test_what_costs_nothing_to_ask_is_asked_while_resting():
     class Free(Fake):
         def propose(self, context, limit):
-            from offload.draft import Draft
-
             return Draft([7], None)
 
     free = Free("free", always(0.0), 0.0, share=0.0, prior=0.05)
@@ -100,6 +99,21 @@ def test_what_costs_nothing_to_ask_is_asked_while_resting():
         drafter, gamma = pace.choose(Context([0]), 10)
         pace.observe(Cycle(drafter, 7, gamma, gamma, 0.0, step(gamma + 1)))
     assert drafter is free  # it was right all the time
+
+
+def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
+    """A plain step that asks nobody must not be taken for the answer to an earlier question."""
+
+    class Free(Fake):
+        def propose(self, context, limit):
+            return Draft([7], None)
+
+    pace = Pace([Free("free", always(0.0), 0.0, share=0.0, prior=0.05)], rests=True)
+    for limit, first in ((10, 7), (10, 7), (10, 7), *((0, 8),) * 20):  # asked once, then there is no room to draft
+        drafter, gamma = pace.choose(Context([0]), limit)
+        pace.observe(Cycle(drafter, first, gamma, 0, 0.0, step(gamma + 1)))
+    (acceptance,) = pace._acceptance.values()
+    assert acceptance._judged <= 1  # one guess
 
 
 def test_a_fixed_length_is_kept_but_for_the_room_there_is():
