@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
 import statistics
 import sys
 import time
@@ -27,6 +26,7 @@ import torch
 from offload import EngineConfig, open_model
 from offload.context import Context
 from offload.runner import Runner
+from triforce_cli.machine import processor
 
 ROOT = Path(__file__).parents[1]
 
@@ -149,13 +149,8 @@ def table(results: Sequence[Result], prompt: int) -> str:
 
 
 def machine() -> str:
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        name = next(
-            (line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), name
-        )
     level = torch.backends.cpu.get_cpu_capability()
+    name = processor(torch.device("cpu"))
     return f"{name}, {torch.get_num_threads()} threads, {level}, torch {torch.__version__}"
 
 
