@@ -11,10 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .attention import attend, attend_causal, merge
 from .context import Watermarks
-from .rope import Rope, rotate
-from .shape import ModelShape
+from .rope import Rope
+from .store import Store
 
 QUERIES = 64  # rows of a pass whose queries are kept: more than one verification has
 
@@ -55,37 +54,22 @@ class KVCache(Protocol):
         ...
 
 
-def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend to stored keys and values, of which the last are the in-flight tokens' own: causally to those.
-
-    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
-    """
-    tokens, start = len(q), keys.shape[1] - len(q)
-    if tokens == 1:  # a lone token sees everything, itself included: nothing to mask, one part
-        return attend(q, keys, values).out
-    parts = [attend_causal(q, keys[:, start:], values[:, start:])]
-    if start > 0:
-        parts.append(attend(q, keys[:, :start], values[:, :start]))
-    return merge(parts).out
-
-
 class FullCache:
-    """Every key and value of one sequence, preallocated for `capacity` tokens on one device.
+    """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
-    `rope` is the sequence's; all of its caches share it. `marks` tells those who copy from it what has changed.
+    `rope` is the sequence's; all of its caches share it. `marks` tells those who copy from the store what has changed;
+    `passes` counts what has been begun, for those who use the store's room behind the committed tokens.
     """
 
-    def __init__(self, shape: ModelShape, rope: Rope, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, store: Store, rope: Rope, capacity: int) -> None:
+        self.store = store
         self.capacity = capacity
         self.rope = rope
         self.marks = Watermarks()
+        self.passes = 0
         self._length = 0
         self._inflight = 0
-        self._heads = shape.heads
         self._rows: tuple[Tensor, Tensor] | None = None
-        # Not zeroed: memory that is never reached is never touched, so an early end costs nothing.
-        size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
-        self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
         self._queries: Tensor | None = None
         self._kept, self._queried = 0, -1
 
@@ -96,19 +80,16 @@ class FullCache:
     def begin(self, tokens: int) -> None:
         end = self._length + tokens
         assert tokens > 0 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
+        self.passes += 1
         self._inflight = tokens
         self._kept = min(tokens, QUERIES)
         self._rows = self.rope.rows(self._length, end)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        start, end = self._length, self._length + self._inflight
-        keys, values = self._keys[layer], self._values[layer]
-        keys[:, start:end] = rotate(k, self._rows).transpose(0, 1)
-        values[:, start:end] = v.transpose(0, 1)
-        q = rotate(q, self._rows)
+        q = self.store.append(layer, self._length, q, k, v, self._rows)
         if self._queries is not None:
             self._queries[layer, : self._kept] = q[-self._kept :]
-        return attend_stored(q, keys[:, :end], values[:, :end])
+        return self.store.attend(layer, q, self._length)
 
     def commit(self) -> None:
         self._length += self._inflight
@@ -125,10 +106,10 @@ class FullCache:
     def keep_queries(self) -> None:
         """From the next pass on, keep its newest queries for `query`."""
         if self._queries is None:
-            layers, _, _, head_dim = self._keys.shape
-            size = (layers, QUERIES, self._heads, head_dim)
+            store = self.store
+            size = (store.shape.layers, QUERIES, store.shape.heads, store.shape.head_dim)
             self._queried = -1
-            self._queries = torch.empty(size, dtype=self._keys.dtype, device=self._keys.device)
+            self._queries = torch.empty(size, dtype=store.dtype, device=store.device)
 
     def query(self) -> Tensor | None:
         """The rotated queries `[layers, heads, head_dim]` of the newest committed token.
@@ -139,7 +120,3 @@ class FullCache:
         if self._queries is None or not 0 <= behind < self._kept:
             return None
         return self._queries[:, self._kept - 1 - behind]
-
-    def stored(self) -> tuple[Tensor, Tensor]:
-        """Views of the rotated keys and the values of all committed tokens, `[layers, kv_heads, length, head_dim]`."""
-        return self._keys[:, :, : self._length], self._values[:, :, : self._length]

@@ -11,6 +11,7 @@ from .errors import SettingsError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+KERNELS = ("auto", "avx512", "avx2", "portable", "off")
 METHODS = ("auto", "ar", "lookup", "naive", "retrieval", "streaming", "triforce")
 DRAFTS = ("lookup", "none")  # beside models
 LONGEST_GAMMA = 32
@@ -93,16 +94,24 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Where and how the model runs. `auto` is resolved from the hardware when the engine is loaded."""
+    """Where and how the model runs. `auto` is resolved from the hardware when the engine is loaded.
+
+    `kernel` is the level of the native kernel, which serves on the CPU; `off` leaves everything to torch.
+    """
 
     model: str = DEFAULT_MODEL
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0  # 0: as many as the machine has cores
     prefill_chunk: int = 512
+    kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (("device", self.device, DEVICES), ("dtype", self.dtype, DTYPES)):
+        for name, value, allowed in (
+            ("device", self.device, DEVICES),
+            ("dtype", self.dtype, DTYPES),
+            ("kernel", self.kernel, KERNELS),
+        ):
             _require(value in allowed, f"{name} is {value!r}", f"use one of: {', '.join(allowed)}")
         _require(
             bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out"

@@ -21,6 +21,7 @@ from .hierarchy import TAIL, draft_chunk, has_draft_model, has_middle
 from .linear import multiplies_natively
 from .memory import MemoryEstimate, available, check_fit, estimate
 from .model import Model
+from .operations import choose_operations
 from .replay import Replay, replay
 from .session import Session
 from .sources import FetchProgress, locate, open_checkpoint, silent
@@ -110,9 +111,14 @@ class OpenModel:
         """Read the weights."""
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
-        model = load_model(self.checkpoint, self.dtype, self.device, progress)
-        draft = load_model(self.draft, self.dtype, self.device, progress) if self.draft is not None else None
+        model, draft = (self._load(checkpoint, progress) for checkpoint in (self.checkpoint, self.draft))
         return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft)
+
+    def _load(self, checkpoint: Checkpoint | None, progress: Progress) -> Model | None:
+        if checkpoint is None:
+            return None
+        operations = choose_operations(self.config.kernel, checkpoint.shape, self.dtype, self.device)
+        return load_model(checkpoint, self.dtype, self.device, progress, operations)
 
 
 def open_model(

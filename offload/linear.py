@@ -1,4 +1,4 @@
-"""How a weight is multiplied on this machine; the model does not know.
+"""How torch multiplies a weight, where the native kernel does not; the model does not know.
 
 bf16 and fp16 halve the bytes that decoding reads, but a CPU without matrix instructions for them multiplies several
 rows many times slower than in fp32. There, more than a few rows are multiplied with a copy of the weight in fp32 that
@@ -33,34 +33,43 @@ def multiplies_natively(device_type: str, dtype: torch.dtype) -> bool:
     return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
 
 
-class Linear:
-    """`y = x W^T + b` with W `[out, in]`; x is `[tokens, in]`."""
+class TorchLinear:
+    """See `Linear` in operations.py."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
+        self._weight = weight
+        self._bias = bias
         self._native = multiplies_natively(weight.device.type, weight.dtype)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+        return self._product(x) if onto is None else onto + self._product(x)
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self._product(x).float()
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self._weight[ids]
+
+    def _product(self, x: Tensor) -> Tensor:
         if self._native or x.shape[0] < UPCAST_ROWS:
-            return F.linear(x, self.weight, self.bias)
+            return F.linear(x, self._weight, self._bias)
         if x.shape[0] < _WIDE_ROWS:
             return self._few_rows(x)
-        bias = None if self.bias is None else self.bias.float()
-        return F.linear(x.float(), self.weight.float(), bias).to(x.dtype)
+        bias = None if self._bias is None else self._bias.float()
+        return F.linear(x.float(), self._weight.float(), bias).to(x.dtype)
 
     def _few_rows(self, x: Tensor) -> Tensor:
         rows, width = x.shape
         side = max(rows, _SHORT_SIDE)
         columns = F.pad(x.float(), (0, 0, 0, side - rows)).T  # [in, side]
-        out = torch.empty((len(self.weight), side), dtype=torch.float32)
+        out = torch.empty((len(self._weight), side), dtype=torch.float32)
         size = max(1, _BLOCK // width)
         copy = _scratch(size * width)
-        for block, target in zip(self.weight.split(size), out.split(size), strict=True):
+        for block, target in zip(self._weight.split(size), out.split(size), strict=True):
             upcast = copy[: block.numel()].view(block.shape).copy_(block)
             torch.mm(upcast, columns, out=target)
         y = out[:, :rows].T
-        return (y if self.bias is None else y + self.bias.float()).to(x.dtype, memory_format=torch.contiguous_format)
+        return (y if self._bias is None else y + self._bias.float()).to(x.dtype, memory_format=torch.contiguous_format)
 
 
 _local = threading.local()

@@ -5,6 +5,7 @@ Rows are flat: `[tokens, hidden]`, whatever they are rows of.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cache import FullCache, KVCache
-from .linear import Linear
+from .operations import Linear, Operations
 from .rope import Rope
 from .shape import ModelShape
 
@@ -34,20 +35,30 @@ class Layer:
 class Model:
     """A decoder with its weights on one device in one dtype."""
 
-    def __init__(self, shape: ModelShape, embedding: Tensor, layers: list[Layer], norm: Tensor, head: Linear) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        operations: Operations,
+        embedding: Callable[[Tensor], Tensor],
+        layers: list[Layer],
+        norm: Tensor,
+        head: Linear,
+    ) -> None:
+        """`embedding` gives the rows of token ids: `[tokens]` -> `[tokens, hidden]`."""
         self.shape = shape
-        self._embedding = embedding  # [vocab, hidden]
+        self.operations = operations
+        self._embedding = embedding
         self._layers = layers
         self._norm = norm
         self._head = head
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding.dtype
+        return self._norm.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.device
+        return self._norm.device
 
     def rope(self, length: int) -> Rope:
         """The rotations for a sequence that may reach `length` tokens, to be shared by all of its caches."""
@@ -55,7 +66,8 @@ class Model:
 
     def new_cache(self, capacity: int, rope: Rope | None = None) -> FullCache:
         """An empty full cache with room for `capacity` tokens; the rotations are for that many unless given."""
-        return FullCache(self.shape, rope or self.rope(capacity), capacity, self.dtype, self.device)
+        store = self.operations.new_store(self.shape, capacity, self.dtype, self.device)
+        return FullCache(store, rope or self.rope(capacity), capacity)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
@@ -64,26 +76,22 @@ class Model:
         Returns the hidden rows `[tokens, hidden]` before the final norm; `logits` turns the wanted ones into logits.
         """
         cache.begin(len(ids))
-        x = self._embedding[ids]
+        x = self._embedding(ids)
         for index, layer in enumerate(self._layers):
             x = self._forward_layer(index, layer, x, cache)
         cache.commit()
         return x
 
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: KVCache) -> Tensor:
-        shape = self.shape
-        heads = layer.qkv(self._normed(x, layer.input_norm)).view(len(x), -1, shape.head_dim)
+        shape, do, epsilon = self.shape, self.operations, self.shape.norm_eps
+        heads = layer.qkv(do.norm(x, layer.input_norm, epsilon)).view(len(x), -1, shape.head_dim)
         q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
         if layer.q_norm is not None:
-            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-        x = x + layer.o(cache.attend(index, q, k, v).reshape(len(x), -1))
-        gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-        return x + layer.down(F.silu(gate) * up)
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
+            q, k = (F.rms_norm(h, w.shape, w, epsilon) for h, w in ((q, layer.q_norm), (k, layer.k_norm)))
+        x = layer.o(cache.attend(index, q, k, v).reshape(len(x), -1), onto=x)
+        return layer.down(do.gated(layer.gate_up(do.norm(x, layer.mlp_norm, epsilon))), onto=x)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
-        return self._head(self._normed(hidden, self._norm)).float()
+        return self._head.wide(self.operations.norm(hidden, self._norm, self.shape.norm_eps))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .cache import FullCache, attend_stored
+from .cache import FullCache
 from .rope import rotate
 from .selection import Refresh, Selector
+from .store import attend_stored
 
 
 class SelectedCache:
@@ -25,11 +26,10 @@ class SelectedCache:
         self._full, self._selector, self._refresh = full, selector, refresh
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
-        keys = full.stored()[0]
-        layers, kv_heads, _, head_dim = keys.shape
-        size = (layers, kv_heads, self._slots * chunk + self._room, head_dim)
-        self._keys, self._values = (torch.empty(size, dtype=keys.dtype, device=keys.device) for _ in range(2))
-        self._chosen = torch.empty((layers * kv_heads, 0), dtype=torch.long, device=keys.device)
+        store, shape = full.store, full.store.shape
+        size = (shape.layers, shape.kv_heads, self._slots * chunk + self._room, shape.head_dim)
+        self._keys, self._values = (torch.empty(size, dtype=store.dtype, device=store.device) for _ in range(2))
+        self._chosen = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=store.device)
         self._start = 0  # of the tail: where the chunks end, in tokens of the context
         self._length = self._exact = self._inflight = 0
         self._rebuild = True
@@ -66,8 +66,8 @@ class SelectedCache:
             self._select(full)
         at = slice(max(self._exact, self._start), full)
         if at.start < at.stop:
-            for ours, theirs in zip((self._keys, self._values), self._full.stored(), strict=True):
-                ours[:, :, self._place(at.start) : self._place(at.stop)] = theirs[:, :, at]
+            for ours, theirs in zip((self._keys, self._values), self._full.store.read(at.start, at.stop), strict=True):
+                ours[:, :, self._place(at.start) : self._place(at.stop)] = theirs
             self._exact = full
         assert not self._rebuild and self._length + tokens - self._start <= self._room, "a draft longer than the tail"
         self._inflight = tokens
@@ -112,9 +112,11 @@ class SelectedCache:
         chunk = wanted[row, place]
         self._chosen = self._chosen.clone()
         self._chosen[row, slot] = -1  # an interrupt must not leave a slot under a wrong name
-        for ours, theirs in zip((self._keys, self._values), self._full.stored(), strict=True):
+        for ours, theirs in zip(
+            (self._keys, self._values), self._full.store.read(0, chunks * self._chunk), strict=True
+        ):
             slots = ours[:, :, : self._chosen.shape[1] * self._chunk].unflatten(2, (-1, self._chunk)).flatten(0, 1)
-            source = theirs[:, :, : chunks * self._chunk].unflatten(2, (-1, self._chunk)).flatten(0, 1)
+            source = theirs.unflatten(2, (-1, self._chunk)).flatten(0, 1)
             slots[row, slot] = source[row, chunk]
         self._chosen[row, slot] = chunk
         self.copied_chunks += len(row)

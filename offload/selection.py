@@ -34,10 +34,10 @@ class RecencySelector:
         self._sink = -(-sink // chunk)
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
-        layers, kv_heads = full.stored()[0].shape[:2]
+        shape = full.store.shape
         sink = min(self._sink, slots - 1)
         chosen = torch.cat((torch.arange(sink), torch.arange(chunks - slots + sink, chunks)))
-        return chosen.to(full.stored()[0].device).expand(layers * kv_heads, -1)
+        return chosen.to(full.store.device).expand(shape.layers * shape.kv_heads, -1)
 
     def truncate(self, length: int) -> None:
         pass
@@ -73,15 +73,15 @@ class RetrievalSelector:
         return torch.bmm(means, query.to(means.dtype).flatten(0, 1).unsqueeze(-1)).squeeze(-1).float()
 
     def _add_means(self, full: FullCache, chunks: int) -> None:
-        keys = full.stored()[0]
+        store = full.store
         if self._means is None:
-            layers, kv_heads, _, head_dim = keys.shape
-            room = full.capacity // self._chunk
-            self._means = torch.empty((layers, kv_heads, room, head_dim), dtype=keys.dtype, device=keys.device)
+            shape, room = store.shape, full.capacity // self._chunk
+            size = (shape.layers, shape.kv_heads, room, shape.head_dim)
+            self._means = torch.empty(size, dtype=store.dtype, device=store.device)
         if chunks > self._done:
-            new = keys[:, :, self._done * self._chunk : chunks * self._chunk].unflatten(2, (-1, self._chunk))
-            for target, layer in zip(self._means[:, :, self._done : chunks], new, strict=True):
-                target.copy_(layer.mean(2, dtype=torch.float32))
+            start, end = self._done * self._chunk, chunks * self._chunk
+            for layer, means in enumerate(self._means):
+                means[:, self._done : chunks] = store.mean_keys(layer, start, end, self._chunk)
             self._done = chunks
 
     def truncate(self, length: int) -> None:

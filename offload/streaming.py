@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .cache import attend_stored
 from .rope import Rope, rotate
 from .shape import ModelShape
+from .store import attend_stored
 
 
 class StreamingCache:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
-from .linear import Linear
 from .model import Layer, Model
+from .operations import Linear, Operations, TorchOperations
 from .shape import ModelShape
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -54,18 +54,26 @@ def check_tensors(checkpoint: Checkpoint) -> None:
             )
 
 
-def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress) -> Model:
-    """Read the weights of a checkpoint that `check_tensors` has passed."""
-    shape = checkpoint.shape
+def load_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    operations: Operations | None = None,
+) -> Model:
+    """Read the weights of a checkpoint that `check_tensors` has passed; they are used by `operations` (torch's)."""
+    shape, do = checkpoint.shape, operations or TorchOperations()
     with checkpoint.tensors() as read:
-        place = _Placer(read, dtype, device)
-        embedding = place.stacked("model.embed_tokens.weight")
-        head = Linear(embedding if shape.tied_embeddings else place.stacked("lm_head.weight"))
+        place = _Placer(read, dtype, device, do)
+        table = place.stacked("model.embed_tokens.weight")
+        head = do.linear(table if shape.tied_embeddings else place.stacked("lm_head.weight"))
+        embedding = head.rows if shape.tied_embeddings else table.__getitem__
+        del table  # shared or not: a tied one lives in the head's layout alone
         layers = []
         for index in range(shape.layers):
             layers.append(_load_layer(place, shape, f"model.layers.{index}."))
             progress(index + 1, shape.layers)
-        return Model(shape, embedding, layers, place.stacked("model.norm.weight"), head)
+        return Model(shape, do, embedding, layers, place.stacked("model.norm.weight"), head)
 
 
 def _load_layer(place: _Placer, shape: ModelShape, prefix: str) -> Layer:
@@ -86,8 +94,11 @@ def _load_layer(place: _Placer, shape: ModelShape, prefix: str) -> Layer:
 class _Placer:
     """Copies tensors out of the checkpoint's mapped files to where they are used, one at a time."""
 
-    def __init__(self, read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device, operations: Operations
+    ) -> None:
         self._read = read
+        self._operations = operations
         self._dtype = dtype
         self._device = device
 
@@ -102,4 +113,4 @@ class _Placer:
 
     def linear(self, bias: bool, *names: str) -> Linear:
         weight = self.stacked(*(f"{name}.weight" for name in names))
-        return Linear(weight, self.stacked(*(f"{name}.bias" for name in names)) if bias else None)
+        return self._operations.linear(weight, self.stacked(*(f"{name}.bias" for name in names)) if bias else None)

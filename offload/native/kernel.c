@@ -1,0 +1,122 @@
+/*
+ * Attention, linears and norms for a host CPU, near the speed of its memory.
+ *
+ * Plain C with GCC's vector extensions and OpenMP. The same source is compiled once per level (portable, AVX2 with FMA,
+ * AVX-512 with bf16 dot products); the caller picks a level that `triforce_level` says this processor has. Functions
+ * return 0, or 1 where memory ran out.
+ */
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "types.h"
+
+#define INLINE static inline __attribute__((always_inline)) TARGET
+#define UNROLL _Pragma("GCC unroll 16")
+#define JOIN(a, b) a##_##b
+#define EXPAND(a, b) JOIN(a, b)
+#define NAME(name) EXPAND(name, LEVEL)
+#define STRING(text) #text
+#define EXPAND_STRING(text) STRING(text)
+
+struct level {
+    const char *name;
+    int (*attend)(const struct attention *);
+    int (*linear)(const struct linear *);
+    int (*norm)(const struct norm *);
+    int (*gate)(const struct norm *);
+};
+
+/* Memory that a thread keeps from one call to the next. It only grows. */
+struct memory {
+    void *start;
+    size_t size;
+};
+static _Thread_local struct memory own_memory, shared_memory; /* of one thread's work; of what a call's threads share */
+
+static void *scratch(struct memory *m, size_t size) {
+    if (size > m->size) {
+        free(m->start);
+        size_t rounded = (size + 63) / 64 * 64;
+        m->start = aligned_alloc(64, rounded);
+        m->size = m->start ? rounded : 0;
+    }
+    return m->start;
+}
+
+static inline float widen(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    memcpy(&wide, &bits, 4);
+    return wide;
+}
+
+static inline uint16_t narrow(float x) { /* to nearest, ties to even */
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x)
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+#include "store.h"
+
+#define LEVEL portable
+#define LANES 8
+#define DOTS 0
+#define TARGET
+#include "level.h"
+
+#ifdef __x86_64__
+#define LEVEL avx2
+#define LANES 8
+#define DOTS 0
+#define TARGET __attribute__((target("avx2,fma")))
+#include "level.h"
+
+#define LEVEL avx512
+#define LANES 16
+#define DOTS 1
+#ifdef TRIFORCE_EMULATE /* on any processor, for tests: its one special instruction in plain C */
+#define TARGET __attribute__((target("avx2,fma")))
+#else
+#include <immintrin.h>
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+#endif
+#include "level.h"
+#endif
+
+/* The level of that name, or NULL where this processor, or this build, has not got it. */
+const struct level *triforce_level(const char *name) {
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#ifdef TRIFORCE_EMULATE
+    int avx512 = avx2;
+#else
+    int avx512 = avx2 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vl") &&
+                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#endif
+    if (avx512 && !strcmp(name, level_avx512.name))
+        return &level_avx512;
+    if (avx2 && !strcmp(name, level_avx2.name))
+        return &level_avx2;
+#endif
+    return strcmp(name, level_portable.name) ? NULL : &level_portable;
+}
+
+int triforce_attend(const struct level *level, const struct attention *a) { return level->attend(a); }
+
+int triforce_linear(const struct level *level, const struct linear *l) { return level->linear(l); }
+
+int triforce_norm(const struct level *level, const struct norm *n) { return level->norm(n); }
+
+int triforce_gate(const struct level *level, const struct norm *n) { return level->gate(n); }
+
+int triforce_append(const struct append *a) {
+#pragma omp parallel for schedule(static) if (a->tokens > 16)
+    for (int64_t token = 0; token < a->tokens; token++)
+        append_token(a, token);
+    return 0;
+}

@@ -1,0 +1,91 @@
+"""The kernel at one level, called with tensors. Shapes are checked by those who prepare the tensors, once."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .library import LEVELS, Append, Attention, KernelUnavailable, Product, Rows, open_library
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@cache
+def find_kernel(level: str = "auto", path: Path | None = None) -> Kernel:
+    """The kernel at a level, or at the best one that this processor has.
+
+    Raises:
+        KernelUnavailable: it was not built, cannot be loaded, or the processor lacks that level.
+    """
+    library = open_library(path)
+    for name in LEVELS if level == "auto" else (level,):
+        handle = library.triforce_level(name.encode())
+        if handle:
+            return Kernel(name, library, handle)
+    raise KernelUnavailable(f"this processor has no {level}")
+
+
+class Kernel:
+    """See kernel.c. Results depend on the level, never on the number of threads or on what is computed beside them."""
+
+    def __init__(self, level: str, library: ctypes.CDLL, handle: int) -> None:
+        self.level = level
+        self._handle = handle
+        self._append = library.triforce_append
+        self._attend, self._linear = library.triforce_attend, library.triforce_linear
+        self._norm, self._gate = library.triforce_norm, library.triforce_gate
+
+    def append(self, call: Append) -> None:
+        """Rotate queries and keys, and store keys and values in their blocks."""
+        self._append(ctypes.byref(call))
+
+    def attend(self, call: Attention) -> None:
+        """Attend to blocks. Raises MemoryError."""
+        _check(self._attend(self._handle, ctypes.byref(call)))
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Tensor:
+        """y = x W^T + bias + onto.
+
+        x `[rows, in]` and the packed weight in one dtype, bias `[out]` fp32, onto (maybe y itself) in the weight's;
+        y `[rows, out]` in the weight's dtype or fp32. All contiguous. Raises MemoryError.
+        """
+        rows, inputs = x.shape
+        wide = weight.dtype == torch.float32
+        call = Product(
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            None if onto is None else onto.data_ptr(),
+            y.data_ptr(),
+            rows,
+            inputs,
+            y.shape[1],
+            wide,
+            y.dtype == torch.float32,
+        )
+        _check(self._linear(self._handle, ctypes.byref(call)))
+        return y
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:
+        """RMSNorm of rows `[rows, width]`, all contiguous and of one dtype."""
+        rows, width = x.shape
+        wide = x.dtype == torch.float32
+        call = Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, width, epsilon, wide)
+        self._norm(self._handle, ctypes.byref(call))
+        return y
+
+    def gate(self, x: Tensor, y: Tensor) -> Tensor:
+        """silu(gate) * up of rows `[rows, gate and up]`, into `[rows, width]`."""
+        rows, width = y.shape
+        call = Rows(x.data_ptr(), None, y.data_ptr(), rows, width, 0.0, x.dtype == torch.float32)
+        self._gate(self._handle, ctypes.byref(call))
+        return y
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("the native kernel got no memory for its intermediate results")

@@ -1,0 +1,92 @@
+"""The compiled kernel: where it is, whether it can be used here, and what it is called with. Mirrors types.h."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+LEVELS = ("avx512", "avx2", "portable")  # the best first
+BLOCK = 16  # tokens of a block, outputs of a panel
+MAX_HEAD_DIM = 256  # and any multiple of 16 below
+FOLDER = Path(__file__).parent
+
+
+class KernelUnavailable(Exception):
+    """The native kernel cannot be used; the message says why. The torch path serves instead."""
+
+
+class Attention(ctypes.Structure):
+    """See types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "kv", "table", "out", "lse")),
+        *((name, c_int64) for name in ("head_stride", "table_stride", "seen")),
+        *((name, c_int32) for name in ("causal", "tokens", "kv_heads", "group", "head_dim", "wide", "narrow_out")),
+        ("scale", c_float),
+    )
+
+
+class Append(ctypes.Structure):
+    """See types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "turned", "kv")),
+        *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride", "head_stride", "start")),
+        *((name, c_int32) for name in ("tokens", "stored", "heads", "kv_heads", "head_dim", "wide")),
+    )
+
+
+class Product(ctypes.Structure):
+    """`struct linear` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "weight", "bias", "onto", "y")),
+        *((name, c_int64) for name in ("rows", "inputs", "outputs")),
+        *((name, c_int32) for name in ("wide", "wide_out")),
+    )
+
+
+class Rows(ctypes.Structure):
+    """`struct norm` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "weight", "y")),
+        *((name, c_int64) for name in ("rows", "width")),
+        ("epsilon", c_float),
+        ("wide", c_int32),
+    )
+
+
+def library_path() -> Path:
+    """The compiled library beside this file. Raises KernelUnavailable if the installation has none."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = FOLDER / f"_kernel{suffix}"
+        if path.is_file():
+            return path
+    reason = FOLDER / "build-error.txt"
+    why = reason.read_text().strip() if reason.is_file() else "install triforce again where there is a C compiler"
+    raise KernelUnavailable(f"not built: {why}")
+
+
+@cache
+def open_library(path: Path | None = None) -> ctypes.CDLL:
+    """Load the library, this installation's or another build of it. Raises KernelUnavailable.
+
+    It is linked without an OpenMP runtime: its symbols are found in the one that torch has loaded, so that there are
+    not two pools of threads.
+    """
+    import torch  # noqa: F401  (its OpenMP must be there first)
+
+    try:
+        library = ctypes.CDLL(str(path or library_path()))
+    except OSError as error:
+        raise KernelUnavailable(f"not loaded: {error}") from error
+    library.triforce_level.argtypes, library.triforce_level.restype = (ctypes.c_char_p,), c_void_p
+    for name, structure in (("attend", Attention), ("linear", Product), ("norm", Rows), ("gate", Rows)):
+        function = getattr(library, f"triforce_{name}")
+        function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
+    library.triforce_append.argtypes = (ctypes.POINTER(Append),)
+    return library

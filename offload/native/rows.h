@@ -1,0 +1,146 @@
+/* What happens to each row between two attentions: linears, norms, the gate. Included once per level, after tile.h. */
+enum { NAME(GROUP) = 96, NAME(DEPTH) = 1024 }; /* rows and inputs of a product that fit the second cache together */
+
+struct NAME(linear_work) {
+    float c[NAME(GROUP) * 2 * BLOCK];
+};
+
+typedef uint16_t NAME(halves_at) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+/* LANES numbers from index `i` of a row of bf16 or fp32. */
+INLINE vec NAME(load)(const void *row, int64_t i, int wide) {
+    if (wide)
+        return *(const vec_at *)((const float *)row + i);
+    NAME(halves_at) halves = *(const NAME(halves_at) *)((const uint16_t *)row + i);
+    return (vec)(__builtin_convertvector(halves, ints) << 16);
+}
+
+INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
+    if (wide) {
+        *(vec_at *)((float *)row + i) = x;
+        return;
+    }
+    ints bits = (ints)x; /* to nearest, ties to even; no number here is infinite */
+    bits = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff;
+    *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+}
+
+/* One or two panels times a group of rows, into w->c. */
+INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, const char *x, int rows, int64_t panel,
+                          int panels) {
+    int wide = l->wide, item = wide ? 4 : 2;
+    int64_t bytes = l->inputs * BLOCK * item;
+    int x_item = DOTS && !wide ? 2 : 4;
+    struct NAME(tile) t = {.segments = 1, .a_stride = l->inputs * x_item, .c_stride = 2 * BLOCK};
+    t.b_step = wide ? 8 * BLOCK : 4 * BLOCK;
+    for (int p = 0; p < panels; p++) {
+        const char *weight = l->weight + (panel + p) * bytes;
+        for (int64_t k = 0; k < l->inputs; k += NAME(DEPTH)) {
+            int depth = l->inputs - k < NAME(DEPTH) ? (int)(l->inputs - k) : NAME(DEPTH);
+            const char *b = weight + k * BLOCK * item;
+            const char *next = b + 2 * BLOCK * item * 64;
+            t.b = &b, t.next = &next, t.pairs = depth / 2, t.fresh = k == 0;
+            NAME(run_tiles)(rows, wide, &t, x + k * x_item, w->c + p * BLOCK);
+        }
+    }
+}
+
+/* Bias and residual, and into y. */
+TARGET static void NAME(emit)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
+                              int columns) {
+    for (int r = 0; r < rows; r++, c += 2 * BLOCK)
+        for (int i = 0; i < columns; i++) {
+            int64_t at = (first + r) * l->outputs + column + i;
+            float y = c[i] + (l->bias ? l->bias[column + i] : 0);
+            if (l->onto)
+                y += l->wide ? ((const float *)l->onto)[at] : widen(((const uint16_t *)l->onto)[at]);
+            if (l->wide || l->wide_out)
+                ((float *)l->y)[at] = y;
+            else
+                ((uint16_t *)l->y)[at] = narrow(y);
+        }
+}
+
+TARGET static void NAME(widen_row)(const uint16_t *from, float *to, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        to[i] = widen(from[i]);
+}
+
+TARGET static int NAME(linear)(const struct linear *l) {
+    const char *x = l->x;
+    int64_t count = l->rows * l->inputs, row_bytes = l->inputs * (DOTS && !l->wide ? 2 : 4);
+    float *widened = NULL;
+    if (!DOTS && !l->wide && !(widened = scratch(&shared_memory, sizeof(float) * count)))
+        return 1;
+    int64_t pairs = (l->outputs + 2 * BLOCK - 1) / (2 * BLOCK); /* of panels */
+    int64_t groups = (l->rows + NAME(GROUP) - 1) / NAME(GROUP);
+    int failed = 0;
+#pragma omp parallel reduction(| : failed)
+    {
+        struct NAME(linear_work) *w = scratch(&own_memory, sizeof *w);
+        failed = !w;
+        if (widened) {
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < l->rows; r++)
+                NAME(widen_row)((const uint16_t *)l->x + r * l->inputs, widened + r * l->inputs, l->inputs);
+        }
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < groups * pairs; task++) {
+            int64_t first = task / pairs * NAME(GROUP), column = task % pairs * 2 * BLOCK;
+            int rows = l->rows - first < NAME(GROUP) ? (int)(l->rows - first) : NAME(GROUP);
+            int columns = l->outputs - column < 2 * BLOCK ? (int)(l->outputs - column) : 2 * BLOCK;
+            if (!w)
+                continue;
+            NAME(product)(l, w, (widened ? (const char *)widened : x) + first * row_bytes, rows, column / BLOCK,
+                          columns > BLOCK ? 2 : 1);
+            NAME(emit)(l, w->c, first, rows, column, columns);
+        }
+    }
+    return failed;
+}
+
+/* x / rms(x) * weight (RMSNorm, arXiv 1910.07467). */
+TARGET static void NAME(norm_row)(const struct norm *n, int64_t row) {
+    int64_t item = n->wide ? 4 : 2;
+    const char *x = (const char *)n->x + row * n->width * item;
+    char *y = (char *)n->y + row * n->width * item;
+    vec squares = NAME(splat)(0);
+    for (int64_t i = 0; i < n->width; i += LANES) {
+        vec v = NAME(load)(x, i, n->wide);
+        squares += v * v;
+    }
+    float sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += squares[i];
+    float factor = 1 / sqrtf(sum / n->width + n->epsilon);
+    for (int64_t i = 0; i < n->width; i += LANES)
+        NAME(store)(y, i, NAME(load)(x, i, n->wide) * factor * NAME(load)(n->weight, i, n->wide), n->wide);
+}
+
+/* silu(gate) * up, of rows [gate, up]. */
+TARGET static void NAME(gate_row)(const struct norm *n, int64_t row) {
+    int64_t item = n->wide ? 4 : 2;
+    const char *x = (const char *)n->x + 2 * row * n->width * item;
+    char *y = (char *)n->y + row * n->width * item;
+    for (int64_t i = 0; i < n->width; i += LANES) {
+        vec g = NAME(load)(x, i, n->wide), up = NAME(load)(x, n->width + i, n->wide);
+        ints negative = g < 0;
+        vec e = NAME(exp2)((vec)((ints)g | (int32_t)0x80000000) * 1.44269504f); /* e^-|g| */
+        vec top = (vec)(((ints)e & negative) | ((ints)NAME(splat)(1) & ~negative));
+        NAME(store)(y, i, g * top / (1 + e) * up, n->wide);
+    }
+}
+
+TARGET static int NAME(norm)(const struct norm *n) {
+#pragma omp parallel for schedule(static) if (n->rows > 16)
+    for (int64_t row = 0; row < n->rows; row++)
+        NAME(norm_row)(n, row);
+    return 0;
+}
+
+TARGET static int NAME(gate)(const struct norm *n) {
+#pragma omp parallel for schedule(static) if (n->rows > 16)
+    for (int64_t row = 0; row < n->rows; row++)
+        NAME(gate_row)(n, row);
+    return 0;
+}

@@ -1,0 +1,133 @@
+/*
+ * The inner product of everything here: a tile of up to MAX_TILE rows times 16 columns.
+ *
+ * Included once per level, with LEVEL, LANES, TARGET and DOTS (bf16 pairs are multiplied by one instruction) defined.
+ * Each number of the result is one chain of multiply-adds in a fixed order, however many rows and columns stand beside
+ * it: a row's result does not depend on which rows are computed with it.
+ */
+typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
+typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES)));
+typedef NAME(vec) NAME(vec_at) __attribute__((aligned(4), may_alias)); /* as it lies in memory */
+typedef NAME(ints) NAME(ints_at) __attribute__((aligned(4), may_alias));
+#define vec NAME(vec)
+#define ints NAME(ints)
+#define vec_at NAME(vec_at)
+#define ints_at NAME(ints_at)
+#define VECTORS (BLOCK / LANES) /* of a block's 16 columns */
+
+#define MAX_TILE (LANES == 16 ? 12 : 6) /* rows whose sums fit the registers */
+
+INLINE vec NAME(splat)(float x) { return x - (vec){0}; }
+INLINE vec NAME(max)(vec x, vec y) {
+    ints more = x > y;
+    return (vec)(((ints)x & more) | ((ints)y & ~more));
+}
+
+INLINE vec NAME(low_half)(ints pair) { return (vec)(pair << 16); }
+INLINE vec NAME(high_half)(ints pair) { return (vec)(pair & (int32_t)0xffff0000); }
+
+#if DOTS && defined(TRIFORCE_EMULATE)
+INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
+    ints factors = factor - (ints){0};
+    return sum + NAME(low_half)(pair) * NAME(low_half)(factors) + NAME(high_half)(pair) * NAME(high_half)(factors);
+}
+#elif DOTS
+INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)_mm512_set1_epi32(factor));
+}
+#endif
+
+/*
+ * What a tile multiplies. The rows `a` are pairs (32 bits where bf16 is multiplied as such, else two floats), one pair
+ * for each pair of each segment of the columns. The result `c` is added to what is there unless `fresh`.
+ */
+struct NAME(tile) {
+    int64_t a_stride;     /* bytes from one row to the next */
+    const char *const *b; /* where each segment begins */
+    const char *const *next; /* what will be read after it, fetched meanwhile */
+    int64_t b_step;       /* bytes from one pair to the next */
+    int segments, pairs;  /* pairs of a segment */
+    int64_t c_stride;     /* floats */
+    int fresh;
+};
+
+INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
+    const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
+    vec sums[MAX_TILE][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
+            sums[r][v] = t->fresh ? NAME(splat)(0) : (vec)*(const vec_at *)(c + r * c_stride + v * LANES);
+    for (int s = 0; s < t->segments; s++) {
+        const char *b = t->b[s], *next = t->next[s];
+        for (int i = 0; i < t->pairs; i++, a += DOTS && !wide ? 4 : 8, b += step, next += step) {
+            __builtin_prefetch(next);
+            if (wide)
+                __builtin_prefetch(next);
+#if DOTS
+            if (!wide) {
+                ints pair = *(const ints_at *)b;
+                UNROLL for (int r = 0; r < rows; r++)
+                    sums[r][0] = NAME(dot)(sums[r][0], pair, *(const int32_t *)(a + r * a_stride));
+                continue;
+            }
+#endif
+            UNROLL for (int half = 0; half < 2; half++) {
+                vec column[VECTORS];
+                UNROLL for (int v = 0; v < VECTORS; v++) {
+                    const char *at = b + v * LANES * 4;
+                    if (wide)
+                        column[v] = *(const vec_at *)(at + half * (step / 2));
+                    else
+                        column[v] = half ? NAME(high_half)(*(const ints_at *)at) : NAME(low_half)(*(const ints_at *)at);
+                }
+                UNROLL for (int r = 0; r < rows; r++) {
+                    vec factor = NAME(splat)(*(const float *)(a + r * a_stride + half * 4));
+                    UNROLL for (int v = 0; v < VECTORS; v++)
+                        sums[r][v] += factor * column[v];
+                }
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
+            *(vec_at *)(c + r * c_stride + v * LANES) = sums[r][v];
+}
+
+#define CASE(rows) case rows: NAME(multiply)(rows, wide, t, a, c); break;
+INLINE void NAME(multiply_rows)(int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if LANES == 16
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+    }
+}
+#undef CASE
+
+TARGET static void NAME(narrow_tile)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    NAME(multiply_rows)(rows, 0, t, a, c);
+}
+
+TARGET static void NAME(wide_tile)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    NAME(multiply_rows)(rows, 1, t, a, c);
+}
+
+/* A tile of any height; `a` and `c` are where its first row is. */
+INLINE void NAME(run_tiles)(int rows, int wide, const struct NAME(tile) *t, const char *a, float *c) {
+    for (int r = 0; r < rows; r += MAX_TILE, a += MAX_TILE * t->a_stride, c += MAX_TILE * t->c_stride)
+        (wide ? NAME(wide_tile) : NAME(narrow_tile))(rows - r < MAX_TILE ? rows - r : MAX_TILE, t, a, c);
+}
+
+/* 2^x for x <= 0: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); below -126 as at -126. */
+INLINE vec NAME(exp2)(vec x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
+    x = NAME(max)(x, NAME(splat)(-126.0f));
+    vec shifted = x + magic, f = x - (shifted - magic);
+    vec p = f * 1.535336188e-4f + 1.339887440e-3f;
+    p = p * f + 9.618437357e-3f;
+    p = p * f + 5.550332471e-2f;
+    p = p * f + 2.402264791e-1f;
+    p = p * f + 6.931472028e-1f;
+    p = p * f + 1.0f;
+    return (vec)((ints)p + ((ints)shifted << 23));
+}

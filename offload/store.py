@@ -1,0 +1,89 @@
+"""Where a sequence's rotated keys and values lie, and attention over them: what a full cache is made of.
+
+A store knows places, not lengths: which tokens count is its cache's business.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .attention import attend, attend_causal, merge
+from .rope import rotate
+from .shape import ModelShape
+
+
+class Store(Protocol):
+    """Rotated keys and values of up to `capacity` tokens of one sequence, for all layers."""
+
+    shape: ModelShape
+    dtype: torch.dtype
+    device: torch.device
+    grain: int  # tokens that can only be chosen together
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+        """Store new tokens from place `start` on, and return their rotated queries.
+
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, rows as `rotate` takes them.
+        The queries are good until the next call.
+        """
+        ...
+
+    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+        """Attend to the stored tokens; q, rotated, is that of the tokens from place `start` on, each seeing itself.
+
+        Returns `[tokens, heads, head_dim]`, good until the next call.
+        """
+        ...
+
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of some tokens, each `[layers, kv_heads, end - start, head_dim]`: views or copies."""
+        ...
+
+    def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
+        """Mean keys of the chunks of `chunk` tokens between two places, `[kv_heads, chunks, head_dim]` in fp32."""
+        ...
+
+
+class PlainStore:
+    """Keys `[layers, kv_heads, capacity, head_dim]`, values alike, attended to by torch's kernels."""
+
+    grain = 1
+
+    def __init__(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+        # Not zeroed: memory that is never reached is never touched, so an early end costs nothing.
+        size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
+        self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+        new = slice(start, start + len(q))
+        self._keys[layer][:, new] = rotate(k, rows).transpose(0, 1)
+        self._values[layer][:, new] = v.transpose(0, 1)
+        return rotate(q, rows)
+
+    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+        end = start + len(q)
+        return attend_stored(q, self._keys[layer][:, :end], self._values[layer][:, :end])
+
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self._keys[:, :, start:end], self._values[:, :, start:end]
+
+    def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
+        return self._keys[layer][:, start:end].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32)
+
+
+def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attend to stored keys and values, of which the last are the in-flight tokens' own: causally to those.
+
+    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
+    """
+    tokens, start = len(q), keys.shape[1] - len(q)
+    if tokens == 1:  # a lone token sees everything, itself included: nothing to mask, one part
+        return attend(q, keys, values).out
+    parts = [attend_causal(q, keys[:, start:], values[:, start:])]
+    if start > 0:
+        parts.append(attend(q, keys[:, :start], values[:, :start]))
+    return merge(parts).out
