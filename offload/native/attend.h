@@ -89,15 +89,23 @@ TARGET static void NAME(normalise)(float *scores, int64_t limit, int length, flo
             *(vec_at *)(out + d) *= shrink;
         *maximum = highest;
     }
-    for (int i = 0; i < columns; i += LANES)
-        *(vec_at *)(scores + i) = NAME(exp2)(*(vec_at *)(scores + i) * factor - *maximum);
-    for (int i = visible; i < columns; i++)
-        scores[i] = 0;
     vec total = NAME(splat)(0);
-    for (int i = 0; i < columns; i += LANES)
-        total += *(vec_at *)(scores + i);
-    for (int i = 0; i < LANES; i++)
-        *sum += total[i];
+    for (int i = 0; i < columns; i += LANES) {
+        vec share = NAME(exp2)(*(vec_at *)(scores + i) * factor - *maximum);
+        *(vec_at *)(scores + i) = share;
+        if (i + LANES > visible) {
+            for (int hidden = i < visible ? visible : i; hidden < i + LANES; hidden++)
+                scores[hidden] = 0;
+            share = *(vec_at *)(scores + i);
+        }
+        total += share;
+    }
+    float sums[LANES];
+    *(vec_at *)sums = total;
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++)
+            sums[i] += sums[i + width];
+    *sum += sums[0];
 }
 
 /* Add the values of a span, weighted by the numerators, to the output of each row. */

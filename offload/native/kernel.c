@@ -65,13 +65,17 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LEVEL portable
 #define LANES 8
 #define DOTS 0
+#define HAS_MAX 0
 #define TARGET
 #include "level.h"
 
 #ifdef __x86_64__
+#include <immintrin.h>
+
 #define LEVEL avx2
 #define LANES 8
 #define DOTS 0
+#define HAS_MAX 1
 #define TARGET __attribute__((target("avx2,fma")))
 #include "level.h"
 
@@ -79,9 +83,10 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LANES 16
 #define DOTS 1
 #ifdef TRIFORCE_EMULATE /* on any processor, for tests: its one special instruction in plain C */
+#define HAS_MAX 0
 #define TARGET __attribute__((target("avx2,fma")))
 #else
-#include <immintrin.h>
+#define HAS_MAX 1
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
 #endif
 #include "level.h"

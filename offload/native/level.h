@@ -16,4 +16,5 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef LEVEL
 #undef LANES
 #undef DOTS
+#undef HAS_MAX
 #undef TARGET

@@ -19,8 +19,14 @@ typedef NAME(ints) NAME(ints_at) __attribute__((aligned(4), may_alias));
 
 INLINE vec NAME(splat)(float x) { return x - (vec){0}; }
 INLINE vec NAME(max)(vec x, vec y) {
+#if HAS_MAX && LANES == 16
+    return (vec)_mm512_max_ps((__m512)x, (__m512)y);
+#elif HAS_MAX
+    return (vec)_mm256_max_ps((__m256)x, (__m256)y);
+#else
     ints more = x > y;
     return (vec)(((ints)x & more) | ((ints)y & ~more));
+#endif
 }
 
 INLINE vec NAME(low_half)(ints pair) { return (vec)(pair << 16); }

@@ -15,7 +15,7 @@
  */
 enum {
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
-    SPAN = 64,       /* tokens between two looks at the running maximum */
+    SPAN = 32,       /* tokens between two looks at the running maximum */
     PIECE = 512,     /* tokens of a part whose partial result stands alone, so that cores can share a head */
     ROW_GROUP = 60,  /* query rows that read a span together: a multiple of every level's rows a tile */
     MAX_HEAD_DIM = 256,

@@ -1,0 +1,42 @@
+"""The native kernel, an optional extension: where it cannot be built triforce is installed without it.
+
+It is a plain shared library, loaded by ctypes: it needs a C compiler with OpenMP (GCC, or Clang with libomp's headers),
+and no headers of Python or torch. It is compiled for OpenMP but not linked to a runtime, so that its symbols are found
+in the one that torch has loaded. Why a build failed is kept beside it, for `triforce doctor`.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+FOLDER = Path("offload") / "native"
+KERNEL = Extension(
+    "offload.native._kernel",
+    sources=[str(FOLDER / "kernel.c")],
+    depends=[str(path) for path in sorted(FOLDER.glob("*.h"))],
+    extra_compile_args=["-std=gnu11", "-O3", "-fopenmp", "-Wno-psabi"],
+    libraries=["m"],
+    optional=True,
+    py_limited_api=True,  # in its name: it serves every Python
+)
+
+
+class BuildKernel(build_ext):
+    """Builds without Python's headers, and remembers why it could not."""
+
+    def build_extension(self, ext):
+        reason = Path(self.get_ext_fullpath(ext.name)).parent / "build-error.txt"
+        reason.unlink(missing_ok=True)
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            reason.parent.mkdir(parents=True, exist_ok=True)
+            reason.write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
+            raise
+
+    def get_export_symbols(self, ext):
+        return []  # no PyInit function: Python does not import it
+
+
+setup(ext_modules=[KERNEL], cmdclass={"build_ext": BuildKernel})
