@@ -21,6 +21,8 @@ from .draft import Drafter, ModelDrafter
 from .events import Speculated
 from .lookup import LookupDrafter
 from .model import Model
+from .native.blocks import BlockStore
+from .native.table import TableCache
 from .pace import Pace
 from .retrieval import SelectedCache
 from .runner import Runner, SelectedRunner
@@ -60,11 +62,12 @@ def draft_chunk(settings: Speculation) -> int:
     return max(settings.window, 2 * LONGEST_GAMMA)
 
 
-def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
-    """The middle level's cache over a full one."""
-    kind = RecencySelector if settings.method == "streaming" else RetrievalSelector
-    selector = kind(settings.sink, settings.chunk)
-    return SelectedCache(full, selector, Refresh(settings.rebuild_every), settings.budget, settings.chunk, TAIL)
+def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache | TableCache:
+    """The middle level's cache over a full one; its chunks are whole grains of the store."""
+    chunk = -(-settings.chunk // full.store.grain) * full.store.grain
+    selector = (RecencySelector if settings.method == "streaming" else RetrievalSelector)(settings.sink, chunk)
+    cache = TableCache if isinstance(full.store, BlockStore) else SelectedCache
+    return cache(full, selector, Refresh(settings.rebuild_every), max(settings.budget, 2 * chunk), chunk, TAIL)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .cache import FullCache
 from .rope import rotate
-from .selection import Refresh, Selector
+from .selection import Refresh, Selector, choose
 from .store import attend_stored
 
 
@@ -84,10 +84,7 @@ class SelectedCache:
     def _select(self, length: int) -> None:
         chunks = max(length - 1, 0) // self._chunk  # the newest token stays in the tail
         slots = min(self._slots, chunks)
-        if chunks > slots:
-            wanted = self._selector.select(self._full, chunks, slots)
-        else:
-            wanted = torch.arange(chunks, device=self._chosen.device).expand(len(self._chosen), -1)
+        wanted = choose(self._selector, self._full, chunks, slots)
         if slots != self._chosen.shape[1]:
             extra = slots - self._chosen.shape[1]
             self._chosen = torch.nn.functional.pad(self._chosen, (0, max(extra, 0)), value=-1)[:, :slots]

@@ -15,6 +15,7 @@ from .cache import KVCache
 from .context import Context, Watermarks, common_prefix
 from .events import Prefilled
 from .model import Model
+from .native.table import TableCache
 from .retrieval import SelectedCache
 
 
@@ -109,7 +110,7 @@ class SelectedRunner(Runner):
     What the other one holds it need not run; the other one must have been settled on the context's committed tokens.
     """
 
-    def __init__(self, full: Runner, cache: SelectedCache) -> None:
+    def __init__(self, full: Runner, cache: SelectedCache | TableCache) -> None:
         super().__init__(full.model, cache)
         self._full = full
 

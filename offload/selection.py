@@ -27,6 +27,14 @@ class Selector(Protocol):
         ...
 
 
+def choose(selector: Selector, full: FullCache, chunks: int, slots: int) -> Tensor:
+    """`slots` of the first `chunks` chunks, all of them where there are no more: `[layers * kv_heads, slots]`."""
+    if chunks > slots:
+        return selector.select(full, chunks, slots)
+    shape = full.store.shape
+    return torch.arange(chunks, device=full.store.device).expand(shape.layers * shape.kv_heads, -1)
+
+
 class RecencySelector:
     """The sink and the most recent chunks, StreamingLLM's choice: the paper's ablation."""
 

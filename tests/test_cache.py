@@ -9,6 +9,7 @@ from tiny import make_hf_model
 from offload.cache import FullCache
 from offload.rope import Rope
 from offload.shape import shape_from_config
+from offload.store import PlainStore
 
 CPU = torch.device("cpu")
 SHAPE = shape_from_config(make_hf_model("llama").config, {})
@@ -32,7 +33,8 @@ def run(cache, ids, commit=True):
 
 
 def new():
-    return FullCache(SHAPE, Rope(SHAPE, CAPACITY, torch.float32, CPU), CAPACITY, torch.float32, CPU)
+    store = PlainStore(SHAPE, CAPACITY, torch.float32, CPU)
+    return FullCache(store, Rope(SHAPE, CAPACITY, torch.float32, CPU), CAPACITY)
 
 
 def test_in_pieces_is_as_in_one():

@@ -62,7 +62,7 @@ def test_chunks_are_those_with_the_largest_score_of_the_newest_query(model):
     full, middle, context = prefilled(model)
     middle.rows(context)
     length = 149 // CHUNK * CHUNK
-    keys = full.cache.stored()[0][:, :, :length].unflatten(2, (-1, CHUNK)).mean(3)
+    keys = full.cache.store.read(0, length)[0].unflatten(2, (-1, CHUNK)).mean(3)
     query = full.cache.query().unflatten(1, (model.shape.kv_heads, -1))  # [layers, kv_heads, group, head_dim]
     scores = torch.einsum("lkgd,lkcd->lkgc", query, keys).mean(2).flatten(0, 1)
     scores[:, 0] = scores[:, -1] = torch.inf
@@ -90,7 +90,7 @@ def test_attention_is_over_the_chosen_chunks_and_the_tail(model):
     cache.begin(1)
     q, k, v = (torch.randn(1, n, model.shape.head_dim) for n in (4, model.shape.kv_heads, model.shape.kv_heads))
     found = cache.attend(1, q, k, v)
-    keys, values = full.cache.stored()
+    keys, values = full.cache.store.read(0, 150)
     rows = full.cache.rope.rows(150, 151)
     for head, chunks in enumerate(cache._chosen.unflatten(0, (model.shape.layers, -1))[1]):
         places = [p for c in chunks.tolist() for p in range(c * CHUNK, (c + 1) * CHUNK)] + [148]
@@ -121,7 +121,7 @@ def test_a_new_selection_copies_only_what_is_new(model):
 
 def assert_holds_the_full_cache_s(cache, full):
     """Every slot holds its chunk, and the tail what the full cache has behind the chunks."""
-    for ours, theirs in zip((cache._keys, cache._values), full.stored(), strict=True):
+    for ours, theirs in zip((cache._keys, cache._values), full.store.read(0, full.length), strict=True):
         ours, theirs = ours.flatten(0, 1), theirs.flatten(0, 1)
         for row, chunks in enumerate(cache._chosen):
             for slot, chunk in enumerate(chunks.tolist()):
