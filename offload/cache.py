@@ -58,7 +58,7 @@ class FullCache:
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
     `rope` is the sequence's; all of its caches share it. `marks` tells those who copy from the store what has changed;
-    `passes` counts what has been begun, for those who use the store's room behind the committed tokens.
+    `writes` counts the passes, for those who use the store's room behind the committed tokens, and theirs.
     """
 
     def __init__(self, store: Store, rope: Rope, capacity: int) -> None:
@@ -66,7 +66,7 @@ class FullCache:
         self.capacity = capacity
         self.rope = rope
         self.marks = Watermarks()
-        self.passes = 0
+        self.writes = 0
         self._length = 0
         self._inflight = 0
         self._rows: tuple[Tensor, Tensor] | None = None
@@ -80,7 +80,7 @@ class FullCache:
     def begin(self, tokens: int) -> None:
         end = self._length + tokens
         assert tokens > 0 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
-        self.passes += 1
+        self.writes += 1
         self._inflight = tokens
         self._kept = min(tokens, QUERIES)
         self._rows = self.rope.rows(self._length, end)

@@ -34,7 +34,7 @@ class TableCache:
         self._start = 0  # where the chunks end and the tail begins, in tokens of the context
         self._selected = 0  # tokens in the chosen chunks
         self._length = self._inflight = 0
-        self._passes = -1  # of the full cache, when it was last looked at
+        self._writes = -1  # the full cache's count when our own tokens were known to be there
         self._rebuild = True
         full.keep_queries()
 
@@ -57,8 +57,8 @@ class TableCache:
         self._selector.truncate(unchanged)
         if unchanged < self._start:
             self._rebuild = True
-        overwritten = self._passes != self._full.passes
-        self._passes = self._full.passes
+        overwritten = self._writes != self._full.writes
+        self._writes = self._full.writes
         # A new selection cannot be made under tokens that only we have run: they are run again.
         self._length = full if self._rebuild or overwritten else max(self._length, full)
 
@@ -69,6 +69,7 @@ class TableCache:
         assert not self._rebuild and end - self._start <= self._room, "a draft longer than the tail"
         assert end <= self._full.capacity, f"{end} tokens in a cache of {self._full.capacity}"
         self._inflight = tokens
+        self._writes = self._full.writes = self._full.writes + 1  # another such cache's tokens are lost, not ours
         self._rows = self._full.rope.rows(self._length, end)
 
     def _due(self, end: int) -> bool:
