@@ -1,5 +1,6 @@
 """The embedded model on real books: speculation says what plain decoding says, and retrieval finds what is far away."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.context import Context
 from offload.hierarchy import selected_cache
+from offload.native.operations import NativeOperations
 from offload.runner import Runner, SelectedRunner
 
 ROOT = Path(__file__).parents[1]
@@ -35,8 +37,8 @@ def engine(opened):
     return opened.load()
 
 
-def decoded(engine, ids, settings):
-    events = engine.generate(ids, Sampling(temperature=0), GenerationConfig(max_new_tokens=NEW), settings)
+def decoded(engine, ids, settings, new=NEW):
+    events = engine.generate(ids, Sampling(temperature=0), GenerationConfig(max_new_tokens=new), settings)
     return [token for event in events if isinstance(event, Tokens) for token in event.ids]
 
 
@@ -54,6 +56,17 @@ def test_greedy_equals_plain_greedy_with_every_method_and_drafter(engine, opened
     for method, draft in methods:
         settings = Speculation(method, "a model" if draft == "model" else draft, budget=256)
         assert decoded(engine, ids, settings) == expected, f"{method}, {draft}"
+
+
+def test_the_native_kernel_says_what_torch_says(engine, opened):
+    """Plain greedy decoding in fp32, on each book."""
+    if not isinstance(engine.model.operations, NativeOperations):
+        pytest.skip("the native kernel is not in use here: see triforce doctor")
+    torch_engine = replace(opened, config=replace(opened.config, kernel="off"), draft=None).load()
+    for book, path in BOOKS.items():
+        ids = opened.tokenizer.encode(path.read_text("utf-8"), special_tokens=True)[:1000]
+        native, plain = (decoded(each, ids, Speculation("ar"), 64) for each in (engine, torch_engine))
+        assert native == plain, book
 
 
 CONTEXT, BUDGET = 6000, 1024
