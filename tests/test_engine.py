@@ -1,7 +1,10 @@
 """The engine's spine: events in order, every end, and an iterator that may be abandoned at any time."""
 
+import re
+
 import pytest
 import torch
+from tiny import make_hf_model, make_tokenizer
 
 from offload import (
     EngineConfig,
@@ -14,8 +17,10 @@ from offload import (
     Tokens,
     open_model,
 )
+from offload.doctor import kernel_state
 from offload.engine import Engine
-from offload.errors import OutOfMemory, PromptError, SettingsError
+from offload.errors import ModelNotFound, OutOfMemory, PromptError, SettingsError
+from offload.native import LEVELS, KernelUnavailable, find_kernel
 
 GREEDY = Sampling(temperature=0)
 PROMPT = list(range(5, 45))
@@ -112,6 +117,41 @@ def test_memory_is_estimated_before_loading(opened):
 def test_a_device_that_is_not_there(tiny_model_dir):
     with pytest.raises(SettingsError, match="no CUDA device"):
         open_model(EngineConfig(model=str(tiny_model_dir), device="cuda"))
+
+
+def test_a_kernel_that_cannot_serve_is_refused_before_loading(tiny_model_dir):
+    with pytest.raises(SettingsError, match="the native kernel cannot be used: "):
+        open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float16", kernel="portable"))
+    opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float16"))
+    assert opened.kernel == "off"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_missing_level_is_refused_before_the_model_is_looked_for(level):
+    try:
+        find_kernel(level)
+    except KernelUnavailable as missing:
+        with pytest.raises(SettingsError, match=re.escape(f"the native kernel cannot be used: {missing}")):
+            open_model(EngineConfig(model="no-such-model", device="cpu", kernel=level))
+    else:
+        with pytest.raises(ModelNotFound):
+            open_model(EngineConfig(model="no-such-model", device="cpu", kernel=level))
+
+
+@pytest.mark.skipif(not kernel_state("auto").levels, reason="the kernel was not built here")
+def test_a_draft_model_that_the_kernel_cannot_serve_is_named(tiny_model_dir, tmp_path):
+    make_hf_model("llama", num_attention_heads=8).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel="portable")
+    with pytest.raises(SettingsError, match="the draft model: the native kernel cannot be used: it has no heads of 8"):
+        open_model(config, speculation=Speculation("naive", draft=str(tmp_path)))
+
+
+def test_the_engine_says_what_computes(tiny_model_dir):
+    for kernel in ("off", *kernel_state("auto").levels):
+        opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel=kernel))
+        assert opened.kernel == kernel
+        assert opened.load().describe() == "cpu, float32" + ("" if kernel == "off" else f", {kernel} kernel")
 
 
 @pytest.mark.cuda

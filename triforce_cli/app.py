@@ -19,6 +19,7 @@ from typer.exceptions import Abort, Exit, TyperException
 from offload.errors import TriforceError, UsageError
 
 from .commands.bench import bench
+from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.profile import profile
 from .commands.pull import pull
@@ -37,6 +38,7 @@ app.command()(generate)
 app.command()(bench)
 app.command()(pull)
 app.command()(profile)
+app.command()(doctor)
 
 
 def _show_version(wanted: bool) -> None:

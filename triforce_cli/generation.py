@@ -70,6 +70,7 @@ class _Job:
             "max_new_tokens": self.new_tokens,
             "device": self.opened.device.type,
             "dtype": str(self.opened.dtype).removeprefix("torch."),
+            "kernel": self.opened.kernel,
             "context": self.opened.checkpoint.shape.context,
             "raw": self.request.raw,
             "system": self.request.system,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, METHODS
+from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 
@@ -51,6 +51,14 @@ Device = Annotated[str | None, _setting("device", "Where to run.", autocompletio
 Dtype = Annotated[
     str | None,
     _setting("dtype", "Type of weights and KV cache; auto is bfloat16.", autocompletion=_complete_from(*DTYPES)),
+]
+Kernel = Annotated[
+    str | None,
+    _setting(
+        "kernel",
+        "Level of the native kernel on a CPU: avx512, avx2 or portable; auto is the best, off leaves all to torch.",
+        autocompletion=_complete_from(*KERNELS),
+    ),
 ]
 Threads = Annotated[int | None, _setting("threads", "CPU threads.", "all cores")]
 PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Tokens run at once while reading the prompt.")]

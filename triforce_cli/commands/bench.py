@@ -55,6 +55,7 @@ def bench(
     profile: options.ProfileName = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    kernel: options.Kernel = None,
     threads: options.Threads = None,
     prefill_chunk: options.PrefillChunk = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object with every sample instead of a table.")] = False,

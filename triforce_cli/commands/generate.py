@@ -48,6 +48,7 @@ def generate(
     profile: options.ProfileName = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    kernel: options.Kernel = None,
     threads: options.Threads = None,
     prefill_chunk: options.PrefillChunk = None,
     json: options.Json = False,

@@ -1,0 +1,117 @@
+"""`triforce doctor`: what this machine and this installation are, and whether the native kernel serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offload.config import GIB, check_part
+
+from .. import options
+from ..context import given
+from ..render import json_line
+from ..settings import resolve
+from ..wording import counted
+
+if TYPE_CHECKING:
+    from offload.doctor import Device, KernelState, Memory, ModelCache, Processor, Report, Versions
+
+
+def doctor(
+    ctx: typer.Context,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Leave out the rates, which take a second.")] = False,
+    profile: options.ProfileName = None,
+    device: options.Device = None,
+    kernel: options.Kernel = None,
+    threads: options.Threads = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Say what this machine and this installation are, and whether the native kernel serves.
+
+    Settings are resolved as `generate` resolves them. A missing kernel is no error: torch serves in its place.
+
+    [bold]Examples[/bold]
+
+      triforce doctor
+
+      triforce doctor --kernel portable
+
+      triforce doctor --no-measure --json
+    """
+    flags, origins = given(ctx)
+    check_part(flags)
+    settings = resolve(flags, origins, profile)
+
+    import torch
+
+    from offload.doctor import examine
+
+    from ..machine import processor
+
+    terminal = ctx.obj.terminal
+    report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)
+    if json:
+        terminal.write(json_line(type="doctor", **asdict(report)))
+        return
+    rows = list(_rows(report, settings.origins))
+    width = max(len(name) for name, _ in rows)
+    terminal.write("".join(f"{name:<{width}}  {text}\n" for name, text in rows))
+
+
+def _rows(report: Report, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """A name and what there is to say, line by line; lines that go on have no name."""
+    yield "triforce", _versions(report.versions)
+    yield from _device(report.device, origins)
+    yield "processor", report.processor.name
+    yield "cores", _cores(report.processor)
+    yield "memory", _memory(report.memory)
+    yield from _kernel(report.kernel, origins)
+    yield "OpenMP", "yes" if report.versions.openmp else "no: torch was built without it"
+    yield from _cache(report.cache)
+
+
+def _versions(versions: Versions) -> str:
+    others = f"Python {versions.python}, torch {versions.torch}, transformers {versions.transformers}"
+    return f"{versions.triforce} ({others})"
+
+
+def _asked(name: str, value: str, origins: Mapping[str, str]) -> str:
+    return f"asked for: {value}, by {origins[name]}" if name in origins else f"asked for: {value}"
+
+
+def _device(device: Device, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    yield "device", f"{device.used or f'none: {device.reason}'} ({_asked('device', device.asked, origins)})"
+    for number, gpu in enumerate(device.gpus):
+        sizes = f"{_gib(gpu.memory_bytes)}, {_gib(gpu.free_bytes)} free"
+        link = "" if gpu.link_gb_s is None else f", link {gpu.link_gb_s:.1f} GB/s"
+        yield f"GPU {number}", f"{gpu.name}, {sizes}{link}"
+
+
+def _cores(processor: Processor) -> str:
+    physical = "" if processor.cores is None else f"{processor.cores} physical, "
+    return f"{physical}{processor.logical_cores or '?'} logical, {counted(processor.threads, 'thread')} for torch"
+
+
+def _memory(memory: Memory) -> str:
+    rate = "" if memory.read_gb_s is None else f", read at {memory.read_gb_s:.1f} GB/s"
+    return f"{_gib(memory.total_bytes)}, {_gib(memory.free_bytes)} free{rate}"
+
+
+def _kernel(kernel: KernelState, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    yield "kernel", f"{kernel.level or f'none: {kernel.reason}'} ({_asked('kernel', kernel.asked, origins)})"
+    if kernel.hint:
+        yield "", f"hint: {kernel.hint}"
+    yield "levels", ", ".join(kernel.levels) or "none"
+
+
+def _cache(cache: ModelCache) -> Iterator[tuple[str, str]]:
+    yield "models", f"{cache.folder}, {_gib(cache.size_bytes)}"
+    for model in cache.models:
+        yield "", f"{model.name}, {_gib(model.size_bytes)}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
