@@ -15,10 +15,10 @@ import torch
 
 from .config import EngineConfig
 from .embedded import bytes_below
-from .engine import resolve_device
 from .errors import SettingsError
 from .memory import available
 from .native import LEVELS, KernelUnavailable, find_kernel
+from .opening import resolve_device
 from .sources import default_home
 
 _READ = 2**29  # bytes: many times what caches hold

@@ -14,10 +14,11 @@ import torch
 from rich.text import Text
 
 from offload.config import GenerationConfig, Sampling, Speculation
-from offload.engine import Engine, OpenModel, open_model
+from offload.engine import Engine
 from offload.errors import PromptError
 from offload.events import Prefilled, Tokens
 from offload.hierarchy import has_draft_model
+from offload.opening import OpenModel, open_model
 from offload.statistics import Meter
 
 from .comparison import Comparison, Measured, Sample

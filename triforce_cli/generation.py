@@ -12,9 +12,10 @@ import psutil
 import torch
 
 from offload.config import Sampling
-from offload.engine import Engine, OpenModel, open_model
+from offload.engine import Engine
 from offload.errors import PromptError
 from offload.events import Event, Finished, Text, Tokens
+from offload.opening import OpenModel, open_model
 from offload.statistics import Meter, Summary
 from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
 

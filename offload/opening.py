@@ -1,0 +1,176 @@
+"""From a configuration to an engine: find a model, see whether the request fits, load the weights.
+
+Opening reads headers only, so everything that can be wrong with a request is said before the weights are loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from .checkpoint import Checkpoint
+from .compatibility import check_draft
+from .config import EngineConfig, Sampling, Speculation
+from .engine import Engine
+from .errors import PromptError, SettingsError, TriforceError
+from .hierarchy import TAIL, draft_chunk, has_draft_model, has_middle
+from .memory import MemoryEstimate, available, check_fit, estimate
+from .model import Model
+from .operations import Operations, check_kernel, choose_operations
+from .sources import FetchProgress, locate, open_checkpoint, silent
+from .text import Tokenizer
+from .weights import Progress, check_tensors, load_model
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first CUDA GPU, else the CPU. Raises SettingsError for a device that is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("no CUDA device is available to this torch", "use --device cpu, or install torch for CUDA")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bf16 (fp16 on GPUs without it): half the bytes of fp32, and bytes are what decoding waits for."""
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return torch.bfloat16
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model whose files have been found and checked, but not loaded."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    speculation: Speculation
+    draft: Checkpoint | None  # the draft model's, where the method uses one
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.checkpoint.load_tokenizer())
+
+    @property
+    def kernel(self) -> str:
+        """The level of the native kernel that will compute; "off" where torch does."""
+        kernel = self._operations(self.checkpoint).kernel
+        return "off" if kernel is None else kernel.level
+
+    @property
+    def sampling(self) -> Sampling:
+        """The model's own sampling defaults."""
+        return Sampling.from_generation_config(self.checkpoint.generation)
+
+    def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
+        """How many tokens may follow the prompt: `wanted`, or what the context leaves if that is not `exact`.
+
+        Raises PromptError with the numbers where the prompt, or the prompt and an exact wish, exceed the context.
+        """
+        context = self.checkpoint.shape.context
+        limit = f"the model's context of {context:,} tokens"
+        if self.checkpoint.shape.sliding_window == context:
+            limit += " (its sliding window)"
+        if prompt_tokens >= context:
+            raise PromptError(
+                f"the prompt has {prompt_tokens:,} tokens, which leaves no room in {limit}",
+                "shorten the prompt, split the document, or use --model with a longer context",
+            )
+        if exact and prompt_tokens + wanted > context:
+            raise PromptError(
+                f"{prompt_tokens:,} prompt tokens and {wanted:,} new ones exceed {limit}",
+                f"use --max-new-tokens {context - prompt_tokens} or fewer, or shorten the prompt",
+            )
+        return min(wanted, context - prompt_tokens)
+
+    def estimate(self, tokens: int) -> MemoryEstimate:
+        """Memory for a sequence of so many tokens."""
+        shape, size = self.checkpoint.shape, self.dtype.itemsize
+        plain = estimate(shape, tokens, self.config.prefill_chunk, size)
+        settings = self.speculation
+        retrieval = draft = 0
+        if has_middle(settings, tokens):
+            retrieval = shape.kv_bytes(tokens // settings.chunk, size) // 2  # mean keys
+            if self.kernel == "off":  # else the chunks are attended to where they are
+                retrieval += shape.kv_bytes(min(settings.budget, tokens) + TAIL + settings.chunk, size)
+        if self.draft is not None:
+            room = settings.sink + 2 * settings.window + 2 * draft_chunk(settings)
+            draft = estimate(self.draft.shape, room, draft_chunk(settings), size).total
+        return replace(plain, retrieval=retrieval, draft=draft)
+
+    def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
+        """Raises OutOfMemory if a sequence of `tokens` does not fit the device (or `memory_limit` bytes of it)."""
+        free = available(self.device)
+        check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))
+
+    def load(self, progress: Progress = lambda done, total: None) -> Engine:
+        """Read the weights."""
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        model, draft = (self._load(checkpoint, progress) for checkpoint in (self.checkpoint, self.draft))
+        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft)
+
+    def _load(self, checkpoint: Checkpoint | None, progress: Progress) -> Model | None:
+        if checkpoint is None:
+            return None
+        return load_model(checkpoint, self.dtype, self.device, progress, self._operations(checkpoint))
+
+    def _operations(self, checkpoint: Checkpoint) -> Operations:
+        """Each model has its own: they keep the memory of their results. Raises SettingsError."""
+        return choose_operations(self.config.kernel, checkpoint.shape, self.dtype, self.device)
+
+    def check_kernel(self) -> None:
+        """Raises SettingsError if a level was asked for that cannot serve both models."""
+        for name, checkpoint in (("", self.checkpoint), ("the draft model: ", self.draft)):
+            try:
+                if checkpoint is not None:
+                    self._operations(checkpoint)
+            except SettingsError as error:
+                raise SettingsError(name + error.message, error.hint) from error
+
+
+def open_model(
+    config: EngineConfig,
+    home: Path | None = None,
+    progress: FetchProgress = silent,
+    speculation: Speculation | None = None,
+) -> OpenModel:
+    """Find a model (fetching it if need be), and check its config, its headers, device, dtype and kernel.
+
+    Args:
+        home: triforce's cache folder; None for the platform's.
+        progress: called while something is fetched.
+        speculation: how it will decode; a draft model is found and checked as well.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, CheckpointError, FetchError, SettingsError.
+    """
+    device = resolve_device(config.device)
+    check_kernel(config.kernel)  # before a model is fetched for nothing
+    checkpoint = open_checkpoint(locate(config.model, home, progress))
+    check_tensors(checkpoint)
+    settings = speculation or Speculation()
+    draft = None
+    if has_draft_model(settings):
+        draft = _open_draft(settings.draft_model, home, progress)
+    opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft)
+    opened.check_kernel()
+    if draft is not None:
+        check_draft(opened.tokenizer, Tokenizer(draft.load_tokenizer()), draft.shape, settings)
+    return opened
+
+
+def _open_draft(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
+    try:
+        draft = open_checkpoint(locate(name, home, progress))
+        check_tensors(draft)
+    except TriforceError as error:
+        raise type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft")) from error
+    return draft

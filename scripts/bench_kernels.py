@@ -1,0 +1,148 @@
+"""The native kernel beside torch's operations, and both beside the memory's bandwidth. Ratios from one process.
+
+    python scripts/bench_kernels.py
+    python scripts/bench_kernels.py --tokens 8000 --level portable --json out.json
+
+Attention alone, all layers of the model: queries of 1 to 16 tokens over random keys and values. Whole steps: the model
+on a cache of such keys and values, which costs what a real text's costs. Contenders take turns, so that a drift of the
+machine's speed hits all; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from bench_peers import machine
+
+from offload import EngineConfig, open_model
+from offload.cache import FullCache
+from offload.doctor import read_rate
+from offload.memory import available
+from offload.model import Model
+
+Row = dict[str, float | int | str]
+ROWS = (1, 2, 4, 8, 16)
+
+
+def fill(cache: FullCache, tokens: int) -> None:
+    """Give a cache `tokens` tokens of random keys and values, without attending to any."""
+    store, shape = cache.store, cache.store.shape
+    generator = torch.Generator().manual_seed(0)
+    while cache.length < tokens:
+        size, start = min(512, tokens - cache.length), cache.length
+        cache.begin(size)
+        rows = cache.rope.rows(start, start + size)
+        for layer in range(shape.layers):
+            new = torch.randn(size, shape.heads + 2 * shape.kv_heads, shape.head_dim, generator=generator)
+            store.append(layer, start, *new.to(store.dtype).split((shape.heads, *[shape.kv_heads] * 2), 1), rows)
+        cache.commit()
+
+
+def medians(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Seconds of each, medians of interleaved runs after one to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(repeats + 1):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def attention(cache: FullCache, rows: int) -> Callable[[], None]:
+    """Attention of the last `rows` tokens, layer after layer."""
+    shape, store = cache.store.shape, cache.store
+    q = torch.randn(rows, shape.heads, shape.head_dim, generator=torch.Generator().manual_seed(1)).to(store.dtype)
+
+    def run() -> None:
+        for layer in range(shape.layers):
+            store.attend(layer, q, cache.length - rows)
+
+    return run
+
+
+def step(model: Model, cache: FullCache, rows: int) -> Callable[[], None]:
+    """One forward pass of `rows` tokens with logits for all, taken back afterwards."""
+    ids = torch.arange(rows) + 1000
+
+    def run() -> None:
+        length = cache.length
+        model.logits(model.forward(ids, cache))
+        cache.truncate(length)
+
+    return run
+
+
+def measure(kind: str, models: dict[str, Model], caches: dict[str, FullCache], repeats: int, rate: float) -> list[Row]:
+    """A row for each number of tokens: times of both, their ratio, and what they are of the bandwidth."""
+    length = min(cache.length for cache in caches.values())
+    table, first = [], 0.0
+    for rows in ROWS:
+        pick = (lambda name: attention(caches[name], rows)) if kind == "attention" else None
+        runs = {name: pick(name) if pick else step(models[name], caches[name], rows) for name in models}
+        found = medians(runs, repeats)
+        first = first or found["native"]
+        read = caches["native"].store.shape.kv_bytes(length, caches["native"].store.dtype.itemsize)
+        row: Row = {"what": kind, "context": length, "tokens": rows}
+        row |= {f"{name}_ms": value * 1e3 for name, value in found.items()}
+        row |= {"of_one_token": found["native"] / first, "torch_over_native": found["torch"] / found["native"]}
+        if kind == "attention":
+            row["bandwidth_share"] = read / found["native"] / rate
+        table.append(row)
+        print(line(row), flush=True)
+    return table
+
+
+HEADER = (
+    f"{'':10}{'context':>8}{'tokens':>8}{'native':>11}{'torch':>11}{'of T=1':>9}{'torch/native':>14}{'of memory':>11}"
+)
+
+
+def line(row: Row) -> str:
+    """A row for people."""
+    share = f"{row['bandwidth_share']:10.0%}" if "bandwidth_share" in row else ""
+    times = f"{row['native_ms']:8.1f} ms{row['torch_ms']:8.1f} ms"
+    ratios = f"{row['of_one_token']:9.2f}{row['torch_over_native']:14.2f}"
+    return f"{row['what']:10}{row['context']:8,}{row['tokens']:8}{times}{ratios} {share}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8000, 32000], help="lengths of the context")
+    parser.add_argument("--model", default=EngineConfig().model)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--level", default="auto", help="of the kernel: avx512, avx2, portable")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    level = {"native": options.level, "torch": "off"}
+    models = {
+        name: open_model(EngineConfig(options.model, "cpu", options.dtype, kernel=kernel)).load().model
+        for name, kernel in level.items()
+    }
+    if not hasattr(models["native"].operations, "kernel"):
+        sys.exit("bench_kernels: the native kernel is not in use; triforce doctor says why")
+    rate = (read_rate(available(torch.device("cpu"))) or float("nan")) * 1e9
+    print(f"{machine()}\nkernel {models['native'].operations.kernel.level}, memory {rate / 1e9:.1f} GB/s\n{HEADER}")
+    table = []
+    for tokens in options.tokens:
+        caches = {name: model.new_cache(tokens + max(ROWS)) for name, model in models.items()}
+        for cache in caches.values():
+            fill(cache, tokens)
+        for kind in ("attention", "step"):
+            table += measure(kind, models, caches, options.repeats, rate)
+    if options.json:
+        found = {"machine": machine(), "read_bytes_per_s": rate, "rows": table}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
