@@ -86,8 +86,10 @@ def measure(kind: str, models: dict[str, Model], caches: dict[str, FullCache], r
     length = min(cache.length for cache in caches.values())
     table, first = [], 0.0
     for rows in ROWS:
-        pick = (lambda name: attention(caches[name], rows)) if kind == "attention" else None
-        runs = {name: pick(name) if pick else step(models[name], caches[name], rows) for name in models}
+        if kind == "attention":
+            runs = {name: attention(cache, rows) for name, cache in caches.items()}
+        else:
+            runs = {name: step(model, caches[name], rows) for name, model in models.items()}
         found = medians(runs, repeats)
         first = first or found["native"]
         read = caches["native"].store.shape.kv_bytes(length, caches["native"].store.dtype.itemsize)

@@ -4,7 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from kernels import build_emulated
 from tiny import make_hf_model, make_tokenizer
+
+from offload.native import LEVELS, Kernel, KernelUnavailable, find_kernel
+from offload.native.library import open_library
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +28,42 @@ def embedded_model_dir() -> Path:
 
     home = os.environ.get("TRIFORCE_HOME")
     return locate("smollm2-135m", Path(home) if home else None)
+
+
+def named_build(variable: str) -> Path | None:
+    """A build of the kernel that scripts/check_sanitizers.sh made. It must load: tests left out would say nothing."""
+    name = os.environ.get(variable)
+    if name:
+        open_library(Path(name))
+    return Path(name) if name else None
+
+
+@pytest.fixture(scope="session")
+def emulated_library(tmp_path_factory) -> Path:
+    return named_build("TRIFORCE_TEST_EMULATED") or build_emulated(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture(scope="session")
+def library() -> Path | None:
+    """None: the installation's own."""
+    return named_build("TRIFORCE_TEST_KERNEL")
+
+
+@pytest.fixture(scope="session", params=[*LEVELS, "emulated avx512"])
+def kernel(request, library) -> Kernel:
+    """The native kernel at each level that this machine has."""
+    level = request.param.removeprefix("emulated ")
+    if level != request.param:
+        library = request.getfixturevalue("emulated_library")
+    try:
+        return find_kernel(level, library)
+    except KernelUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def set_threads():
+    """torch.set_num_threads, undone after the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -28,18 +28,24 @@ def run(command, cwd, **more):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+UNNEEDED = (".*", "*.egg-info", "__pycache__", "build", "dist", "docs", "examples", "tests")
+BUILT_IN_PLACE = ("_kernel*", "build-error.txt")
+
+
+def build_wheel(work, **environment):
     """Built from a copy: setuptools leaves its working files in the folder it builds from."""
-    work = tmp_path_factory.mktemp("wheel")
-    unneeded = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "docs", "examples", "tests")
-    shutil.copytree(ROOT, work / "source", ignore=unneeded)
+    shutil.copytree(ROOT, work / "source", ignore=shutil.ignore_patterns(*UNNEEDED, *BUILT_IN_PLACE))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work / "dist"]
     if find_spec("setuptools"):  # otherwise pip fetches one
         command.append("--no-build-isolation")
-    run([*command, work / "source"], work)
+    run([*command, work / "source"], work, **environment)
     (built,) = (work / "dist").glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +99,17 @@ def test_the_program_generates_from_the_wheel(installed, tiny_model_dir, tmp_pat
     last = json.loads(text.splitlines()[-1])
     assert last["type"] == "done"
     assert last["new_tokens"] > 0
+
+
+@pytest.mark.skipif(shutil.which("false") is None, reason="there is no program that fails")
+def test_without_a_compiler_all_but_the_native_kernel_is_installed(tmp_path):
+    """And what went wrong is not lost: it is in the wheel, and in what find_kernel raises."""
+    built, unpacked = build_wheel(tmp_path, CC=shutil.which("false")), tmp_path / "unpacked"
+    zipfile.ZipFile(built).extractall(unpacked)
+    native = unpacked / "offload" / "native"
+    assert not list(native.glob("_kernel*"))
+    reason = (native / "build-error.txt").read_text("utf-8").strip()
+    assert shutil.which("false") in reason
+    code = "from offload.native import find_kernel; find_kernel()"
+    asked = subprocess.run([sys.executable, "-c", code], cwd=unpacked, capture_output=True, text=True, check=False)
+    assert asked.stderr.rstrip().endswith(f"KernelUnavailable: not built: {reason}")

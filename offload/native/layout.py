@@ -12,7 +12,7 @@ from .library import BLOCK
 def pack_weight(weight: Tensor) -> Tensor:
     """`[out, in]` -> panels of 16 outputs `[panels, in / 2, 16, 2]` (bf16) or `[panels, in, 16]` (fp32).
 
-    The last panel is filled up with zeros; bf16 wants an even number of inputs.
+    The last panel is filled up with zeros. The number of inputs is even: the kernel multiplies pairs.
     """
     outputs, inputs = weight.shape
     panels = F.pad(weight, (0, 0, 0, -outputs % BLOCK)).view(-1, BLOCK, inputs)

@@ -66,8 +66,9 @@ def library_path() -> Path:
         path = FOLDER / f"_kernel{suffix}"
         if path.is_file():
             return path
-    reason = FOLDER / "build-error.txt"
-    why = reason.read_text().strip() if reason.is_file() else "install triforce again where there is a C compiler"
+    why, reason = "install triforce again where there is a C compiler", FOLDER / "build-error.txt"
+    if reason.is_file():
+        why = reason.read_text("utf-8").strip()
     raise KernelUnavailable(f"not built: {why}")
 
 

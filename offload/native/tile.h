@@ -9,6 +9,7 @@ typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
 typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES)));
 typedef NAME(vec) NAME(vec_at) __attribute__((aligned(4), may_alias)); /* as it lies in memory */
 typedef NAME(ints) NAME(ints_at) __attribute__((aligned(4), may_alias));
+typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 as one number */
 #define vec NAME(vec)
 #define ints NAME(ints)
 #define vec_at NAME(vec_at)
@@ -67,13 +68,13 @@ INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(til
         const char *b = t->b[s], *next = t->next[s];
         for (int i = 0; i < t->pairs; i++, a += DOTS && !wide ? 4 : 8, b += step, next += step) {
             __builtin_prefetch(next);
-            if (wide)
-                __builtin_prefetch(next);
+            if (wide) /* a pair is two lines */
+                __builtin_prefetch(next + step / 2);
 #if DOTS
             if (!wide) {
                 ints pair = *(const ints_at *)b;
                 UNROLL for (int r = 0; r < rows; r++)
-                    sums[r][0] = NAME(dot)(sums[r][0], pair, *(const int32_t *)(a + r * a_stride));
+                    sums[r][0] = NAME(dot)(sums[r][0], pair, *(const NAME(pair_at) *)(a + r * a_stride));
                 continue;
             }
 #endif
