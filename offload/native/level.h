@@ -13,6 +13,7 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef ints_at
 #undef VECTORS
 #undef MAX_TILE
+#undef BOTH_CHAINS
 #undef LEVEL
 #undef LANES
 #undef DOTS

@@ -16,9 +16,13 @@ typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 as one num
 #define ints_at NAME(ints_at)
 #define VECTORS (BLOCK / LANES) /* of a block's 16 columns */
 
-#define MAX_TILE (LANES == 16 ? 12 : 6) /* rows whose sums fit the registers */
+#define MAX_TILE (LANES == 16 ? 12 : 6)    /* rows whose sums fit the registers */
+#define BOTH_CHAINS (LANES == 16 ? 12 : 3) /* the same with two sums for each number */
 
 INLINE vec NAME(splat)(float x) { return x - (vec){0}; }
+
+INLINE vec NAME(at)(const void *memory, int vector) { return ((const vec_at *)memory)[vector]; }
+
 INLINE vec NAME(max)(vec x, vec y) {
 #if HAS_MAX && LANES == 16
     return (vec)_mm512_max_ps((__m512)x, (__m512)y);
@@ -58,46 +62,81 @@ struct NAME(tile) {
     int fresh;
 };
 
-INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
+/*
+ * The even and the odd members of the pairs are summed in a chain each, and the two are added at the end. Few rows run
+ * both chains at once, as multiply-adds take longer than they are apart; many rows need the registers for one alone.
+ */
+INLINE void NAME(run_chains)(const int rows, const int wide, const int first, const int chains,
+                             const struct NAME(tile) *t, const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
-    vec sums[MAX_TILE][VECTORS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++)
-            sums[r][v] = t->fresh ? NAME(splat)(0) : (vec)*(const vec_at *)(c + r * c_stride + v * LANES);
+    vec sums[2][MAX_TILE][VECTORS];
+    UNROLL for (int chain = 0; chain < chains; chain++)
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < VECTORS; v++)
+                sums[chain][r][v] = first + chain > 0 || t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride, v);
     for (int s = 0; s < t->segments; s++) {
         const char *b = t->b[s], *next = t->next[s];
-        for (int i = 0; i < t->pairs; i++, a += DOTS && !wide ? 4 : 8, b += step, next += step) {
-            __builtin_prefetch(next);
-            if (wide) /* a pair is two lines */
+        for (int i = 0; i < t->pairs; i++, a += 8, b += step, next += step) {
+            if (first == 0)
+                __builtin_prefetch(next);
+            if (wide && first + chains == 2) /* a pair is two lines */
                 __builtin_prefetch(next + step / 2);
-#if DOTS
-            if (!wide) {
-                ints pair = *(const ints_at *)b;
-                UNROLL for (int r = 0; r < rows; r++)
-                    sums[r][0] = NAME(dot)(sums[r][0], pair, *(const NAME(pair_at) *)(a + r * a_stride));
-                continue;
-            }
-#endif
-            UNROLL for (int half = 0; half < 2; half++) {
+            UNROLL for (int chain = 0; chain < chains; chain++) {
+                const int odd = first + chain;
                 vec column[VECTORS];
-                UNROLL for (int v = 0; v < VECTORS; v++) {
-                    const char *at = b + v * LANES * 4;
-                    if (wide)
-                        column[v] = *(const vec_at *)(at + half * (step / 2));
-                    else
-                        column[v] = half ? NAME(high_half)(*(const ints_at *)at) : NAME(low_half)(*(const ints_at *)at);
-                }
+                UNROLL for (int v = 0; v < VECTORS; v++)
+                    column[v] = wide  ? NAME(at)(b + odd * (step / 2), v)
+                                : odd ? NAME(high_half)(((const ints_at *)b)[v])
+                                      : NAME(low_half)(((const ints_at *)b)[v]);
                 UNROLL for (int r = 0; r < rows; r++) {
-                    vec factor = NAME(splat)(*(const float *)(a + r * a_stride + half * 4));
+                    vec factor = NAME(splat)(*(const float *)(a + r * a_stride + odd * 4));
                     UNROLL for (int v = 0; v < VECTORS; v++)
-                        sums[r][v] += factor * column[v];
+                        sums[chain][r][v] += factor * column[v];
                 }
             }
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < VECTORS; v++)
-            *(vec_at *)(c + r * c_stride + v * LANES) = sums[r][v];
+            ((vec_at *)(c + r * c_stride))[v] = chains == 2  ? sums[0][r][v] + sums[1][r][v]
+                                                : first == 1 ? NAME(at)(c + r * c_stride, v) + sums[0][r][v]
+                                                             : sums[0][r][v];
+}
+
+#if DOTS
+/* Pairs of bf16, each multiplied and added by one instruction. */
+INLINE void NAME(run_dots)(const int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
+    vec sums[MAX_TILE];
+    UNROLL for (int r = 0; r < rows; r++)
+        sums[r] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride, 0);
+    for (int s = 0; s < t->segments; s++) {
+        const char *b = t->b[s], *next = t->next[s];
+        for (int i = 0; i < t->pairs; i++, a += 4, b += step, next += step) {
+            __builtin_prefetch(next);
+            ints pair = *(const ints_at *)b;
+            UNROLL for (int r = 0; r < rows; r++)
+                sums[r] = NAME(dot)(sums[r], pair, *(const NAME(pair_at) *)(a + r * a_stride));
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        *(vec_at *)(c + r * c_stride) = sums[r];
+}
+#endif
+
+INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
+#if DOTS
+    if (!wide) {
+        NAME(run_dots)(rows, t, a, c);
+        return;
+    }
+#endif
+    if (rows <= BOTH_CHAINS) {
+        NAME(run_chains)(rows, wide, 0, 2, t, a, c);
+    } else {
+        NAME(run_chains)(rows, wide, 0, 1, t, a, c);
+        NAME(run_chains)(rows, wide, 1, 1, t, a, c);
+    }
 }
 
 #define CASE(rows) case rows: NAME(multiply)(rows, wide, t, a, c); break;
