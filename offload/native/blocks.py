@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import torch
@@ -106,13 +107,13 @@ def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     addresses costs a tenth of the bandwidth.
     """
     count = torch.Size(size).numel()
-    memory = mmap.mmap(-1, max(count * dtype.itemsize, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel built without them
-            pass
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(size) if count else torch.empty(size, dtype=dtype)
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(size, dtype=dtype)
+    # Private: memory that could be shared with other processes does not come in large pages.
+    memory = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
 
 
 def _room(buffer: Tensor, like: Tensor) -> Tensor:
