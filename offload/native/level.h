@@ -3,6 +3,8 @@
 
 #include "attend.h"
 
+#include "share.h"
+
 #include "rows.h"
 
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(linear), NAME(norm), NAME(gate)};

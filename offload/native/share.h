@@ -1,0 +1,125 @@
+/*
+ * Attention over whole heads, shared out among threads; included once per level, after attend.h.
+ *
+ * A head's keys are read in pieces of 512 tokens, and their partial results are folded in the order of the pieces. Where
+ * the borders lie depends on nothing but the keys' places, so neither the number of threads nor the number of rows
+ * changes any result, and two heads keep sixteen cores busy.
+ */
+/* Join a partial result to those before it. Rows that see none of its keys keep what they have. */
+TARGET static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, int rows, int dim) {
+    for (int r = 0; r < rows; r++) {
+        if (p.maximum[r] == -INFINITY)
+            continue;
+        float most = into.maximum[r] > p.maximum[r] ? into.maximum[r] : p.maximum[r];
+        float kept = exp2f(into.maximum[r] - most), added = exp2f(p.maximum[r] - most);
+        into.maximum[r] = most;
+        into.sum[r] = into.sum[r] * kept + p.sum[r] * added;
+        for (int d = 0; d < dim; d += LANES) {
+            vec_at *out = (vec_at *)(into.out + r * dim + d);
+            *out = *out * kept + *(vec_at *)(p.out + r * dim + d) * added;
+        }
+    }
+}
+
+TARGET static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
+    int dim = a->head_dim, heads = a->kv_heads * a->group;
+    for (int r = 0; r < rows; r++) {
+        int64_t at = (first + r) / a->group * heads + head * a->group + (first + r) % a->group;
+        float over = 1 / p.sum[r];
+        if (a->lse)
+            a->lse[at] = p.maximum[r] * 0.693147181f + logf(p.sum[r]);
+        for (int d = 0; d < dim; d++)
+            if (a->narrow_out)
+                ((uint16_t *)a->out)[at * dim + d] = narrow(p.out[r * dim + d] * over);
+            else
+                ((float *)a->out)[at * dim + d] = p.out[r * dim + d] * over;
+    }
+}
+
+/* How the work is cut up: groups of rows of one head, and pieces of its keys. */
+struct NAME(cuts) {
+    int64_t rows, groups, pieces;
+};
+
+INLINE int NAME(group_rows)(const struct NAME(cuts) *c, int64_t group) {
+    int64_t left = c->rows - group * ROW_GROUP;
+    return left < ROW_GROUP ? (int)left : ROW_GROUP;
+}
+
+/* The partial result of one piece for one group of rows; all of its rows' maxima are -INFINITY if it lies beyond. */
+INLINE void NAME(run_piece)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
+                            int64_t group, int64_t piece, struct NAME(partial) p) {
+    int rows = NAME(group_rows)(c, group);
+    int64_t first = group * ROW_GROUP, end = NAME(sight)(a, first + rows - 1), start = piece * PIECE;
+    end = end < start + PIECE ? end : start + PIECE;
+    NAME(piece)(a, w, head, first, rows, start, end, p);
+}
+
+/* All pieces one after the other, by one thread: for many groups of rows. */
+TARGET static void NAME(whole)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
+                               int64_t group) {
+    int rows = NAME(group_rows)(c, group);
+    struct NAME(partial) all = NAME(partial_at)(w->folded, rows), p = NAME(partial_at)(w->partial, rows);
+    NAME(load_queries)(a, head, group * ROW_GROUP, rows, w->queries);
+    NAME(run_piece)(a, w, head, c, group, 0, all);
+    for (int64_t piece = 1; piece < c->pieces && piece * PIECE < NAME(sight)(a, group * ROW_GROUP + rows - 1); piece++) {
+        NAME(run_piece)(a, w, head, c, group, piece, p);
+        NAME(fold)(all, p, rows, a->head_dim);
+    }
+    NAME(finish)(a, head, group * ROW_GROUP, rows, all);
+}
+
+TARGET static int NAME(attend_whole)(const struct attention *a, const struct NAME(cuts) *c) {
+    int failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) reduction(| : failed)
+    for (int64_t task = a->kv_heads * c->groups - 1; task >= 0; task--) { /* the last rows see most: begin with them */
+        struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+        if (w)
+            NAME(whole)(a, w, (int)(task % a->kv_heads), c, task / a->kv_heads);
+        else
+            failed = 1;
+    }
+    return failed;
+}
+
+/* Pieces side by side; what they give is folded in order when all are done. */
+TARGET static int NAME(attend_split)(const struct attention *a, const struct NAME(cuts) *c) {
+    int64_t size = ROW_GROUP * (a->head_dim + 2), tasks = a->kv_heads * c->groups;
+    if (c->groups == 1)
+        size = c->rows * (a->head_dim + 2);
+    float *partials = scratch(&shared_memory, sizeof(float) * size * tasks * c->pieces);
+    if (!partials)
+        return 1;
+    int failed = 0;
+#pragma omp parallel reduction(| : failed)
+    {
+        struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+        failed = !w;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < tasks * c->pieces; i++) {
+            int64_t task = i / c->pieces, group = task / a->kv_heads;
+            int head = (int)(task % a->kv_heads), rows = NAME(group_rows)(c, group);
+            if (!w)
+                continue;
+            NAME(load_queries)(a, head, group * ROW_GROUP, rows, w->queries);
+            NAME(run_piece)(a, w, head, c, group, i % c->pieces, NAME(partial_at)(partials + i * size, rows));
+        }
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < tasks; task++) {
+            int rows = NAME(group_rows)(c, task / a->kv_heads);
+            struct NAME(partial) all = NAME(partial_at)(partials + task * c->pieces * size, rows);
+            for (int64_t piece = 1; piece < c->pieces; piece++)
+                NAME(fold)(all, NAME(partial_at)(partials + (task * c->pieces + piece) * size, rows), rows, a->head_dim);
+            NAME(finish)(a, (int)(task % a->kv_heads), task / a->kv_heads * ROW_GROUP, rows, all);
+        }
+    }
+    return failed;
+}
+
+TARGET static int NAME(attend)(const struct attention *a) {
+    struct NAME(cuts) c = {.rows = (int64_t)a->tokens * a->group};
+    c.groups = (c.rows + ROW_GROUP - 1) / ROW_GROUP;
+    c.pieces = (NAME(sight)(a, c.rows - 1) + PIECE - 1) / PIECE;
+    int enough = a->kv_heads * c.groups >= 4 * omp_get_max_threads();
+    return enough || c.pieces == 1 ? NAME(attend_whole)(a, &c) : NAME(attend_split)(a, &c);
+}
