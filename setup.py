@@ -1,10 +1,11 @@
 """The native kernel, an optional extension: where it cannot be built triforce is installed without it.
 
-It is a plain shared library, loaded by ctypes: it needs a C compiler with OpenMP (GCC, or Clang with libomp's headers),
-and no headers of Python or torch. It is compiled for OpenMP but not linked to a runtime, so that its symbols are found
-in the one that torch has loaded. Why a build failed is kept beside it, for `triforce doctor`.
+It is a plain shared library, loaded by ctypes: it needs GCC (torch's Linux wheels carry GCC's OpenMP, and Clang's code
+asks for another), and no headers of Python or torch. It is compiled for OpenMP but not linked to a runtime, so that its
+symbols are found in the one that torch has loaded. Why a build failed is kept beside it, for `triforce doctor`.
 """
 
+import shutil
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -26,14 +27,25 @@ class BuildKernel(build_ext):
     """Builds without Python's headers, and remembers why it could not."""
 
     def build_extension(self, ext):
-        reason = Path(self.get_ext_fullpath(ext.name)).parent / "build-error.txt"
+        library = Path(self.get_ext_fullpath(ext.name))
+        reason = library.parent / "build-error.txt"
         reason.unlink(missing_ok=True)
         try:
             super().build_extension(ext)
         except Exception as error:
+            library.unlink(missing_ok=True)  # of an earlier build: it would be taken for this one
             reason.parent.mkdir(parents=True, exist_ok=True)
             reason.write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
             raise
+
+    def copy_extensions_to_source(self):
+        """For editable installations: what was built, or why it was not, and nothing of an earlier build."""
+        for old in [*FOLDER.glob("_kernel*"), FOLDER / "build-error.txt"]:
+            old.unlink(missing_ok=True)
+        super().copy_extensions_to_source()
+        reason = Path(self.build_lib) / FOLDER / "build-error.txt"
+        if reason.is_file():
+            shutil.copy(reason, FOLDER)
 
     def get_export_symbols(self, ext):
         return []  # no PyInit function: Python does not import it

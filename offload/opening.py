@@ -97,7 +97,7 @@ class OpenModel:
         settings = self.speculation
         retrieval = draft = 0
         if has_middle(settings, tokens):
-            retrieval = shape.kv_bytes(tokens // settings.chunk, size) // 2  # mean keys
+            retrieval = shape.kv_bytes(tokens // settings.chunk, size) // 2  # mean keys, at most
             if self.kernel == "off":  # else the chunks are attended to where they are
                 retrieval += shape.kv_bytes(min(settings.budget, tokens) + TAIL + settings.chunk, size)
         if self.draft is not None:

@@ -132,7 +132,7 @@ def main() -> None:
         name: open_model(EngineConfig(options.model, "cpu", options.dtype, kernel=kernel)).load().model
         for name, kernel in level.items()
     }
-    if not hasattr(models["native"].operations, "kernel"):
+    if models["native"].operations.kernel is None:
         sys.exit("bench_kernels: the native kernel is not in use; triforce doctor says why")
     print(f"{machine()}\nkernel {models['native'].operations.kernel.level}\n{HEADER}")
     table = []

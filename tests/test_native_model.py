@@ -1,5 +1,8 @@
 """A whole decoder on the native kernel: torch's logits, and the same bits however tokens are grouped."""
 
+import shutil
+import subprocess
+
 import pytest
 import torch
 from tiny import CONFIGS, make_hf_model
@@ -9,6 +12,7 @@ from offload.checkpoint import FolderCheckpoint
 from offload.context import Context
 from offload.engine import Engine
 from offload.native import KernelUnavailable, find_kernel
+from offload.native.library import open_library
 from offload.native.operations import NativeOperations, why_not
 from offload.operations import TorchOperations, choose_operations
 from offload.runner import Runner
@@ -99,3 +103,15 @@ def test_what_the_kernel_cannot_serve_is_left_to_torch(load):
     assert why_not(model.shape, torch.float16, CPU)
     assert isinstance(choose_operations("auto", model.shape, torch.float16, CPU), TorchOperations)
     assert isinstance(choose_operations("off", model.shape, torch.float32, CPU), TorchOperations)
+
+
+def test_a_library_of_other_sources_is_not_called(tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    for name, source in (("old", "int other;"), ("new", "long long triforce_layout(void) { return 7; }")):
+        (tmp_path / f"{name}.c").write_text(source)
+        library = tmp_path / f"{name}.so"
+        subprocess.run([compiler, "-shared", "-fPIC", tmp_path / f"{name}.c", "-o", library], check=True, timeout=60)
+        with pytest.raises(KernelUnavailable, match="other sources"):
+            open_library(library)

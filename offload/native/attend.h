@@ -66,7 +66,7 @@ INLINE void NAME(score)(const struct attention *a, struct NAME(work) *w, const c
  * Scores of one row become numerators of its softmax, in powers of two: `factor` is the scale times log2(e), and
  * `maximum` is in the same units. What was summed before is rescaled if the maximum has grown.
  */
-TARGET static void NAME(normalise)(float *scores, int64_t limit, int length, float factor, float *maximum, float *sum,
+ALONE static void NAME(normalise)(float *scores, int64_t limit, int length, float factor, float *maximum, float *sum,
                                    float *out, int dim) {
     int columns = (length + BLOCK - 1) / BLOCK * BLOCK;
     int visible = limit < 0 ? 0 : limit < columns ? (int)limit : columns;

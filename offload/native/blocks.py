@@ -34,7 +34,8 @@ class BlockStore:
     ) -> Tensor:
         """As in `Store`; the first `stored` tokens are there already, and only their queries are rotated."""
         shape, cos, sin = self.shape, *rows
-        assert q.stride(1) == k.stride(1) == v.stride(1) == shape.head_dim and q.stride(2) == 1
+        assert all(x.stride()[1:] == (shape.head_dim, 1) and x.dtype == self.dtype for x in (q, k, v))
+        assert stored <= len(q) and start + len(q) <= self._blocks.shape[2] * BLOCK, "beyond the store's capacity"
         self._queries = _room(self._queries, q)
         call = Append(
             *(x.data_ptr() for x in (q, k, v)),
@@ -65,6 +66,8 @@ class BlockStore:
 
     def _attend(self, layer: int, q: Tensor, seen: int, table: Tensor | None = None) -> Tensor:
         shape = self.shape
+        blocks = self._blocks.shape[2] if table is None else table.shape[1]
+        assert seen + len(q) - 1 <= blocks * BLOCK, "attention beyond what is stored"
         self._out = _room(self._out, q)
         call = Attention(
             q.data_ptr(),
@@ -101,14 +104,14 @@ class BlockStore:
 
 
 def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory until they are written to, in large pages where the system has them.
+    """Memory, uninitialised, that takes none until it is written to, in large pages where the system has them.
 
     Walking through a book's keys touches every page of them at every token: with pages of 4 KB the look-up of their
     addresses costs a tenth of the bandwidth.
     """
     count = torch.Size(size).numel()
     if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(size, dtype=dtype)
+        return torch.empty(size, dtype=dtype)
     # Private: memory that could be shared with other processes does not come in large pages.
     memory = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel built without them

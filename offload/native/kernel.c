@@ -13,6 +13,7 @@
 #include "types.h"
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
+#define ALONE __attribute__((noinline)) TARGET /* one copy, so that all callers' sums are contracted alike */
 #define UNROLL _Pragma("GCC unroll 16")
 #define JOIN(a, b) a##_##b
 #define EXPAND(a, b) JOIN(a, b)
@@ -79,6 +80,9 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define TARGET __attribute__((target("avx2,fma")))
 #include "level.h"
 
+/* Older compilers do not know bf16 instructions. */
+#if defined(TRIFORCE_EMULATE) || defined(__clang__) || __GNUC__ >= 11
+#define HAS_AVX512 1
 #define LEVEL avx512
 #define LANES 16
 #define DOTS 1
@@ -91,6 +95,13 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #endif
 #include "level.h"
 #endif
+#endif
+
+/* Says which structs and layouts this build knows: an old library beside newer Python must not be called. */
+int64_t triforce_layout(void) {
+    return LAYOUT | (int64_t)sizeof(struct attention) << 8 | (int64_t)sizeof(struct append) << 20 |
+           (int64_t)sizeof(struct linear) << 32 | (int64_t)sizeof(struct norm) << 44;
+}
 
 /* The level of that name, or NULL where this processor, or this build, has not got it. */
 const struct level *triforce_level(const char *name) {
@@ -99,12 +110,15 @@ const struct level *triforce_level(const char *name) {
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #ifdef TRIFORCE_EMULATE
     int avx512 = avx2;
-#else
-    int avx512 = avx2 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vl") &&
-                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#elif HAS_AVX512
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                 __builtin_cpu_supports("avx512bf16");
 #endif
+#if HAS_AVX512
     if (avx512 && !strcmp(name, level_avx512.name))
         return &level_avx512;
+#endif
     if (avx2 && !strcmp(name, level_avx2.name))
         return &level_avx2;
 #endif

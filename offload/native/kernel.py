@@ -30,7 +30,10 @@ def find_kernel(level: str = "auto", path: Path | None = None) -> Kernel:
 
 
 class Kernel:
-    """See kernel.c. Results depend on the level, never on the number of threads or on what is computed beside them."""
+    """See kernel.c.
+
+    Results depend on the level and the build, never on the number of threads or on what is computed beside them.
+    """
 
     def __init__(self, level: str, library: ctypes.CDLL, handle: int) -> None:
         self.level = level
@@ -53,6 +56,7 @@ class Kernel:
         x `[rows, in]` and the packed weight in one dtype, bias `[out]` fp32, onto (maybe y itself) in the weight's;
         y `[rows, out]` in the weight's dtype or fp32. All contiguous. Raises MemoryError.
         """
+        assert x.is_contiguous() and x.dtype == weight.dtype
         rows, inputs = x.shape
         wide = weight.dtype == torch.float32
         call = Product(
@@ -72,6 +76,7 @@ class Kernel:
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:
         """RMSNorm of rows `[rows, width]`, all contiguous and of one dtype."""
+        assert x.is_contiguous() and x.dtype == weight.dtype
         rows, width = x.shape
         wide = x.dtype == torch.float32
         call = Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, width, epsilon, wide)

@@ -15,7 +15,8 @@ def pack_weight(weight: Tensor) -> Tensor:
     The last panel is filled up with zeros. The number of inputs is even: the kernel multiplies pairs.
     """
     outputs, inputs = weight.shape
-    panels = F.pad(weight, (0, 0, 0, -outputs % BLOCK)).view(-1, BLOCK, inputs)
+    whole = F.pad(weight, (0, 0, 0, -outputs % BLOCK)) if outputs % BLOCK else weight
+    panels = whole.view(-1, BLOCK, inputs)
     if weight.dtype == torch.float32:
         return panels.transpose(1, 2).contiguous()
     return panels.view(-1, BLOCK, inputs // 2, 2).transpose(1, 2).contiguous()

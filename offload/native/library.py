@@ -9,6 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("avx512", "avx2", "portable")  # the best first
+LAYOUT = 1  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
 FOLDER = Path(__file__).parent
@@ -85,9 +86,20 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path or library_path()))
     except OSError as error:
         raise KernelUnavailable(f"not loaded: {error}") from error
+    _check_layout(library)
     library.triforce_level.argtypes, library.triforce_level.restype = (ctypes.c_char_p,), c_void_p
     for name, structure in (("attend", Attention), ("linear", Product), ("norm", Rows), ("gate", Rows)):
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
     return library
+
+
+def _check_layout(library: ctypes.CDLL) -> None:
+    """A library that was built from other sources would read our structs wrongly. Raises KernelUnavailable."""
+    sizes = (ctypes.sizeof(structure) << 8 + 12 * i for i, structure in enumerate((Attention, Append, Product, Rows)))
+    function = getattr(library, "triforce_layout", None)
+    if function is not None:
+        function.restype = c_int64
+    if function is None or function() != LAYOUT + sum(sizes):
+        raise KernelUnavailable("not loaded: it was built from other sources; install triforce again")

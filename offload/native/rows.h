@@ -20,7 +20,7 @@ INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
         *(vec_at *)((float *)row + i) = x;
         return;
     }
-    ints bits = (ints)x; /* to nearest, ties to even; no number here is infinite */
+    ints bits = (ints)x; /* to nearest, ties to even; infinities survive */
     bits = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff;
     *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
 }
@@ -46,7 +46,7 @@ INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, c
 }
 
 /* Bias and residual, and into y. */
-TARGET static void NAME(emit)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
+ALONE static void NAME(emit)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
                               int columns) {
     for (int r = 0; r < rows; r++, c += 2 * BLOCK)
         for (int i = 0; i < columns; i++) {
@@ -67,6 +67,8 @@ TARGET static void NAME(widen_row)(const uint16_t *from, float *to, int64_t coun
 }
 
 TARGET static int NAME(linear)(const struct linear *l) {
+    if (!l->rows)
+        return 0;
     const char *x = l->x;
     int64_t count = l->rows * l->inputs, row_bytes = l->inputs * (DOTS && !l->wide ? 2 : 4);
     float *widened = NULL;
@@ -100,7 +102,7 @@ TARGET static int NAME(linear)(const struct linear *l) {
 }
 
 /* x / rms(x) * weight (RMSNorm, arXiv 1910.07467). */
-TARGET static void NAME(norm_row)(const struct norm *n, int64_t row) {
+ALONE static void NAME(norm_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
     const char *x = (const char *)n->x + row * n->width * item;
     char *y = (char *)n->y + row * n->width * item;
@@ -118,7 +120,7 @@ TARGET static void NAME(norm_row)(const struct norm *n, int64_t row) {
 }
 
 /* silu(gate) * up, of rows [gate, up]. */
-TARGET static void NAME(gate_row)(const struct norm *n, int64_t row) {
+ALONE static void NAME(gate_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
     const char *x = (const char *)n->x + 2 * row * n->width * item;
     char *y = (char *)n->y + row * n->width * item;

@@ -6,7 +6,7 @@
  * changes any result, and two heads keep sixteen cores busy.
  */
 /* Join a partial result to those before it. Rows that see none of its keys keep what they have. */
-TARGET static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, int rows, int dim) {
+ALONE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, int rows, int dim) {
     for (int r = 0; r < rows; r++) {
         if (p.maximum[r] == -INFINITY)
             continue;
@@ -21,7 +21,7 @@ TARGET static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p,
     }
 }
 
-TARGET static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
+ALONE static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
     int dim = a->head_dim, heads = a->kv_heads * a->group;
     for (int r = 0; r < rows; r++) {
         int64_t at = (first + r) / a->group * heads + head * a->group + (first + r) % a->group;
@@ -120,6 +120,10 @@ TARGET static int NAME(attend)(const struct attention *a) {
     struct NAME(cuts) c = {.rows = (int64_t)a->tokens * a->group};
     c.groups = (c.rows + ROW_GROUP - 1) / ROW_GROUP;
     c.pieces = (NAME(sight)(a, c.rows - 1) + PIECE - 1) / PIECE;
-    int enough = a->kv_heads * c.groups >= 4 * omp_get_max_threads();
-    return enough || c.pieces == 1 ? NAME(attend_whole)(a, &c) : NAME(attend_split)(a, &c);
+    if (!c.rows)
+        return 0;
+    int64_t tasks = a->kv_heads * c.groups, room = 4 * ROW_GROUP * (a->head_dim + 2) * tasks * c.pieces;
+    int enough = tasks >= 4 * omp_get_max_threads(); /* to keep all threads busy without cutting up heads */
+    int costly = tasks > a->kv_heads && room > MOST_PARTIALS;
+    return enough || costly || c.pieces == 1 ? NAME(attend_whole)(a, &c) : NAME(attend_split)(a, &c);
 }

@@ -77,6 +77,7 @@ class TableCache:
         return crowded or self._refresh.due(self._length)
 
     def _select(self, length: int) -> None:
+        self._rebuild = True  # until it is done: an interrupt must not leave an old table under new lengths
         chunks = max(length - 1, 0) // self._chunk  # the newest token stays in the tail
         chosen = choose(self._selector, self._full, chunks, min(self._slots, chunks))
         blocks = chosen.sort(dim=-1).values.unsqueeze(-1) * (self._chunk // BLOCK) + torch.arange(self._chunk // BLOCK)

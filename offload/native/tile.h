@@ -2,8 +2,8 @@
  * The inner product of everything here: a tile of up to MAX_TILE rows times 16 columns.
  *
  * Included once per level, with LEVEL, LANES, TARGET and DOTS (bf16 pairs are multiplied by one instruction) defined.
- * Each number of the result is one chain of multiply-adds in a fixed order, however many rows and columns stand beside
- * it: a row's result does not depend on which rows are computed with it.
+ * Each number of the result is summed in one fixed order, however many rows and columns stand beside it: a row's result
+ * does not depend on which rows are computed with it.
  */
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
 typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES)));
@@ -40,7 +40,8 @@ INLINE vec NAME(high_half)(ints pair) { return (vec)(pair & (int32_t)0xffff0000)
 #if DOTS && defined(TRIFORCE_EMULATE)
 INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
     ints factors = factor - (ints){0};
-    return sum + NAME(low_half)(pair) * NAME(low_half)(factors) + NAME(high_half)(pair) * NAME(high_half)(factors);
+    sum += NAME(high_half)(pair) * NAME(high_half)(factors);
+    return sum + NAME(low_half)(pair) * NAME(low_half)(factors);
 }
 #elif DOTS
 INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {

@@ -14,11 +14,13 @@
  * and a mask. Weights lie in panels of 16 outputs in the layout of the keys.
  */
 enum {
+    LAYOUT = 1,      /* to be raised with any change of what Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two looks at the running maximum */
     PIECE = 512,     /* tokens of a part whose partial result stands alone, so that cores can share a head */
     ROW_GROUP = 60,  /* query rows that read a span together: a multiple of every level's rows a tile */
     MAX_HEAD_DIM = 256,
+    MOST_PARTIALS = 1 << 26, /* bytes of partial results that are worth it while many rows are prefilled */
 };
 
 /* Attention of `tokens` queries over stored keys and values; a row is a query of one head. */
