@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,11 +13,24 @@ from .errors import SettingsError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "avx512", "avx2", "portable", "off")
+OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
 METHODS = ("auto", "ar", "lookup", "naive", "retrieval", "streaming", "triforce")
 DRAFTS = ("lookup", "none")  # beside models
 LONGEST_GAMMA = 32
 DEFAULT_MODEL = "smollm2-135m"
 GIB = 2**30
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a size as people write it: "22GiB", "22 GB", "500m", "1.5T". Raises SettingsError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SettingsError(f"{text!r} is no size", "write it like 22GiB, 24GB or 500MiB")
+    number, letter, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " "))
 
 
 def _require(condition: bool, message: str, hint: str) -> None:
@@ -172,7 +186,35 @@ class Speculation:
         return None if self.draft in DRAFTS else self.draft
 
 
-GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation)  # everything that can be set
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the full KV cache lives, and how what is not on the device is attended to. None of it changes the text.
+
+    `offload`: none keeps all KV on the device; stream brings what lies in host memory over the link; host attends to it
+    where it lies; hybrid does both at once; auto is what the plan finds best. `memory` and `host_memory` are bytes that
+    may be used, None for what is free. `resident_layers` keep their KV on the device, None for as many as fit;
+    `host_share` is the part of the other layers' KV that the host attends to, None for what makes both end together.
+    `link_gb_s` simulates a link of 10^9 bytes a second to a device on the CPU, to try all this without a GPU.
+    """
+
+    offload: str = "auto"
+    memory: int | None = None
+    host_memory: int | None = None
+    resident_layers: int | None = None
+    host_share: float | None = None
+    link_gb_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.offload in OFFLOADS, f"offload is {self.offload!r}", f"use one of: {', '.join(OFFLOADS)}")
+        for name, size in (("memory", self.memory), ("host-memory", self.host_memory)):
+            _require(size is None or size >= 1, f"{name} is {size}", "use a size such as 22GiB, or leave it out")
+        layers, share, link = self.resident_layers, self.host_share, self.link_gb_s
+        _require(layers is None or layers >= 0, f"resident-layers is {layers}", "use 0 or more, or leave it out")
+        _require(share is None or 0 <= share <= 1, f"host-share is {share}", "use a number from 0 to 1")
+        _require(link is None or 0 < link < math.inf, f"link is {link} GB/s", "use a positive number, such as 25")
+
+
+GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation, Placement)  # everything that can be set
 
 
 def check_part(values: Mapping[str, Any]) -> None:

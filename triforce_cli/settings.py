@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from offload import profile as profiles
-from offload.config import GIB, GROUPS, EngineConfig, GenerationConfig, Sampling, Speculation, check_part
+from offload.config import GIB, GROUPS, EngineConfig, GenerationConfig, Placement, Sampling, Speculation, check_part
 from offload.errors import SettingsError
 from offload.profile import Profile
 
@@ -29,6 +29,7 @@ class Settings:
     engine: EngineConfig
     generation: GenerationConfig
     speculation: Speculation
+    placement: Placement
     profile: Profile
     values: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -46,7 +47,7 @@ class Settings:
     def described(self, sampling: Sampling) -> dict[str, Any]:
         """Every resolved setting by name, for --json and --verbose."""
         known = asdict(self.engine) | asdict(self.generation) | asdict(self.speculation) | asdict(sampling)
-        return {"profile": self.profile.name} | known
+        return {"profile": self.profile.name} | known | asdict(self.placement)
 
 
 def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
     named = dict.fromkeys(device | dict(chosen.options), f"profile {chosen.name}")
     engine = EngineConfig(**_subset(EngineConfig, values))
     speculation = Speculation(**_subset(Speculation, values))
-    return Settings(engine, generation, speculation, chosen, values, named | dict(origins))
+    placement = Placement(**_subset(Placement, values))
+    return Settings(engine, generation, speculation, placement, chosen, values, named | dict(origins))
 
 
 def _profile_of_this_machine() -> Profile:
