@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from terminals import Pty, Screen
@@ -59,7 +60,7 @@ def start(model, home):
 
 
 def wait_for_the_first_line(process):
-    """Until the command has taken over its signals: before that the interpreter is starting, and answers them itself."""
+    """Until the command has taken over its signals: before that the starting interpreter answers them itself."""
     status = Path(f"/proc/{process.pid}/status")
     if not status.exists():
         time.sleep(1)
