@@ -10,8 +10,7 @@ from offload.checkpoint import FolderCheckpoint
 from offload.native import KernelUnavailable, find_kernel
 from offload.native.operations import NativeOperations
 from offload.operations import TorchOperations
-from offload.tiers import SimulatedLink
-from offload.tiers.build import TierSettings, build_store
+from offload.tiers import SimulatedLink, Spread, TierSettings
 from offload.weights import load_model
 
 CPU = torch.device("cpu")
@@ -46,16 +45,8 @@ def make_link(**options):
 
 def tiered_cache(model, settings, link=None, capacity=CAPACITY):
     """A full cache over tiers, in the native kernel's blocks where the model computes with it."""
-    store = build_store(
-        model.shape,
-        capacity,
-        model.dtype,
-        CPU,
-        model.operations,
-        link or make_link(),
-        settings,
-        model.operations.kernel,
-    )
+    spread = Spread(model.operations, CPU, settings, link or make_link())
+    store = spread.new_store(model.shape, capacity, model.dtype)
     return model.new_cache(capacity, store=store)
 
 

@@ -15,7 +15,7 @@ class Balance:
         self._share = share
         self._link: float | None = None  # seconds a piece
         self._host: dict[int, float] = {}  # the same, by the power of two of the rows
-        self._rest: dict[int, float] = {}  # seconds between two attentions, in which the link goes on and the host waits
+        self._rest: dict[int, float] = {}  # seconds between two attentions: only the link goes on in them
 
     def streamed(self, pieces: int, rows: int) -> int:
         """How many of so many pieces to stream, for a pass of so many rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,9 @@ def pinned_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     failed = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), max(memory.nbytes, 1), 0)
     if int(failed):
         warnings.warn(
-            f"{memory.nbytes:,} bytes of host memory could not be pinned ({failed}): copies will be slower", stacklevel=2
+            f"{memory.nbytes:,} bytes of host memory could not be pinned ({failed}): copies will be slower",
+            stacklevel=2,
         )
+    else:
+        weakref.finalize(memory, torch.cuda.cudart().cudaHostUnregister, memory.data_ptr())
     return memory

@@ -21,7 +21,7 @@ class Part(NamedTuple):
 def fold(parts: Sequence[Part], like: Tensor) -> Tensor:
     """Attention over all parts' keys, in the shape and type of `like` `[tokens, heads, head_dim]`.
 
-    As `merge`, but one part after the other: what other rows have seen does not change a row's sum, not in its last bit.
+    As `merge`, but one part after the other: what other rows have seen does not change the last bit of a row's sum.
     """
     top = torch.full(like.shape[:2], float("-inf"), device=like.device)
     for rows, part in parts:

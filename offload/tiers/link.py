@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..errors import TriforceError
+from ..events import Transferred
 
 Pair = tuple[Tensor, Tensor]  # to, from: contiguous, of one size and type
 
@@ -32,6 +33,10 @@ class LinkStatistics:
 
     bytes: int = 0
     busy_s: float = 0.0
+
+    def event(self) -> Transferred:
+        """How it stands."""
+        return Transferred(self.bytes, self.busy_s)
 
 
 class Link(Protocol):

@@ -128,18 +128,18 @@ class TieredStore(Reading):
             return tiers.resident.append(layer, start, q, k, v, rows)
         if self._turned.shape != q.shape:
             self._turned = torch.empty(q.shape, dtype=self.dtype, device=self.device)
-        for piece, buffer, at, some in self._own(layer - tiers.resident_layers, start, len(q)):
+        for buffer, at, some in self._own(layer - tiers.resident_layers, start, len(q)):
             part = [x[some] for x in (q, k, v)]
             tiers.form.append(buffer, at, *part, tuple(x[some] for x in rows), self._turned[some])
         return self._turned
 
-    def _own(self, layer: int, start: int, tokens: int) -> Iterator[tuple[int, Tensor, int, slice]]:
-        """The pieces that tokens from place `start` on are in: number, buffer, first place, and which of the tokens."""
+    def _own(self, layer: int, start: int, tokens: int) -> Iterator[tuple[Tensor, int, slice]]:
+        """The pieces that tokens from place `start` on are in: buffer, first place, and which of the tokens."""
         end = start + tokens
         for piece in range(start // self.span, (end - 1) // self.span + 1):
             base = piece * self.span
             first, last = max(base, start), min(base + self.span, end)
-            yield piece, self._buffer(layer, piece), first - base, slice(first - start, last - start)
+            yield self._buffer(layer, piece), first - base, slice(first - start, last - start)
 
     def _buffer(self, layer: int, piece: int) -> Tensor:
         """Where a piece of this pass is on the device."""
