@@ -32,7 +32,7 @@ class Sizes:
     device_rows: int = 8192  # enough to keep the largest GPU busy
 
 
-def measure(device: torch.device | str, processor: str = "", sizes: Sizes = Sizes()) -> Measured:  # noqa: B008 - frozen
+def measure(device: torch.device | str, processor: str = "", sizes: Sizes = Sizes()) -> Measured:
     """The rates of the host and, if `device` is a CUDA device, of that GPU and its link, in about ten seconds.
 
     Takes up to a quarter of the free memory on each side. What cannot be measured, for lack of memory, is None.
@@ -42,7 +42,7 @@ def measure(device: torch.device | str, processor: str = "", sizes: Sizes = Size
     """
     device = torch.device(device)
     host = _host(sizes)
-    date, version = datetime.now(timezone.utc).date().isoformat(), torch.__version__
+    date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
     cores = f"{processor or 'CPU'}, {host.cores or '?'} cores"
     if device.type != "cuda":
         return Measured(date, cores, version, "cpu", host=host)
@@ -82,15 +82,18 @@ def _host(sizes: Sizes) -> Host:
 def _gpu(device: torch.device, sizes: Sizes) -> Gpu | None:
     free, total = torch.cuda.mem_get_info(device)
     try:
-        source = torch.ones(min(4 * sizes.copy, free // 4), dtype=torch.uint8, device=device)
-        target = torch.empty_like(source)
-        # A copy reads and writes every byte.
-        bandwidth = _rate(2 * source.numel(), _finished(lambda: target.copy_(source), device))
-        del source, target
+        bandwidth = _memory_rate(device, min(4 * sizes.copy, free // 8))
         tflops = _matmul_rate(device, sizes.device_rows) / 1e3
     except RuntimeError:  # others use its memory
         return None
     return Gpu(torch.cuda.get_device_name(device), total / GIB, bandwidth, tflops)
+
+
+def _memory_rate(device: torch.device, size: int) -> float:
+    """10^9 bytes a second of the device's own memory: a copy reads and writes every byte."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return _rate(2 * size, _finished(lambda: target.copy_(source), device))
 
 
 def _link(device: torch.device, sizes: Sizes) -> Link | None:

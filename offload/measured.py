@@ -94,7 +94,7 @@ def save(measured: Measured, folder: Path) -> Path:
 def load(folder: Path) -> Measured | None:
     """What `save` wrote; None if there is nothing.
 
-    Raises UnusableMeasurement for a file that cannot be read or makes no sense: worth a warning, as all goes on without.
+    Raises UnusableMeasurement for a file that cannot be read or makes no sense: worth a warning, no more.
     """
     path = folder / FILE
     try:
