@@ -32,18 +32,6 @@ GOOD = {
 }
 
 
-@pytest.fixture
-def written(tmp_path):
-    """Writes a profile (a mapping or raw text) to a file, returns its path as text."""
-
-    def write(content):
-        path = tmp_path / "mine.yaml"
-        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), "utf-8")
-        return str(path)
-
-    return write
-
-
 def test_the_shipped_profiles_load_under_their_own_names():
     assert profiles.available() == ["2x-rtx-4090", "a100", "cpu", "h100", "h200", "l40s", "rtx-3090", "rtx-4090"]
     for name in profiles.available():

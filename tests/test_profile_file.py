@@ -4,7 +4,7 @@ import pytest
 
 from offload import profile as profiles
 from offload.errors import SettingsError
-from tests.test_profile import GOOD, written  # noqa: F401 - a fixture
+from tests.test_profile import GOOD
 
 TEXT = """\
 name: mine
@@ -61,7 +61,7 @@ def test_numbers_may_carry_their_unit(tmp_path):
         ("gpus: 1", "gpus: 2026-02-30", 4, "not valid YAML", ""),
         ("22GiB", "lots", 14, "options.memory: 'lots' is no size", "22GiB"),
         ("22GiB", "-1", 14, "options.memory: memory is -1", ""),
-        ("60GB", "60GB\n  budget: 4", 16, "options.budget: budget is 4 tokens", "4 chunks"),
+        ("60GB", "60GB\n  budget: 3", 16, "options.budget: budget is 3 tokens", "4 chunks"),
         ("60GB", "60GB\n  budget: 64\n  chunk: 32", 13, "options: budget is 64 tokens, with chunks of 32", ""),
         ("device: cuda", "device: gpu", 3, "device is 'gpu'", "cpu or cuda"),
         ("gpus: 1", "gpus: 0", 4, "device is cuda, but gpus is 0", "gpus: 1"),
