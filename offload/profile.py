@@ -107,7 +107,8 @@ def _resolved(text: str) -> str:
     wanted = _simplified(text)
     if wanted in called:
         return called[wanted].name
-    near = did_you_mean(wanted, [*called, AUTO])
+    # No file can extend "auto": then it is not what was meant.
+    near = did_you_mean(wanted, called if text == AUTO else [*called, AUTO])
     for name, profile in called.items():
         near = near.replace(f" {name}?", f" {profile.name}?")
     hint = f"{near}profiles: {', '.join(names)}; or give a path to a YAML file"

@@ -78,9 +78,9 @@ def read_extended(
     chain = (*above, os.path.realpath(str(file)))
     try:
         base, base_source = _base(wanted, source, find)
+        _text(base, base_source)  # that it cannot be read is this file's mistake; what is wrong in it is its own
         if os.path.realpath(str(base)) in chain:
             raise SettingsError("the files extend each other in a circle", "let one of them stand alone")
-        _text(base, base_source)  # that it cannot be read is this file's mistake; what is wrong in it is its own
     except SettingsError as error:
         raise document.error(("extends",), f"extends is {wanted!r}: {error.message}", error.hint) from error
     document.values.setdefault("name", Path(source).stem)  # it is not the other one
@@ -124,7 +124,7 @@ def _document(loader: yaml.SafeLoader, source: str) -> Document:
     def plain(node: yaml.Node) -> Any:
         try:
             return loader.construct_object(node, deep=True)
-        except ValueError as error:  # yaml lets a date that is none fall through
+        except (ValueError, AttributeError) as error:  # yaml lets a date that is none fall through
             raise _not_yaml(place(node), str(error)) from error
 
     def values(node: yaml.Node, key: Key) -> Any:
@@ -147,6 +147,8 @@ def _document(loader: yaml.SafeLoader, source: str) -> Document:
 
 def _base(wanted: Any, source: str, find: Callable[[str], Path | Traversable]) -> tuple[Path | Traversable, str]:
     """The file that `extends` names, and what messages call it."""
+    if isinstance(wanted, int):  # 4090 is a name, too
+        wanted = str(wanted)
     if not isinstance(wanted, str):
         raise SettingsError("not text", "name a profile, or a YAML file seen from this one")
     if is_path(wanted):

@@ -1,10 +1,10 @@
 """Profile files: the line of every mistake, units, and files on top of others."""
 
 import pytest
+from test_profile import GOOD
 
 from offload import profile as profiles
 from offload.errors import SettingsError
-from tests.test_profile import GOOD
 
 TEXT = """\
 name: mine
@@ -76,7 +76,7 @@ def test_a_mistake_is_told_with_file_line_and_key(tmp_path, old, new, line, mess
 
 
 def test_a_file_stands_on_top_of_another(tmp_path):
-    (tmp_path / "base.yaml").write_text("extends: '4090'\nhost: {cores: 8, memory_gib: 64}\n")
+    (tmp_path / "base.yaml").write_text("extends: 4090\nhost: {cores: 8, memory_gib: 64}\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine.yaml").write_text(
         "extends: ../base.yaml\nhost:\n  cores: 16\nlink: {bandwidth_gb_s: 12}\n"
@@ -103,6 +103,8 @@ def test_the_file_with_the_bad_value_is_named(tmp_path):
         ("rtx-409", "extends is 'rtx-409': there is no profile 'rtx-409'"),
         ("absent.yaml", "extends is 'absent.yaml': cannot read"),
         ("[a]", "extends is ['a']: not text"),
+        ("auto", "extends is 'auto': there is no profile 'auto'"),
+        ('"a\\0.yaml"', "extends is 'a\\x00.yaml': cannot read"),
         ("mine.yaml", "extends is 'mine.yaml': the files extend each other in a circle"),
     ],
 )
@@ -168,6 +170,10 @@ def test_a_mistake_is_told_with_the_file_and_the_key(written, change, message, h
         ("name: !!python/object/apply:os.getcwd []\n", "mine.yaml, line 1: not valid YAML"),
         ("", "mine.yaml, line 1: the file is None, not keys and values"),
         ("- cpu\n", "mine.yaml, line 1: the file is ['cpu'], not keys and values"),
+        ("name: x\ngpus: !!timestamp foo\n", "mine.yaml, line 2: not valid YAML"),
+        ("gpu: &x {model: *x}\n", "mine.yaml, line 1: not valid YAML"),
+        ("[" * 5000, "mine.yaml: not valid YAML"),
+        ("extends: cpu\n<<: {gpus: 1}\n", "mine.yaml, line 2: unknown key <<"),
         ("name: x\n", "mine.yaml, line 1: description, device missing"),
     ],
 )
