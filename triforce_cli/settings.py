@@ -61,6 +61,7 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
     be reported. Raises SettingsError.
     """
     check_part(flags)
+    profile = None if profile and profile.lower() == profiles.AUTO else profile
     chosen = profiles.load(profile) if profile else _profile_of_this_machine()
     device = {"device": chosen.device} if profile else {}
     values = device | dict(chosen.options) | dict(flags)
