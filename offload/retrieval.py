@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from .cache import FullCache
-from .rope import rotate
 from .selection import Refresh, Selector, choose
-from .store import attend_stored
 
 
 class SelectedCache:
@@ -27,8 +25,8 @@ class SelectedCache:
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
         store, shape = full.store, full.store.shape
-        size = (shape.layers, shape.kv_heads, self._slots * chunk + self._room, shape.head_dim)
-        self._keys, self._values = (torch.empty(size, dtype=store.dtype, device=store.device) for _ in range(2))
+        self._store = store.near(self._slots * chunk + self._room)
+        assert chunk % self._store.grain == 0, "a slot is made of whole grains"
         self._chosen = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=store.device)
         self._start = 0  # of the tail: where the chunks end, in tokens of the context
         self._length = self._exact = self._inflight = 0
@@ -66,8 +64,7 @@ class SelectedCache:
             self._select(full)
         at = slice(max(self._exact, self._start), full)
         if at.start < at.stop:
-            for ours, theirs in zip((self._keys, self._values), self._full.store.read(at.start, at.stop), strict=True):
-                ours[:, :, self._place(at.start) : self._place(at.stop)] = theirs
+            self._store.write(self._place(at.start), *self._full.store.read(at.start, at.stop))
             self._exact = full
         assert not self._rebuild and self._length + tokens - self._start <= self._room, "a draft longer than the tail"
         self._inflight = tokens
@@ -109,19 +106,13 @@ class SelectedCache:
         chunk = wanted[row, place]
         self._chosen = self._chosen.clone()
         self._chosen[row, slot] = -1  # an interrupt must not leave a slot under a wrong name
-        found = self._full.store.gather(row, chunk, self._chunk)
-        for ours, theirs in zip((self._keys, self._values), found, strict=True):
-            slots = ours[:, :, : self._chosen.shape[1] * self._chunk].unflatten(2, (-1, self._chunk)).flatten(0, 1)
-            slots[row, slot] = theirs
+        self._store.put(row, slot, self._chunk, *self._full.store.gather(row, chunk, self._chunk))
         self._chosen[row, slot] = chunk
         self.copied_chunks += len(row)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        start, end = self._place(self._length), self._place(self._length) + self._inflight
-        keys, values = self._keys[layer], self._values[layer]
-        keys[:, start:end] = rotate(k, self._rows).transpose(0, 1)
-        values[:, start:end] = v.transpose(0, 1)
-        return attend_stored(rotate(q, self._rows), keys[:, :end], values[:, :end])
+        place = self._place(self._length)
+        return self._store.attend(layer, self._store.append(layer, place, q, k, v, self._rows), place)
 
     def commit(self) -> None:
         self._length += self._inflight

@@ -52,6 +52,18 @@ class Store(Protocol):
         """Keys and values of some tokens, each `[layers, kv_heads, end - start, head_dim]`: views or copies."""
         ...
 
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        """What `read` gave, to places from `start` on."""
+        ...
+
+    def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
+        """What `gather` gave, to other chunks of the same rows."""
+        ...
+
+    def near(self, capacity: int) -> Store:
+        """An empty store for the same model where attending is quick; `write` and `put` are for such a one."""
+        ...
+
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Chunks of `size` tokens: number `chunks[i]` of row `rows[i]`, which is layer * kv_heads + KV head.
 
@@ -87,6 +99,18 @@ class PlainStore(Store):
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self._keys[:, :, start:end], self._values[:, :, start:end]
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        at = slice(start, start + keys.shape[2])
+        self._keys[:, :, at], self._values[:, :, at] = keys, values
+
+    def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
+        for ours, theirs in ((self._keys, keys), (self._values, values)):
+            whole = ours.shape[2] // size * size
+            ours[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] = theirs
+
+    def near(self, capacity: int) -> PlainStore:
+        return PlainStore(self.shape, capacity, self.dtype, self.device)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         return gather_chunks(self._keys, self._values, rows, chunks, size)

@@ -3,11 +3,11 @@
     python scripts/bench_offload.py
     python scripts/bench_offload.py --prompt-tokens 4000 --experiment overlap --json out.json
 
-The link is simulated, so this runs without a GPU. `speculation`: all KV streamed at 0.25 GB/s (to the embedded model what
-a 4090's link is to a model of 7 billion weights), greedy; every method against plain streamed decoding, and whether the
-output is the same. `overlap`: a link on which a step's copies take as long as its computation, with copies under way
-while something computes, and without. `hybrid`: a host that attends as fast as the link brings; streaming alone, the
-host alone, and both. A prompt is read once, over a fast link.
+The link is simulated, so this runs without a GPU. `speculation`: all KV streamed at 0.25 GB/s (to the embedded model
+what a 4090's link is to a model of 7 billion weights), greedy; every method against plain streamed decoding, and
+whether the output is the same. `overlap`: a link on which a step's copies take as long as its computation, with copies
+under way while something computes, and without. `hybrid`: a host that attends as fast as the link brings; streaming
+alone, the host alone, and both. The prompt is read once, over a fast link.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
+from offload.context import common_prefix
 from offload.engine import Engine
 from offload.tiers import SimulatedLink, Spread, TierSettings
 from offload.tiers.balance import Balance
@@ -98,7 +99,7 @@ def speculation(bench: Bench, args: argparse.Namespace) -> dict:
         found, took = runs[0][0], statistics.median(run[1] for run in runs)
         same = all(run[0] == plain for run in runs)
         rows[method] = {"ms": 1e3 * took, "speedup": seconds / took, "same": same}
-        where = "" if same else f", differs at token {next(i for i, (a, b) in enumerate(zip(found, plain)) if a != b)}"
+        where = "" if same else f", differs behind {common_prefix(found, plain, len(plain))} tokens"
         print(f"  {method:10} {1e3 * took:6.0f} ms a token, {seconds / took:5.2f} of plain{where}", flush=True)
     return rows
 
@@ -165,7 +166,9 @@ def main() -> int:
     print(f"{len(bench.prompt):,} tokens, {bench.bytes() / 1e6:.0f} MB of KV; {machine()}", flush=True)
     results = {name: EXPERIMENTS[name](bench, args) for name in args.experiment}
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), "prompt_tokens": len(bench.prompt), **results}, indent=1))
+        args.json.write_text(
+            json.dumps({"machine": machine(), "prompt_tokens": len(bench.prompt), **results}, indent=1)
+        )
     return 0
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..shape import ModelShape
 from ..store import Store, gather_chunks
 from .kernel import Kernel
-from .layout import keys_of, mean_keys, values_of
+from .layout import keys_of, mean_keys, values_of, write_blocks
 from .library import BLOCK, Append, Attention
 
 
@@ -97,6 +97,19 @@ class BlockStore(Store):
         both = (of(some, self.shape.head_dim).flatten(2, 3) for of in (keys_of, values_of))
         keys, values = (x[:, :, at] for x in both)
         return keys, values
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        places = torch.arange(start, start + keys.shape[2])
+        write_blocks(self._blocks.flatten(0, 1), self.shape.head_dim, places, keys.flatten(0, 1), values.flatten(0, 1))
+
+    def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
+        count = size // BLOCK
+        new = torch.empty((len(rows), count, self._blocks.shape[-1]), dtype=self.dtype)
+        write_blocks(new, self.shape.head_dim, torch.arange(size), keys, values)
+        self._blocks.flatten(0, 1)[rows.unsqueeze(1), chunks.unsqueeze(1) * count + torch.arange(count)] = new
+
+    def near(self, capacity: int) -> BlockStore:
+        return BlockStore(self._kernel, self.shape, capacity, self.dtype)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         return gather_chunks(*self.read(0, self._blocks.shape[2] * BLOCK), rows, chunks, size)

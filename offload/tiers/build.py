@@ -86,6 +86,7 @@ class Spread:
                 host=None if settings.mode == "stream" else HostAttention(form, settings.host_bandwidth),
                 resident=resident,
                 resident_layers=resident_layers,
+                near=lambda tokens: self._operations.new_store(shape, tokens, dtype, device),
                 pieces=_host_memory_of(device)((away, pieces, form.numbers), dtype),
                 open=torch.empty((away, 2, form.numbers), dtype=dtype, device=device),
             )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..attention import Partial, attend, attend_causal, merge
 from ..native import Kernel
-from ..native.layout import keys_of, values_of
+from ..native.layout import keys_of, values_of, write_blocks
 from ..native.library import BLOCK, Append, Attention
 from ..rope import rotate
 from ..shape import ModelShape
@@ -98,7 +98,9 @@ class BlockForm:
 
     def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
         if piece.device.type != "cpu":
-            self._scatter(piece, at, rotate(k, rows), v)
+            places = torch.arange(at, at + len(k), device=piece.device)
+            new = [x.transpose(0, 1) for x in (rotate(k, rows), v)]
+            write_blocks(piece.view(self._size), self._shape.head_dim, places, *new)
             turned.copy_(rotate(q, rows))
             return
         shape, wide = self._shape, piece.dtype == torch.float32
@@ -117,21 +119,6 @@ class BlockForm:
             wide,
         )
         self._kernel.append(call)
-
-    def _scatter(self, piece: Tensor, at: int, k: Tensor, v: Tensor) -> None:
-        """What the kernel's `append` does, by torch."""
-        place = torch.arange(at, at + len(k), device=piece.device)
-        block, token = place // BLOCK, place % BLOCK
-        keys, values = piece.view(self._size).unflatten(-1, (2, -1)).unbind(-2)
-        head_dim, pairs = self._shape.head_dim, (BLOCK // 2, self._shape.head_dim, 2)
-        k, v = k.transpose(0, 1), v.transpose(0, 1)  # [kv_heads, tokens, head_dim]
-        if piece.dtype == torch.float32:
-            keys.unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)[:, block, token] = k
-            values.unflatten(-1, (BLOCK, head_dim))[:, block, token] = v
-        else:
-            keys = keys.unflatten(-1, (head_dim // 2, BLOCK, 2)).transpose(-2, -3)  # [.., token, pair, 2]
-            keys[:, block, token] = k.unflatten(-1, (-1, 2))
-            values.unflatten(-1, pairs).transpose(-1, -2)[:, block, token // 2, token % 2] = v
 
     def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
         if piece.device.type != "cpu":

@@ -8,7 +8,7 @@ unfinished piece of every layer stays on the device. Every part returns its log-
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,7 @@ class Tiers:
     host: HostAttention | None  # None: everything comes over the link
     resident: Store | None  # of the first layers
     resident_layers: int
+    near: Callable[[int], Store]  # makes a store on the device for so many tokens
     pieces: Tensor  # [layers - resident_layers, pieces, numbers] in host memory
     open: Tensor  # [layers - resident_layers, 2, numbers] on the device: a piece's slot is its number's parity
 
@@ -59,6 +60,10 @@ class TieredStore(Reading):
         self._long: LongPass | None = None
         self._turned = torch.empty(0, dtype=self.dtype, device=self.device)
         self._clock = Stopwatch()
+
+    def near(self, capacity: int) -> Store:
+        """See `Store`."""
+        return self.tiers.near(capacity)
 
     # A pass
 
