@@ -11,6 +11,7 @@ import torch
 
 from .config import GIB
 from .errors import OutOfMemory
+from .parts import activation_bytes
 from .shape import ModelShape
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -38,16 +39,11 @@ class MemoryEstimate:
 
 def estimate(shape: ModelShape, tokens: int, chunk: int, itemsize: int) -> MemoryEstimate:
     """What a sequence of `tokens` takes with prefill chunks of `chunk` rows and `itemsize` bytes a number."""
-    rows = min(chunk, tokens)
-    # The widest moment is the MLP: gate, up, their product and the residual, doubled for the fp32 copies on old CPUs.
-    row = 2 * (3 * shape.intermediate + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * max(itemsize, 4)
-    widest = 2 * shape.intermediate * shape.hidden * 4
-    rope = 2 * tokens * shape.head_dim * itemsize
     return MemoryEstimate(
         weights=shape.parameters * itemsize,
         kv=shape.kv_bytes(tokens, itemsize),
         kv_tokens=tokens,
-        activations=rows * row + widest + rope + 4 * 4 * shape.vocab,
+        activations=activation_bytes(shape, tokens, chunk, itemsize),
     )
 
 

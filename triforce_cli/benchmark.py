@@ -17,7 +17,7 @@ from offload.config import GenerationConfig, Sampling, Speculation
 from offload.engine import Engine
 from offload.errors import PromptError
 from offload.events import Prefilled, Tokens
-from offload.hierarchy import has_draft_model
+from offload.levels import has_draft_model
 from offload.opening import OpenModel, open_model
 from offload.statistics import Meter
 
