@@ -41,7 +41,7 @@ class Pass:
 
     rows: int
     layers: int
-    hidden_bytes: int  # of one row between layers
+    row_bytes: int  # of one row between layers
     weights: float
     kv: float
     copied: float
@@ -52,7 +52,7 @@ class Pass:
 
 
 def pass_time(work: Pass, hardware: Hardware) -> Time:
-    """Copies run ahead of the computation, across layers. The host attends to its part while the device does to its own.
+    """Copies run ahead of the computation, across layers, and the host attends while the device does.
 
     But a layer's attention waits for its queries, and the next layer for its attention.
     """
@@ -84,7 +84,7 @@ def _all_reduces(work: Pass, hardware: Hardware) -> float:
     """Tensor parallelism sums after attention and after the MLP of each layer."""
     if hardware.gpus == 1:
         return 0.0
-    return 2 * work.layers * (ALL_REDUCE_S + work.rows * work.hidden_bytes / hardware.link)
+    return 2 * work.layers * (ALL_REDUCE_S + work.rows * work.row_bytes / hardware.link)
 
 
 def overlapped(**resources: float) -> Time:

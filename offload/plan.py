@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .config import GIB
+from .costs import Time
 from .errors import OutOfMemory
 from .levels import has_middle
 from .placement import Placed, PlanRequest, Tier, place
-from .predictions import Decoding, Time, candidates, decode, prefill
+from .predictions import Decoding, Passes, candidates, prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,15 @@ class Plan:
     def shortage(self) -> str:
         """What is missing, with the numbers; empty if it fits."""
         short = [
-            f"{tier.total / GIB:.2f} GiB of {name} ({_listed(tier)}) where {max(tier.limit or 0, 0) / GIB:.2f} GiB may be used"
-            for tier, name in ((self.device, self._device_name()), (self.host, "host memory"))
+            f"needs {_gib(tier.total)} of {name} ({_listed(tier)}) where {_gib(tier.limit)} may be used"
+            for tier, name in ((self.device, self.device_name), (self.host, "host memory"))
             if tier.missing
         ]
-        return f"{self.request.tokens:,} tokens do not fit: " + " and ".join(f"needs {each}" for each in short)
+        return f"{self.request.tokens:,} tokens do not fit: " + " and ".join(short) if short else ""
 
-    def _device_name(self) -> str:
+    @property
+    def device_name(self) -> str:
+        """What the device tier is called."""
         hardware = self.request.hardware
         return "memory" if hardware.shared else "GPU memory" if hardware.gpus == 1 else "memory on each GPU"
 
@@ -84,6 +87,10 @@ class Plan:
             raise OutOfMemory(self.shortage(), hint)
 
 
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
 def _listed(tier: Tier) -> str:
     return ", ".join(f"{name} {size / GIB:.2f}" for name, size in tier.parts.items())
 
@@ -91,15 +98,11 @@ def _listed(tier: Tier) -> str:
 def make_plan(request: PlanRequest) -> Plan:
     """Place a request and predict how fast it will be."""
     placed = place(request)
-    plain = decode(request, placed, "ar")
-    ways = [decode(request, placed, method) for method in candidates(request) if _runs(request, method)]
-    chosen = min(ways, key=lambda way: way.tbt.seconds, default=plain)
-    return Plan(request, placed, prefill(request, placed), plain, chosen)
-
-
-def _runs(request: PlanRequest, method: str) -> bool:
-    """Whether the levels of a method exist: `auto` has no retrieval cache on a short context."""
-    return method not in ("triforce", "retrieval", "streaming") or has_middle(request.speculation, request.tokens)
+    passes = Passes(request, placed)
+    plain = passes.decode("ar")
+    ways = [passes.decode(method) for method in candidates(request)]
+    chosen = min(ways, key=lambda way: way.tbt.seconds)
+    return Plan(request, placed, prefill(passes), plain, chosen)
 
 
 def suggested_budget(tokens: int) -> int:
