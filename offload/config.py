@@ -33,6 +33,26 @@ def parse_size(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " "))
 
 
+_TOKENS = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s*([km]?)", re.IGNORECASE)
+
+
+def parse_tokens(text: str) -> int:
+    """Tokens as people write them: "128K" is 131,072, "1M" 1,048,576, and "8000" is 8,000. Raises SettingsError."""
+    match = _TOKENS.fullmatch(text.strip())
+    count = 0 if match is None else float(re.sub("[,_]", "", match[1])) * 1024 ** " km".index(match[2].lower() or " ")
+    if not 1 <= count < 2**40:
+        raise SettingsError(f"{text[:80]!r} is no number of tokens", "write it like 8000, 128K or 1M")
+    return int(count)
+
+
+SIZES = ("memory", "host_memory")  # settings that people write as "22GiB"
+
+
+def sizes_in_bytes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings with sizes that are text made into bytes. Raises SettingsError."""
+    return {k: parse_size(v) if k in SIZES and isinstance(v, str) else v for k, v in values.items()}
+
+
 def _require(condition: bool, message: str, hint: str) -> None:
     if not condition:
         raise SettingsError(message, hint)
@@ -222,6 +242,7 @@ def check_part(values: Mapping[str, Any]) -> None:
 
     Raises SettingsError for what could not be right whatever is added; so what is missing counts as what would fit.
     """
+    values = sizes_in_bytes(values)
     fitting = {"draft": "a model", "chunk": 1, "budget": 4 * values.get("chunk", 1)}
     for group in GROUPS:
         group(**{f.name: (fitting | dict(values))[f.name] for f in fields(group) if f.name in {*fitting, *values}})

@@ -61,7 +61,7 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     attending = work.kv / hardware.bandwidth / READ
     scoring = work.attention_flops / hardware.flops / COMPUTE
     hosted = work.hosted / hardware.host_bandwidth / READ
-    host_scoring = work.hosted_flops / hardware.host_flops
+    host_scoring = work.hosted_flops / hardware.host_flops / COMPUTE
     latency = work.layers * LAYER_S[hardware.device] + _all_reduces(work, hardware)
     device, host = max(attending, scoring), max(hosted, host_scoring)
     both = device + host if hardware.shared else max(device, host)  # the same cores cannot do both at once

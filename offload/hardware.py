@@ -9,12 +9,12 @@ from .errors import SettingsError
 from .profile import Profile
 
 # Where neither the profile nor a measurement says: two channels of DDR4-3200 (more where the links reach their rates,
-# for something must feed them), and half the peak of AVX2 cores at 3 GHz.
+# for something must feed them), and the peak of an AVX2 core at 3 GHz.
 # A kernel that only reads reaches this share of the data sheet: BabelStream on an A100 80GB, about 1.75 of 2.04 TB/s;
 # STREAM on desktop CPUs is alike.
 READ = 0.85
 ASSUMED_HOST_GB_S = 51.2
-ASSUMED_CORE_GFLOPS = 50.0
+ASSUMED_CORE_GFLOPS = 96.0
 ASSUMED_CORES = 8
 
 

@@ -158,6 +158,13 @@ def _fixed(request: PlanRequest, order: str) -> dict[str, int]:
     return parts
 
 
+def _is_all_one(request: PlanRequest) -> bool:
+    """On a CPU whose memory nobody has divided, there is nothing to move."""
+    placement = request.placement
+    undivided = placement.offload == "auto" and placement.memory is None and placement.resident_layers is None
+    return request.hardware.shared and undivided
+
+
 def _counts(
     request: PlanRequest, fixed: int, layer_weights: int, layer_kv: int, extra: int, limit: int | None
 ) -> tuple[int, int]:
@@ -167,7 +174,7 @@ def _counts(
     """
     layers, placement = request.shape.layers, request.placement
     wanted = layers if placement.resident_layers is None else min(placement.resident_layers, layers)
-    if placement.offload == "none":
+    if placement.offload == "none" or _is_all_one(request):
         return layers, layers
     if limit is None:
         return layers, wanted

@@ -21,6 +21,7 @@ RETRIEVAL_ACCEPTANCE = 0.9
 DRAFT_ACCEPTANCE = 0.35
 LOOKUP_ACCEPTANCE = 0.3  # n-gram lookup on summaries of books: it proposes for half of the places, and 60 % is right
 SHARES = 64  # steps in which the host's share is searched
+EQUAL = 1.01  # times the best time: no prediction can tell them apart, so the shortest draft is taken
 NEARLY = 1.05  # times the best time: drafts of such lengths are still worth considering
 GAMMAS = range(1, LONGEST_GAMMA + 1)
 
@@ -117,8 +118,9 @@ class Passes:
         token, gamma1, acceptance = self._proposed_token(method)
         gammas = GAMMAS if wanted is None else (wanted,)
         ways = [self._speculative(method, gamma, gamma1, token, acceptance) for gamma in gammas]
-        best = min(ways, key=lambda way: way.tbt.seconds)
-        near = [way.gamma2 for way in ways if way.tbt.seconds <= NEARLY * best.tbt.seconds]
+        least = min(way.tbt.seconds for way in ways)
+        best = next(way for way in ways if way.tbt.seconds <= EQUAL * least)
+        near = [way.gamma2 for way in ways if way.tbt.seconds <= NEARLY * least]
         return replace(best, gammas=(min(near), max(near)))
 
     def _speculative(self, method: str, gamma2: int, gamma1: int, token: float, acceptance: float) -> Decoding:
@@ -148,7 +150,7 @@ class Passes:
             gamma: (gamma * each + self.retrieval(gamma + 1) + 2 * self._sample) / expected_tokens(below, gamma)
             for gamma in gammas
         }
-        best = min(times, key=times.__getitem__)
+        best = next(gamma for gamma in gammas if times[gamma] <= EQUAL * min(times.values()))
         return times[best], best, acceptance
 
 
