@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from offload import profile as profiles
-from offload.config import EngineConfig, GenerationConfig, Sampling
+from offload.config import EngineConfig, GenerationConfig, Sampling, check_part, parse_tokens, sizes_in_bytes
 from offload.errors import SettingsError
 
 GOOD = {
@@ -224,3 +224,28 @@ def test_reading_profiles_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("8000", 8000), ("8,000", 8000), ("128K", 131072), ("128 k", 131072), ("1M", 1048576), ("1.5k", 1536)],
+)
+def test_tokens_as_people_write_them(text, tokens):
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "K", "0", "-1", "1e9", "1G", "99999999M", "12 8K"])
+def test_what_is_no_number_of_tokens(text):
+    with pytest.raises(SettingsError, match="no number of tokens"):
+        parse_tokens(text)
+
+
+def test_sizes_may_be_text_wherever_they_are_set():
+    assert sizes_in_bytes({"memory": "22GiB", "host_memory": 5, "model": "1GB"}) == {
+        "memory": 22 * 2**30,
+        "host_memory": 5,
+        "model": "1GB",
+    }
+    check_part({"memory": "22GiB"})
+    with pytest.raises(SettingsError, match="'much' is no size"):
+        check_part({"memory": "much"})
