@@ -54,7 +54,8 @@ def _placements(request: PlanRequest) -> Iterator[WayOut]:
         changed = replace(request, placement=replace(placement, offload="auto"))
         placed = place(changed)
         away = request.shape.layers - placed.weight_layers
-        what = f"the weights of {away} layers and the KV cache" if away else "a part of the KV cache"
+        kv = "a part of the KV cache" if placed.resident_layers else "the KV cache"
+        what = f"the weights of {away} layers and {kv}" if away else kv
         yield WayOut(f"--offload auto keeps {what} in host memory", changed)
     if placement.resident_layers is not None and placement.offload != "none":
         auto = replace(request, placement=replace(placement, resident_layers=None))
