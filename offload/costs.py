@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .hardware import READ, Hardware
+from .resources import READ, Hardware
 
 # Prefill: cuBLAS and FlashAttention-2 on an A100 reach 60 to 75 % of the dense rate (arXiv 2307.08691, section 4).
 COMPUTE = 0.6

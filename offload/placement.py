@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .config import GIB, Placement, Speculation
-from .hardware import Hardware
 from .levels import draft_chunk, draft_room, has_draft_model, has_middle
 from .parts import activation_bytes, retrieval_bytes
+from .resources import Hardware
 from .sizes import Sizes
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .config import GIB
-from .hardware import Hardware
 from .levels import has_draft_model, has_middle
 from .placement import PlanRequest, place
+from .resources import Hardware
 
 MOST = 3
 SMALLEST_BUDGET = 256  # tokens; a smaller retrieval cache drafts badly

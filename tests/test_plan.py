@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from offload import profile as profiles
 from offload.config import GIB, OFFLOADS, Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
-from offload.hardware import describe
 from offload.placement import PlanRequest, place
 from offload.plan import make_plan, suggested_budget
+from offload.resources import describe
 from offload.shapes import KNOWN
 from offload.ways_out import ways_out
 

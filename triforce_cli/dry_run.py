@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from offload.hardware import Hardware, describe
 from offload.memory import available
 from offload.opening import OpenModel
+from offload.resources import Hardware, describe
 from offload.system import cores, free_host_memory
 
 from .planning import plan_with_ways, request_for, tell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offload.config import Speculation
+from offload.config import GIB, Speculation
 from offload.plan import Plan
 
 _SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2")
@@ -18,7 +18,7 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--host-share", f"{plan.host_share:.3f}"]
     for name in ("memory", "host_memory"):
         if (size := getattr(placement, name)) is not None:
-            flags += [f"--{name.replace('_', '-')}", str(size)]
+            flags += [f"--{name.replace('_', '-')}", f"{size // GIB}GiB" if size % GIB == 0 else str(size)]
     if placement.link_gb_s is not None:
         flags += ["--link", f"{placement.link_gb_s:g}"]
     if request.itemsize == 4:

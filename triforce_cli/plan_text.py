@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from offload.config import GIB
-from offload.hardware import Hardware
 from offload.placement import Tier
 from offload.plan import Plan
 from offload.predictions import Decoding
+from offload.resources import Hardware
 
 from .plan_flags import flags_of
 from .wording import duration, milliseconds

@@ -8,10 +8,10 @@ from typing import Any
 
 from offload import profile as profiles
 from offload.errors import SettingsError
-from offload.hardware import Hardware, describe, placed
 from offload.placement import PlanRequest, Tier
 from offload.plan import Plan, make_plan
 from offload.predictions import Decoding
+from offload.resources import Hardware, describe, placed
 from offload.sizes import Sizes
 from offload.ways_out import WayOut, ways_out
 

@@ -10,9 +10,9 @@ import typer
 from offload import profile as profiles
 from offload.config import DEFAULT_MODEL, check_part
 from offload.errors import ModelNotFound, PromptError
-from offload.hardware import Hardware, describe
 from offload.plan import Plan, suggested_budget
 from offload.profile import Profile
+from offload.resources import Hardware, describe
 from offload.shapes import PlanShape, shape_of
 from offload.system import cores, free_host_memory
 
