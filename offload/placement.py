@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 
 from .config import GIB, Placement, Speculation
 from .levels import draft_chunk, draft_room, has_draft_model, has_middle
-from .parts import activation_bytes, retrieval_bytes
+from .parts import activation_bytes, piece_tokens, retrieval_bytes
 from .resources import Hardware
 from .sizes import Sizes
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to
-STAGING_BYTES = (
-    64 * 2**20
-)  # of KV in each: a few milliseconds on any link, so that nothing waits long for its first part
+OPEN_PIECES = 2  # of each layer that is not resident: the newest tokens, on their way to the host
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
 USABLE = 0.97  # of the device: the rest is the allocator's, which cannot fill every gap
 
@@ -96,27 +94,50 @@ def _everything(request: PlanRequest, placed: Placed) -> bool:
 
 
 def _place(request: PlanRequest, order: str) -> Placed:
-    shape, gpus = request.shape, request.hardware.gpus
-    layer_weights = shape.layer_parameters * request.itemsize // gpus
-    layer_kv = shape.layer_kv_bytes(request.tokens, request.itemsize) // gpus
-    limit = device_limit(request)
-    fixed = _fixed(request, order)
-    piece = min(layer_kv, STAGING_BYTES)
-    reading = layer_kv if order == "layers" else 0  # the layer that is being read, which will not stay
-    extra = STAGING_BUFFERS * piece + reading
-    weights, kv = _counts(request, sum(fixed.values()), layer_weights, layer_kv, extra, limit)
-    if weights < shape.layers or kv < shape.layers:
-        fixed["staging"] = STAGING_BUFFERS * (piece if weights == shape.layers else max(layer_weights, piece))
-    if kv < shape.layers:
-        fixed["activations"] += reading
-    fixed["weights"] += weights * layer_weights
-    fixed["KV cache"] = kv * layer_kv
-    away = {
-        "weights": (shape.layers - weights) * layer_weights * gpus,
-        "KV cache": (shape.layers - kv) * layer_kv * gpus,
-    }
-    device = Tier("device", _sorted(fixed), limit)
-    return Placed(device, Tier("host", _sorted(away), _host_limit(request, device)), kv, weights, order)
+    limit, parts = device_limit(request), _Parts(request, order)
+    weights, kv = _counts(request, parts, limit)
+    device = Tier("device", _sorted(parts.on_device(weights, kv)), limit)
+    host = Tier("host", _sorted(parts.on_host(weights, kv)), _host_limit(request, device))
+    return Placed(device, host, kv, weights, order)
+
+
+class _Parts:
+    """The parts of a request in bytes, as they follow from how many layers' weights and KV stay on the device."""
+
+    def __init__(self, request: PlanRequest, order: str) -> None:
+        shape, size, gpus = request.shape, request.itemsize, request.hardware.gpus
+        self._gpus, self._layers, self._order = gpus, shape.layers, order
+        self._fixed = _fixed(request)
+        self._weights = shape.layer_parameters * size // gpus
+        self._kv = shape.layer_kv_bytes(request.tokens, size) // gpus
+        self._piece = shape.layer_kv_bytes(piece_tokens(shape, size), size) // gpus
+        self._hidden = request.tokens * shape.hidden * size
+
+    def on_device(self, weights: int, kv: int) -> dict[str, int]:
+        """On each device."""
+        parts, away = dict(self._fixed), self._layers - kv
+        parts["weights"] += weights * self._weights
+        parts["KV cache"] = kv * self._kv
+        if away:
+            parts["staging"] = (STAGING_BUFFERS + OPEN_PIECES * away) * self._piece
+        if weights < self._layers:
+            parts["staging"] = parts.get("staging", 0) + STAGING_BUFFERS * self._weights
+        if self._order == "layers" and away:  # rows between two layers; the KV of one that computes and one that leaves
+            parts["activations"] += 2 * self._hidden + 2 * self._kv
+        return parts
+
+    def on_host(self, weights: int, kv: int) -> dict[str, int]:
+        """On the host, for all devices."""
+        away = {"weights": (self._layers - weights) * self._weights, "KV cache": (self._layers - kv) * self._kv}
+        return {name: size * self._gpus for name, size in away.items()}
+
+    def fit(self, weights: int, kv: int, limit: int) -> bool:
+        return sum(self.on_device(weights, kv).values()) <= limit
+
+    @property
+    def smallest_kv(self) -> int:
+        """Resident layers that take least room: none, unless a layer's KV is smaller than what streaming it needs."""
+        return 0 if self._kv > OPEN_PIECES * self._piece else self._layers
 
 
 _ORDER = ("weights", "KV cache", "retrieval cache", "draft model", "staging", "activations", "CUDA")
@@ -141,14 +162,12 @@ def _host_limit(request: PlanRequest, device: Tier) -> int | None:
     return min((size for size in (there, cap) if size is not None), default=None)
 
 
-def _fixed(request: PlanRequest, order: str) -> dict[str, int]:
-    """Everything on the device but layers."""
+def _fixed(request: PlanRequest) -> dict[str, int]:
+    """Everything on the device that does not depend on how many layers stay there."""
     shape, settings, hardware, size = request.shape, request.speculation, request.hardware, request.itemsize
     on_cpu = hardware.device == "cpu"
     parts = {"weights": shape.outer_parameters * size // hardware.gpus, "CUDA": 0 if on_cpu else CUDA_BYTES}
     parts["activations"] = activation_bytes(shape, request.tokens, request.prefill_chunk, size, copies=on_cpu)
-    if order == "layers":
-        parts["activations"] += request.tokens * shape.hidden * size  # between two layers
     if has_middle(settings, request.tokens):
         parts["retrieval cache"] = retrieval_bytes(shape, settings, request.tokens, size) // hardware.gpus
     if request.draft is not None and has_draft_model(settings):
@@ -165,26 +184,21 @@ def _is_all_one(request: PlanRequest) -> bool:
     return request.hardware.shared and undivided
 
 
-def _counts(
-    request: PlanRequest, fixed: int, layer_weights: int, layer_kv: int, extra: int, limit: int | None
-) -> tuple[int, int]:
-    """Layers whose weights, and whose KV, stay on the device; `extra` bytes are needed if some KV does not.
+def _counts(request: PlanRequest, parts: _Parts, limit: int | None) -> tuple[int, int]:
+    """Layers whose weights, and whose KV, stay on the device: all weights before any KV.
 
     A number of resident layers that was asked for is kept even where it does not fit: the plan then says so.
     """
-    layers, placement = request.shape.layers, request.placement
-    wanted = layers if placement.resident_layers is None else min(placement.resident_layers, layers)
-    if placement.offload == "none" or _is_all_one(request):
+    layers, asked = request.shape.layers, request.placement.resident_layers
+    wanted = layers if asked is None else min(asked, layers)
+    if request.placement.offload == "none" or _is_all_one(request):
         return layers, layers
-    if limit is None:
+    if limit is None or parts.fit(layers, wanted, limit):
         return layers, wanted
-    free = limit - fixed
-    if wanted == layers and free >= layers * (layer_weights + layer_kv):
-        return layers, layers
-    free -= extra
-    if free >= layers * layer_weights:
-        room = (free - layers * layer_weights) // layer_kv
-        return layers, wanted if placement.resident_layers is not None else min(room, layers - 1)
-    wanted = 0 if placement.resident_layers is None else wanted
-    free -= wanted * layer_kv + STAGING_BUFFERS * max(layer_weights - min(layer_kv, STAGING_BYTES), 0)
-    return min(max(free // layer_weights, 0), layers - 1), wanted
+    for kv in range(wanted, -1, -1) if asked is None else ():
+        if parts.fit(layers, kv, limit):
+            return layers, kv
+    kv = parts.smallest_kv if asked is None else wanted
+    if asked is not None and parts.fit(layers, 0, limit):
+        return layers, wanted  # it is the number that does not fit, not the weights
+    return next((weights for weights in range(layers - 1, 0, -1) if parts.fit(weights, kv, limit)), 0), kv

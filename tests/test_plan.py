@@ -14,6 +14,8 @@ from offload.plan import make_plan, suggested_budget
 from offload.resources import describe
 from offload.shapes import KNOWN
 from offload.ways_out import ways_out
+from triforce_cli.plan_flags import flags_of
+from triforce_cli.plan_text import WIDTH, bar
 
 LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
 ON_CHIP = 122 * 1024
@@ -275,3 +277,26 @@ def test_an_unknown_gpu_is_refused():
 @pytest.mark.parametrize(("tokens", "budget"), [(1, 1024), (8192, 1024), (65536, 2048), (131072, 4096), (127000, 4096)])
 def test_the_suggested_budget_is_three_percent(tokens, budget):
     assert suggested_budget(tokens) == budget
+
+
+def test_the_flags_of_a_plan_stand_for_it():
+    """Weights on the host and a short context, whose KV stays: `--offload none` would ask for the weights too."""
+    asked = request("Llama-2-13B-128K", tokens=512, placement=Placement(memory=12 * GIB))
+    plan = make_plan(asked)
+    assert (plan.offload, plan.fits) == ("none", True)
+    assert plan.placed.weight_layers < 40
+    flags = flags_of(plan)
+    assert flags[flags.index("--offload") + 1] == "auto"
+    assert flags[flags.index("--memory") + 1] == "12GiB"
+    hybrid = flags_of(make_plan(request(placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25))))
+    assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.250"]
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(0, 10**12))
+def test_bars_are_as_long_as_their_sum(sizes, free):
+    whole = sum(sizes) + free
+    drawn = bar(sizes, whole, "abcdefg")
+    assert len(drawn) == WIDTH
+    assert len(drawn.rstrip(".")) == round(WIDTH * sum(sizes) / whole)
+    for size, mark in zip(sizes, "abcdefg", strict=False):
+        assert abs(drawn.count(mark) - WIDTH * size / whole) <= 1

@@ -11,7 +11,9 @@ _SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2")
 def flags_of(plan: Plan) -> list[str]:
     """The arguments of `triforce generate` that a plan stands for, the prompt left out."""
     request, placement, settings = plan.request, plan.request.placement, plan.request.speculation
-    flags = ["--model", request.model, "--profile", request.hardware.name, "--offload", plan.offload]
+    # "none" would keep the weights on the device too
+    mode = "auto" if plan.offload == "none" and plan.placed.weight_layers < request.shape.layers else plan.offload
+    flags = ["--model", request.model, "--profile", request.hardware.name, "--offload", mode]
     if plan.offload != "none":
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid":

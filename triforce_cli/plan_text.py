@@ -106,7 +106,7 @@ def _gammas(plan: Plan) -> str:
 def _placement(plan: Plan) -> str:
     where, layers = plan.placed, plan.request.shape.layers
     if plan.offload == "none":
-        text = "none: everything on the device"
+        text = f"none: {'everything' if where.weight_layers == layers else 'the KV cache'} on the device"
     else:
         text = f"{plan.offload}: KV of {where.resident_layers} of {layers} layers resident"
         if plan.offload == "hybrid":
