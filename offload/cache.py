@@ -70,6 +70,7 @@ class FullCache:
         self._length = 0
         self._inflight = 0
         self._rows: tuple[Tensor, Tensor] | None = None
+        self._place: tuple[int, int] | None = None  # the layer that attends, and its next token's place
         self._queries: Tensor | None = None
         self._kept, self._queried = 0, -1
 
@@ -77,21 +78,30 @@ class FullCache:
     def length(self) -> int:
         return self._length
 
-    def begin(self, tokens: int) -> None:
+    def begin(self, tokens: int, chunk: int | None = None) -> None:
+        """As in `KVCache`; with `chunk`, each layer's tokens come in so many calls of `attend` as chunks there are."""
         end = self._length + tokens
         assert tokens > 0 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
         self._inflight = tokens
-        self._kept = min(tokens, QUERIES)
         self._rows = self.rope.rows(self._length, end)
+        self._place = None
+        self.store.begin(self._length, tokens, chunk)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = self.store.append(layer, self._length, q, k, v, self._rows)
+        start = self._length if self._place is None or self._place[0] != layer else self._place[1]
+        self._place = layer, start + len(q)
+        rows = self._rows
+        if len(q) < self._inflight:
+            rows = tuple(row[start - self._length :][: len(q)] for row in rows)
+        q = self.store.append(layer, start, q, k, v, rows)
         if self._queries is not None:
+            self._kept = min(len(q), QUERIES)
             self._queries[layer, : self._kept] = q[-self._kept :]
-        return self.store.attend(layer, q, self._length)
+        return self.store.attend(layer, q, start)
 
     def commit(self) -> None:
+        self.store.end()
         self._length += self._inflight
         self._inflight = 0
         self._queried = self._length if self._queries is not None else -1
@@ -100,6 +110,7 @@ class FullCache:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
         self._length = length
         self._inflight = 0
+        self.store.truncate(length)
         self.marks.lower(length)
         return length
 

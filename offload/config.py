@@ -45,14 +45,6 @@ def parse_tokens(text: str) -> int:
     return int(count)
 
 
-SIZES = ("memory", "host_memory")  # settings that people write as "22GiB"
-
-
-def sizes_in_bytes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with sizes that are text made into bytes. Raises SettingsError."""
-    return {k: parse_size(v) if k in SIZES and isinstance(v, str) else v for k, v in values.items()}
-
-
 def _require(condition: bool, message: str, hint: str) -> None:
     if not condition:
         raise SettingsError(message, hint)
@@ -242,7 +234,6 @@ def check_part(values: Mapping[str, Any]) -> None:
 
     Raises SettingsError for what could not be right whatever is added; so what is missing counts as what would fit.
     """
-    values = sizes_in_bytes(values)
     fitting = {"draft": "a model", "chunk": 1, "budget": 4 * values.get("chunk", 1)}
     for group in GROUPS:
         group(**{f.name: (fitting | dict(values))[f.name] for f in fields(group) if f.name in {*fitting, *values}})

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 
 import psutil
 import torch
@@ -16,16 +13,11 @@ import torch
 from .config import EngineConfig
 from .embedded import bytes_below
 from .errors import SettingsError
+from .measure import link_rate, read_rate
 from .memory import available
 from .native import LEVELS, KernelUnavailable, find_kernel
 from .opening import resolve_device
 from .sources import default_home
-
-_READ = 2**29  # bytes: many times what caches hold
-_LEAST = 2**26  # bytes: less would measure the caches
-_COPY = 2**28
-_SECONDS = 0.4  # for the runs of a measurement, beside the memory that it must fill first
-_RUNS = (3, 15)  # at least, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,39 +178,3 @@ def model_cache(home: Path) -> ModelCache:
 def _versions() -> Versions:
     openmp = torch.backends.openmp.is_available()
     return Versions(version("triforce"), platform.python_version(), torch.__version__, version("transformers"), openmp)
-
-
-def read_rate(free: int) -> float | None:
-    """10^9 bytes a second at which torch's threads read host memory; None where `free` bytes are too few to tell."""
-    size = min(_READ, free // 4)
-    if size < _LEAST:
-        return None
-    return _rate(size, torch.ones(size // 4).sum)
-
-
-def link_rate(device: torch.device, free: int) -> float | None:
-    """10^9 bytes a second from pinned host memory to a GPU with `free` bytes; None where it cannot be measured."""
-    size = min(_COPY, free // 4, available(torch.device("cpu")) // 4)
-    try:
-        source = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        target = torch.empty(size, dtype=torch.uint8, device=device)
-
-        def copy() -> None:
-            target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize(device)
-
-        return _rate(size, copy)
-    except RuntimeError:  # the memory may not be had: pages cannot be pinned, others use the GPU
-        return None
-
-
-def _rate(size: int, run: Callable[[], object]) -> float:
-    """From the median of a few runs over `size` bytes, after one that wakes threads and devices."""
-    run()
-    seconds: list[float] = []
-    least, most = _RUNS
-    while len(seconds) < least or (len(seconds) < most and sum(seconds) < _SECONDS):
-        start = perf_counter()
-        run()
-        seconds.append(perf_counter() - start)
-    return size / median(seconds) / 1e9

@@ -10,6 +10,7 @@ from .linear import multiplies_natively
 from .model import Model
 from .replay import Replay, replay
 from .session import Session
+from .tiers import Spread
 
 
 class Engine:
@@ -19,8 +20,17 @@ class Engine:
     at once; the second one then has caches of its own.
     """
 
-    def __init__(self, model: Model, eos_ids: Sequence[int], prefill_chunk: int, draft: Model | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        eos_ids: Sequence[int],
+        prefill_chunk: int,
+        draft: Model | None = None,
+        spread: Spread | None = None,
+    ) -> None:
+        """`spread` makes the full caches, where they do not stay on the device."""
         self.model = model
+        self.spread = spread
         self._draft = draft
         self._eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
@@ -66,11 +76,11 @@ class Engine:
         if session is not None and session.serves(capacity):
             return session
         del session  # its memory first
-        return Session(self.model, self._draft, capacity, self._prefill_chunk)
+        return Session(self.model, self._draft, capacity, self._prefill_chunk, self.spread)
 
     def without_end(self) -> Engine:
         """The same models in an engine that no token ends, for benchmarks: all methods decode equally many tokens."""
-        return Engine(self.model, (), self._prefill_chunk, self._draft)
+        return Engine(self.model, (), self._prefill_chunk, self._draft, self.spread)
 
     def describe(self) -> str:
         """Device, dtype and what computes, for people."""

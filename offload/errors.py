@@ -43,3 +43,7 @@ class FetchError(TriforceError):
 
 class OutOfMemory(TriforceError):
     """The model and its KV cache do not fit the memory that is there."""
+
+
+class UnusableMeasurement(TriforceError):
+    """The file of what was measured on this machine is unreadable or corrupt; everything works without it."""

@@ -24,6 +24,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Transferred:
+    """What has gone over the link so far, both ways, in bytes, and the seconds in which it was busy."""
+
+    bytes: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """Text that is final: whole characters, no part of a stop string."""
 
@@ -81,4 +89,4 @@ class Finished:
     reason: str
 
 
-Event = Prefilled | Tokens | Speculated | Text | Finished
+Event = Prefilled | Tokens | Speculated | Transferred | Text | Finished

@@ -58,9 +58,12 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
 
 def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache | TableCache:
     """The middle level's cache over a full one; its chunks are whole grains of the store."""
-    chunk = -(-settings.chunk // full.store.grain) * full.store.grain
+    store = full.store
+    chunk = -(-settings.chunk // store.grain) * store.grain
+    while store.span and store.span % chunk and chunk < store.span:
+        chunk += store.grain
     selector = (RecencySelector if settings.method == "streaming" else RetrievalSelector)(settings.sink, chunk)
-    cache = TableCache if isinstance(full.store, BlockStore) else SelectedCache
+    cache = TableCache if isinstance(store, BlockStore) else SelectedCache
     return cache(full, selector, Refresh(settings.rebuild_every), max(settings.budget, 2 * chunk), chunk, TAIL)
 
 

@@ -5,7 +5,7 @@ Rows are flat: `[tokens, hidden]`, whatever they are rows of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from .cache import FullCache, KVCache
 from .operations import Linear, Operations
 from .rope import Rope
 from .shape import ModelShape
+from .store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,10 @@ class Model:
         """The rotations for a sequence that may reach `length` tokens, to be shared by all of its caches."""
         return Rope(self.shape, length, self.dtype, self.device)
 
-    def new_cache(self, capacity: int, rope: Rope | None = None) -> FullCache:
+    def new_cache(self, capacity: int, rope: Rope | None = None, store: Store | None = None) -> FullCache:
         """An empty full cache with room for `capacity` tokens; the rotations are for that many unless given."""
-        store = self.operations.new_store(self.shape, capacity, self.dtype, self.device)
+        if store is None:
+            store = self.operations.new_store(self.shape, capacity, self.dtype, self.device)
         return FullCache(store, rope or self.rope(capacity), capacity)
 
     @torch.inference_mode()
@@ -81,6 +83,23 @@ class Model:
             x = self._forward_layer(index, layer, x, cache)
         cache.commit()
         return x
+
+    def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
+        """As `forward`, but layer by layer, each in chunks: where the keys and values are far away, a layer's are
+        together only once.
+
+        Yields how many layers are done; closed early, it leaves the cache at its committed length. Returns the hidden
+        rows of the last chunk.
+        """
+        with torch.inference_mode():
+            cache.begin(len(ids), chunk)
+            parts = list(self._embedding(ids).split(chunk))
+        for index, layer in enumerate(self._layers):
+            with torch.inference_mode():  # not across a yield: the mode belongs to the thread
+                parts = [self._forward_layer(index, layer, part, cache) for part in parts]
+            yield index + 1
+        cache.commit()
+        return parts[-1]
 
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: KVCache) -> Tensor:
         shape, do, epsilon = self.shape, self.operations, self.shape.norm_eps

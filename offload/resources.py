@@ -55,7 +55,7 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
     gpu, link = profile.gpu, profile.link
     fed = profile.gpus * link.bandwidth_gb_s / READ if link else 0.0
     bandwidth = (host.bandwidth_gb_s or max(ASSUMED_HOST_GB_S, fed)) * 1e9
-    flops = (host.bf16_gflops or (cores or ASSUMED_CORES) * ASSUMED_CORE_GFLOPS) * 1e9
+    flops = (host.bf16_gflops or (host.cores or cores or ASSUMED_CORES) * ASSUMED_CORE_GFLOPS) * 1e9
     if profile.device == "cpu":
         gpus, sizes = 1, (memory, bandwidth, flops, bandwidth / 2)  # a copy reads and writes
     elif gpu is None or link is None:

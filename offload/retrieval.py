@@ -109,12 +109,10 @@ class SelectedCache:
         chunk = wanted[row, place]
         self._chosen = self._chosen.clone()
         self._chosen[row, slot] = -1  # an interrupt must not leave a slot under a wrong name
-        for ours, theirs in zip(
-            (self._keys, self._values), self._full.store.read(0, chunks * self._chunk), strict=True
-        ):
+        found = self._full.store.gather(row, chunk, self._chunk)
+        for ours, theirs in zip((self._keys, self._values), found, strict=True):
             slots = ours[:, :, : self._chosen.shape[1] * self._chunk].unflatten(2, (-1, self._chunk)).flatten(0, 1)
-            source = theirs.unflatten(2, (-1, self._chunk)).flatten(0, 1)
-            slots[row, slot] = source[row, chunk]
+            slots[row, slot] = theirs
         self._chosen[row, slot] = chunk
         self.copied_chunks += len(row)
 

@@ -25,8 +25,10 @@ class Runner:
     `rows` also works on a context that has nothing to do with the last one; it is then as slow as a prefill.
     """
 
-    def __init__(self, model: Model, cache: KVCache, chunk: int = 512) -> None:
+    def __init__(self, model: Model, cache: KVCache, chunk: int = 512, by_layers: bool = False) -> None:
+        """`by_layers`: a prompt is read layer by layer; for a FullCache whose keys and values are far away."""
         self.model = model
+        self._by_layers = by_layers
         self.cache = cache
         self._chunk = chunk  # tokens a forward pass
         self._held: list[int] = []  # the tokens whose keys and values are in the cache
@@ -42,9 +44,25 @@ class Runner:
         """Run what of the context is not in the cache, a chunk at a time. Closed early, it leaves a chunk's border."""
         self._cut(min(self._agreed(context), len(context) - 1))
         yield Prefilled(self.held, len(context))
+        if self._by_layers and len(context) - self.held > self._chunk:
+            yield from self._prefill_by_layers(context)
         while self.held < len(context):
             self._run(context.tokens[self.held : self.held + self._chunk])
             yield Prefilled(self.held, len(context))
+
+    def _prefill_by_layers(self, context: Context) -> Generator[Prefilled]:
+        """All at once: closed early, it leaves what was there before. A share of the layers counts as one of tokens."""
+        held, ids = self.held, context.tokens[self.held :]
+        self._last = None
+        run = self.model.forward_by_layers(self._known(ids), self.cache, self._chunk)
+        try:
+            while True:
+                yield Prefilled(held + (len(ids) - 1) * next(run) // self.model.shape.layers, len(context))
+        except StopIteration as end:
+            hidden = end.value
+        self._held += ids
+        self._last = hidden[-1:]
+        yield Prefilled(self.held, len(context))
 
     @torch.inference_mode()
     def rows(self, context: Context, draft: Sequence[int] = ()) -> Tensor:
@@ -96,12 +114,14 @@ class Runner:
 
     def _run(self, ids: Sequence[int]) -> Tensor:
         self._last = None
-        # A padding token of a target with a larger table: a draft model may read it as anything.
-        known = torch.tensor(ids, device=self.model.device).clamp_(max=self.model.shape.vocab - 1)
-        hidden = self.model.forward(known, self.cache)
+        hidden = self.model.forward(self._known(ids), self.cache)
         self._held += ids
         self._last = hidden[-1:]
         return hidden
+
+    def _known(self, ids: Sequence[int]) -> Tensor:
+        """Ids that the model has; a padding token of a target with a larger table may be read as anything."""
+        return torch.tensor(ids, device=self.model.device).clamp_(max=self.model.shape.vocab - 1)
 
 
 class SelectedRunner(Runner):

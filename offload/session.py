@@ -14,14 +14,20 @@ from .lookup import LookupDrafter
 from .model import Model
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
+from .tiers import Spread
 
 
 class Session:
     """Caches for a sequence of up to `capacity` tokens, and the tokens that are in them."""
 
-    def __init__(self, model: Model, draft: Model | None, capacity: int, chunk: int) -> None:
+    def __init__(
+        self, model: Model, draft: Model | None, capacity: int, chunk: int, spread: Spread | None = None
+    ) -> None:
         self.context = Context()
-        self.full = Runner(model, model.new_cache(capacity, model.rope(capacity)), chunk)
+        store = None if spread is None else spread.new_store(model.shape, capacity, model.dtype)
+        by_layers = spread is not None and spread.settings.by_layers
+        self.full = Runner(model, model.new_cache(capacity, model.rope(capacity), store), chunk, by_layers)
+        self._link = None if spread is None else spread.link
         self._model, self._draft = model, draft
         self._capacity = capacity
         self._lookup = LookupDrafter()
@@ -69,6 +75,8 @@ class Session:
             run = context.tokens[place:]
             sampler.observe(run)
             yield hierarchy.statistics()
+            if self._link is not None:
+                yield self._link.statistics.event()
             kept = (yield Tokens(tuple(run))) if run else None
             if kept is not None:
                 self._cut(prompt + kept)

@@ -22,6 +22,16 @@ class Store(Protocol):
     dtype: torch.dtype
     device: torch.device
     grain: int  # tokens that can only be chosen together
+    span: int = 0  # tokens between two borders that no chunk may cross; 0: there are none
+
+    def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
+        """A pass over tokens from place `start` on begins: each layer's in chunks, or in one."""
+
+    def end(self) -> None:
+        """The pass is over, and its tokens count."""
+
+    def truncate(self, length: int) -> None:
+        """The tokens from place `length` on do not count any more."""
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
         """Store new tokens from place `start` on, and return their rotated queries.
@@ -42,12 +52,19 @@ class Store(Protocol):
         """Keys and values of some tokens, each `[layers, kv_heads, end - start, head_dim]`: views or copies."""
         ...
 
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Chunks of `size` tokens: number `chunks[i]` of row `rows[i]`, which is layer * kv_heads + KV head.
+
+        Keys and values, each `[len(rows), size, head_dim]`: copies.
+        """
+        ...
+
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         """Mean keys of the chunks of `chunk` tokens between two places, `[kv_heads, chunks, head_dim]` in fp32."""
         ...
 
 
-class PlainStore:
+class PlainStore(Store):
     """Keys `[layers, kv_heads, capacity, head_dim]`, values alike, attended to by torch's kernels."""
 
     grain = 1
@@ -71,8 +88,17 @@ class PlainStore:
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self._keys[:, :, start:end], self._values[:, :, start:end]
 
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return gather_chunks(self._keys, self._values, rows, chunks, size)
+
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         return self._keys[layer][:, start:end].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32)
+
+
+def gather_chunks(keys: Tensor, values: Tensor, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """`Store.gather` from keys and values `[layers, kv_heads, tokens, head_dim]`."""
+    whole = keys.shape[2] // size * size
+    return tuple(x[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] for x in (keys, values))
 
 
 def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from kernels import build_emulated
 from tiny import make_hf_model, make_tokenizer
 
@@ -67,3 +68,15 @@ def set_threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a profile (a mapping or raw text) to a file, returns its path as text."""
+
+    def write(content):
+        path = tmp_path / "mine.yaml"
+        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), "utf-8")
+        return str(path)
+
+    return write

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from offload.errors import SettingsError
+from offload.measured import default_folder
 
 from .settings import option_names
 from .terminal import Terminal
@@ -25,11 +26,20 @@ class Context:
 
 def cache_home(environ: os._Environ[str]) -> Path | None:
     """TRIFORCE_HOME, or None for the platform's cache folder."""
-    value = environ.get("TRIFORCE_HOME")
+    return _folder(environ, "TRIFORCE_HOME")
+
+
+def config_home(environ: os._Environ[str]) -> Path:
+    """TRIFORCE_CONFIG, or the platform's folder for settings: where what was measured is kept."""
+    return _folder(environ, "TRIFORCE_CONFIG") or default_folder()
+
+
+def _folder(environ: os._Environ[str], name: str) -> Path | None:
+    value = environ.get(name)
     try:
         return Path(value).expanduser().absolute() if value else None
     except RuntimeError as error:
-        raise SettingsError(f"TRIFORCE_HOME is {value}: {error}", "set it to a folder") from error
+        raise SettingsError(f"{name} is {value}: {error}", "set it to a folder") from error
 
 
 def given(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:

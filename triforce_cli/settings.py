@@ -17,7 +17,6 @@ from offload.config import (
     Sampling,
     Speculation,
     check_part,
-    sizes_in_bytes,
 )
 from offload.errors import SettingsError
 from offload.profile import Profile
@@ -72,7 +71,7 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
     be reported. Raises SettingsError.
     """
     check_part(flags)
-    if profile:
+    if profile and profile.lower() != profiles.AUTO:
         return resolve_with(flags, origins, profiles.load(profile))
     return resolve_with(flags, origins, _profile_of_this_machine(), chosen_by_name=False)
 
@@ -82,7 +81,7 @@ def resolve_with(
 ) -> Settings:
     """The same with a profile at hand; one that was `chosen_by_name` also says which device to use."""
     device = {"device": chosen.device} if chosen_by_name else {}
-    values = device | sizes_in_bytes(chosen.options) | dict(flags)
+    values = device | dict(chosen.options) | dict(flags)
     generation = GenerationConfig(**_subset(GenerationConfig, values))
     if generation.seed is None:
         generation = replace(generation, seed=secrets.randbits(32))

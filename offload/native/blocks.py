@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ..shape import ModelShape
+from ..store import Store, gather_chunks
 from .kernel import Kernel
 from .layout import keys_of, mean_keys, values_of
 from .library import BLOCK, Append, Attention
 
 
-class BlockStore:
-    """A `Store` (see store.py) that the native kernel attends to where it lies, whole or by a table of blocks."""
+class BlockStore(Store):
+    """A store that the native kernel attends to where it lies, whole or by a table of blocks."""
 
     grain = BLOCK
 
@@ -96,6 +97,9 @@ class BlockStore:
         both = (of(some, self.shape.head_dim).flatten(2, 3) for of in (keys_of, values_of))
         keys, values = (x[:, :, at] for x in both)
         return keys, values
+
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return gather_chunks(*self.read(0, self._blocks.shape[2] * BLOCK), rows, chunks, size)
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         assert start % BLOCK == end % BLOCK == chunk % BLOCK == 0, "chunks are whole blocks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from offload import profile as profiles
 from offload.config import DEFAULT_MODEL, check_part
 from offload.errors import ModelNotFound, PromptError
+from offload.gpus import gpu_names
 from offload.plan import Plan, suggested_budget
 from offload.profile import Profile
 from offload.resources import Hardware, describe
@@ -18,7 +20,6 @@ from offload.system import cores, free_host_memory
 
 from .. import options
 from ..context import given
-from ..gpus import found_gpus
 from ..plan_text import comparison_text
 from ..planning import plan_fields, plan_with_ways, request_for, tell
 from ..render import json_line
@@ -71,8 +72,8 @@ def profile(
     terminal = ctx.obj.terminal
     flags, origins = given(ctx)
     check_part(flags)
-    found = profiles.matching(found_gpus())
-    chosen = found if gpu in (None, "auto") else profiles.load(gpu)
+    found = profiles.matching(gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    chosen = found if gpu is None or gpu.lower() == profiles.AUTO else profiles.load(gpu)
     if compare:
         plans = [_plan(resolve_with(flags, origins, each), context, _machine(each, found), True) for each in _all()]
         return _tell_comparison(plans, terminal, json)

@@ -1,0 +1,49 @@
+"""Which GPUs the driver knows, asked without importing torch: a plan must be shown at once."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from shutil import which
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_SECONDS = 10  # a driver that sleeps takes a few to wake
+
+
+def gpu_names(visible: str | None = None) -> list[str]:
+    """The models of the NVIDIA GPUs, as the driver reports them, in its order; empty where there are none.
+
+    Args:
+        visible: what CUDA_VISIBLE_DEVICES says, None if it is not set. Of GPUs named by an identifier only their
+            number is respected.
+    """
+    names = _from_driver_files(_DRIVER) or _from_program()
+    if visible is None:
+        return names
+    wanted = [each.strip() for each in visible.split(",") if each.strip()]
+    if not all(each.isdecimal() for each in wanted):
+        return names[: len([each for each in wanted if each != "-1"])]
+    inside = [int(each) for each in wanted if int(each) < len(names)]
+    return [names[index] for index in inside]
+
+
+def _from_driver_files(folder: Path) -> list[str]:
+    """Linux keeps a file for each GPU, with a line `Model: NVIDIA H200`."""
+    try:
+        texts = [(gpu / "information").read_text() for gpu in sorted(folder.iterdir())]
+    except OSError:  # no driver, or a container that hides it
+        return []
+    lines = [line.partition(":") for text in texts for line in text.splitlines()]
+    return [value.strip() for name, _, value in lines if name.strip() == "Model"]
+
+
+def _from_program() -> list[str]:
+    program = which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):  # without a working driver it fails
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

@@ -1,0 +1,122 @@
+"""What was measured on this machine, kept in a file of the user's, and put in the place of data sheets. No torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import SettingsError, TriforceError, UnusableMeasurement
+from .hardware import Gpu, Host, Link, Misfit, Profile
+from .profile import same_gpu
+from .profile_file import build, read
+
+FILE = "measured.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The rates of a machine, in the units of Gpu, Link and Host; `gpu` and `link` describe each of its `gpus`.
+
+    `date` is the day in UTC, as 2026-01-31; `machine` says what it is, without its name in the network; `torch` is the
+    version that ran there. None where something could not be measured. Raises SettingsError for impossible numbers.
+    """
+
+    date: str
+    machine: str
+    torch: str
+    device: str  # cpu or cuda
+    gpus: int = 0
+    gpu: Gpu | None = None
+    link: Link | None = None
+    host: Host = field(default_factory=Host)
+
+    def __post_init__(self) -> None:
+        for name in ("date", "machine", "torch"):
+            if not isinstance(getattr(self, name), str):
+                raise Misfit((name,), f"{name} is {getattr(self, name)!r}, not text", "measure again")
+        profile_of(self)  # holds to what a profile must hold to
+
+
+def profile_of(measured: Measured) -> Profile:
+    """A profile of nothing but measurements, for hardware that no profile describes."""
+    return Profile(
+        "measured",
+        f"{measured.machine}, measured on {measured.date}",
+        measured.device,
+        measured.gpus,
+        measured.gpu,
+        measured.link,
+        measured.host,
+    )
+
+
+def applied(profile: Profile, measured: Measured | None) -> Profile:
+    """The profile with this machine's rates if it describes the same hardware: the same GPU model, or both no GPU.
+
+    Otherwise, and without a measurement, the profile as it is. Names, sizes and options always stay.
+    """
+    if measured is None or profile.device != measured.device:
+        return profile
+    if profile.device == "cpu":
+        return profile.with_rates(host=measured.host)
+    if profile.gpu is None or measured.gpu is None or not same_gpu(profile.gpu.model, measured.gpu.model):
+        return profile
+    return profile.with_rates(measured.gpu, measured.link, measured.host)
+
+
+def default_folder() -> Path:
+    """The platform's folder for triforce's settings (XDG on Linux)."""
+    from platformdirs import user_config_path
+
+    return user_config_path("triforce")
+
+
+def save(measured: Measured, folder: Path) -> Path:
+    """Write it to `folder`, which is made if need be; the file's path. An interruption leaves the old one whole.
+
+    Raises TriforceError if it cannot be written.
+    """
+    path = folder / FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(path, "# Written by triforce; delete it to go back to data sheets.\n" + _yaml(asdict(measured)))
+    except OSError as error:
+        hint = "make the folder writable, or set TRIFORCE_CONFIG to another"
+        raise TriforceError(f"cannot write {path}: {error.strerror or error}", hint) from error
+    return path
+
+
+def load(folder: Path) -> Measured | None:
+    """What `save` wrote; None if there is nothing.
+
+    Raises UnusableMeasurement for a file that cannot be read or makes no sense: worth a warning, no more.
+    """
+    path = folder / FILE
+    try:
+        return build(Measured, read(path, str(path))) if path.exists() else None
+    except (SettingsError, OSError) as error:
+        message = error.message if isinstance(error, SettingsError) else f"cannot read {path}: {error.strerror}"
+        raise UnusableMeasurement(f"{message}; data sheets serve instead", "measure again, or delete it") from error
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _replace(path: Path, text: str) -> None:
+    """All of it or nothing, even if the power fails."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,116 @@
+"""From settings to tiered stores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..native import KernelUnavailable, find_kernel
+from ..native.blocks import host_memory
+from ..native.operations import why_not
+from ..operations import Operations
+from ..shape import ModelShape
+from .balance import Balance
+from .forms import BlockForm, Form, PlainForm
+from .host import HostAttention
+from .link import Link
+from .staging import Ring
+from .store import TieredStore, Tiers
+
+_PIECE_BYTES = 8 * 2**20  # of a layer: enough for a link to reach its rate, little enough for two to cost nothing
+_LEAST, _MOST = 512, 1024  # tokens
+_SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """How the KV cache is spread.
+
+    `mode` is stream, host or hybrid; `share` the host's part, None for what makes both end together; `piece` in tokens,
+    None for what suits the model; `by_layers`: prompts are read layer by layer, so that nothing is read back;
+    `host_bandwidth`, in bytes a second, slows the host down, for experiments.
+    """
+
+    mode: str = "stream"
+    resident_layers: int = 0
+    share: float | None = None
+    piece: int | None = None
+    buffers: int = 2
+    overlap: bool = True
+    by_layers: bool = True
+    host_bandwidth: float | None = None
+
+
+def piece_tokens(shape: ModelShape, itemsize: int) -> int:
+    """Tokens of a piece."""
+    each = shape.kv_bytes(1, itemsize) // shape.layers
+    return min(max(_PIECE_BYTES // each // _LEAST * _LEAST, _LEAST), _MOST)
+
+
+class Spread:
+    """Makes the full caches of a model whose KV does not all stay on the device. They share one link.
+
+    Args:
+        operations: the model's, for the resident layers.
+        link: None for the device's own; the CPU has none.
+    """
+
+    def __init__(self, operations: Operations, device: torch.device, settings: TierSettings, link: Link | None) -> None:
+        self.settings = settings
+        self.link = link or _link_of(device)
+        self._operations, self._device = operations, device
+
+    def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> TieredStore:
+        """An empty store for a sequence of up to `capacity` tokens."""
+        settings, device = self.settings, self._device
+        form = _form(shape, settings.piece or piece_tokens(shape, dtype.itemsize), dtype, self._operations, device)
+        resident_layers = min(settings.resident_layers, shape.layers)
+        away, pieces = shape.layers - resident_layers, -(-capacity // form.tokens)
+        resident = None
+        if resident_layers:
+            resident = self._operations.new_store(replace(shape, layers=resident_layers), capacity, dtype, device)
+        with torch.inference_mode(False):
+            buffers = torch.empty((settings.buffers, form.numbers), dtype=dtype, device=device).unbind()
+            share = _SHARES[settings.mode] if settings.share is None else settings.share
+            tiers = Tiers(
+                form=form,
+                link=self.link,
+                ring=Ring(self.link, buffers, settings.overlap),
+                balance=Balance(share),
+                host=None if settings.mode == "stream" else HostAttention(form, settings.host_bandwidth),
+                resident=resident,
+                resident_layers=resident_layers,
+                pieces=_host_memory_of(device)((away, pieces, form.numbers), dtype),
+                open=torch.empty((away, 2, form.numbers), dtype=dtype, device=device),
+            )
+        return TieredStore(shape, tiers)
+
+
+def _form(shape: ModelShape, piece: int, dtype: torch.dtype, operations: Operations, device: torch.device) -> Form:
+    """In the native kernel's blocks wherever it can attend on the host."""
+    kernel = operations.kernel
+    if kernel is None and device.type != "cpu" and why_not(shape, dtype, torch.device("cpu")) is None:
+        with contextlib.suppress(KernelUnavailable):
+            kernel = find_kernel()
+    return PlainForm(shape, piece) if kernel is None else BlockForm(shape, piece, kernel)
+
+
+def _link_of(device: torch.device) -> Link:
+    assert device.type == "cuda", "a CPU has no link but a simulated one"
+    from .cuda import CudaLink
+
+    return CudaLink(device)
+
+
+def _host_memory_of(device: torch.device) -> Allocate:
+    if device.type != "cuda":
+        return host_memory
+    from .cuda import pinned_memory
+
+    return pinned_memory

@@ -1,0 +1,186 @@
+"""How a piece, the keys and values of some neighbouring tokens of one layer, lies in memory, and attention over it.
+
+A piece is one run of numbers, so that it travels in one copy. Wherever it is attended to, and with whichever others,
+its partial result is the same: on the CPU, with the native kernel, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..attention import Partial, attend, attend_causal, merge
+from ..native import Kernel
+from ..native.layout import keys_of, values_of
+from ..native.library import BLOCK, Append, Attention
+from ..rope import rotate
+from ..shape import ModelShape
+
+Rows = tuple[Tensor, Tensor]  # as `rotate` takes them
+
+
+class Form(Protocol):
+    """Pieces of `tokens` tokens, each `[numbers]`, on the host or the device."""
+
+    tokens: int
+    numbers: int
+    grain: int  # tokens that can only be chosen together
+
+    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
+        """Store tokens from place `at` of the piece on; their rotated queries go to `turned`.
+
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`.
+        """
+        ...
+
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
+        """Rotated queries over the first `seen` tokens; if causal, each further one sees one more."""
+        ...
+
+    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
+        ...
+
+    def grains(self, pieces: Tensor) -> Tensor:
+        """Pieces `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`, without a copy."""
+        ...
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        """Chosen grains `[n, count, ...]` -> keys and values `[n, count * grain, head_dim]`."""
+        ...
+
+
+class PlainForm:
+    """Keys and values side by side `[kv_heads, tokens, 2, head_dim]`, attended to by torch's kernels."""
+
+    grain = 1
+
+    def __init__(self, shape: ModelShape, tokens: int) -> None:
+        self.tokens = tokens
+        self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
+        self._size = (shape.kv_heads, tokens, 2, shape.head_dim)
+
+    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
+        new = piece.view(self._size)[:, at : at + len(q)]
+        new[:, :, 0] = rotate(k, rows).transpose(0, 1)
+        new[:, :, 1] = v.transpose(0, 1)
+        turned.copy_(rotate(q, rows))
+
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
+        return attend_seen(q, *self.read(piece), seen, causal)
+
+    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        return piece.view(self._size).unbind(2)
+
+    def grains(self, pieces: Tensor) -> Tensor:
+        return pieces.unflatten(-1, self._size)
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        return grains.unbind(2)
+
+
+class BlockForm:
+    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`: it attends to them wherever they are.
+
+    A device that is not the CPU makes plain keys and values of them first, which costs it little beside the copy.
+    """
+
+    grain = BLOCK
+
+    def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
+        assert tokens % BLOCK == 0, "pieces are whole blocks"
+        self.tokens = tokens
+        self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
+        self._shape, self._kernel = shape, kernel
+        self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
+
+    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
+        if piece.device.type != "cpu":
+            self._scatter(piece, at, rotate(k, rows), v)
+            turned.copy_(rotate(q, rows))
+            return
+        shape, wide = self._shape, piece.dtype == torch.float32
+        assert all(x.stride()[1:] == (shape.head_dim, 1) and x.dtype == piece.dtype for x in (q, k, v))
+        assert at + len(q) <= self.tokens and all(row.is_contiguous() for row in rows)
+        call = Append(
+            *(x.data_ptr() for x in (q, k, v, *rows, turned, piece)),
+            *(x.stride(0) for x in (q, k, v)),
+            self._head_stride(piece),
+            at,
+            len(q),
+            0,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            wide,
+        )
+        self._kernel.append(call)
+
+    def _scatter(self, piece: Tensor, at: int, k: Tensor, v: Tensor) -> None:
+        """What the kernel's `append` does, by torch."""
+        place = torch.arange(at, at + len(k), device=piece.device)
+        block, token = place // BLOCK, place % BLOCK
+        keys, values = piece.view(self._size).unflatten(-1, (2, -1)).unbind(-2)
+        head_dim, pairs = self._shape.head_dim, (BLOCK // 2, self._shape.head_dim, 2)
+        k, v = k.transpose(0, 1), v.transpose(0, 1)  # [kv_heads, tokens, head_dim]
+        if piece.dtype == torch.float32:
+            keys.unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)[:, block, token] = k
+            values.unflatten(-1, (BLOCK, head_dim))[:, block, token] = v
+        else:
+            keys = keys.unflatten(-1, (head_dim // 2, BLOCK, 2)).transpose(-2, -3)  # [.., token, pair, 2]
+            keys[:, block, token] = k.unflatten(-1, (-1, 2))
+            values.unflatten(-1, pairs).transpose(-1, -2)[:, block, token // 2, token % 2] = v
+
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
+        if piece.device.type != "cpu":
+            return attend_seen(q, *self.read(piece), seen, causal)
+        shape, wide = self._shape, piece.dtype == torch.float32
+        assert seen + (len(q) - 1) * causal <= self.tokens and q.is_contiguous()
+        out = torch.empty(q.shape, dtype=torch.float32)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        call = Attention(
+            q.data_ptr(),
+            piece.data_ptr(),
+            None,
+            out.data_ptr(),
+            lse.data_ptr(),
+            self._head_stride(piece),
+            0,
+            seen,
+            causal,
+            len(q),
+            shape.kv_heads,
+            shape.group,
+            shape.head_dim,
+            wide,
+            False,
+            shape.head_dim**-0.5,
+        )
+        self._kernel.attend(call)
+        return Partial(out, lse)
+
+    def _head_stride(self, piece: Tensor) -> int:
+        return self._size[1] * self._size[2] * piece.itemsize
+
+    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = piece.view(self._size)
+        return tuple(of(blocks, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+
+    def grains(self, pieces: Tensor) -> Tensor:
+        return pieces.unflatten(-1, self._size)
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(of(grains, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+
+
+def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Partial:
+    """Over the first `seen` keys; if causal, each further query sees one more. Shapes as `attend` takes them."""
+    if not causal or len(q) == 1:
+        return attend(q, k[:, :seen], v[:, :seen])
+    own = slice(seen - 1, seen - 1 + len(q))
+    parts = [attend_causal(q, k[:, own], v[:, own])]
+    if seen > 1:
+        parts.append(attend(q, k[:, : seen - 1], v[:, : seen - 1]))
+    return merge(parts)

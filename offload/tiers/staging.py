@@ -1,0 +1,100 @@
+"""A ring of buffers on the device, through which pieces pass in a known order: the next comes while one is used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from .link import Link, Pair
+
+
+class Piece(NamedTuple):
+    """Something to be brought to the device. `key` says what it is; what has the same key has the same content."""
+
+    key: Hashable
+    copies: Callable[[Tensor], Sequence[Pair]]  # into a buffer
+
+
+class _Slot(NamedTuple):
+    buffer: Tensor
+    ticket: Any
+    key: Hashable
+
+
+class Ring:
+    """Buffers that are filled in the order of `expect` and given out in the same order by `take`.
+
+    As many pieces as there are free buffers are under way at any time. What is taken in another order than expected is
+    brought at once, without overlap. `overlap` False brings everything only when it is taken: to be compared with.
+    """
+
+    def __init__(self, link: Link, buffers: Sequence[Tensor], overlap: bool = True) -> None:
+        assert len(buffers) >= 2, "one buffer cannot be filled while it is used"
+        self._link = link
+        self._overlap = overlap
+        self._buffers = tuple(buffers)
+        self._free: deque[tuple[Tensor, Any]] = deque((buffer, None) for buffer in buffers)  # and when it is free
+        self._expected: deque[Piece] = deque()
+        self._coming: deque[_Slot] = deque()
+        self.seconds: float | None = None  # that the last piece took on the link, as far as that is known
+
+    def expect(self, pieces: Iterable[Piece]) -> None:
+        """What will be taken from now on. What is on its way already and wanted in that order is kept."""
+        pieces = deque(pieces)
+        kept: deque[_Slot] = deque()
+        while self._coming and pieces and self._coming[0].key == pieces[0].key:
+            kept.append(self._coming.popleft())
+            pieces.popleft()
+        self.drop()
+        self._coming, self._expected = kept, pieces
+        self._fill()
+
+    def take(self, piece: Piece) -> Tensor:
+        """The piece's buffer, once it has come; `release` it afterwards. Raises TransferFailed."""
+        if self._coming and self._coming[0].key == piece.key:
+            slot = self._coming.popleft()
+        else:
+            self.drop()
+            slot = self._start(piece)
+        try:
+            self._link.wait(slot.ticket)
+        except BaseException:
+            self._link.finish(slot.ticket)
+            self._free.append((slot.buffer, None))
+            self.drop()
+            raise
+        self.seconds = self._link.seconds(slot.ticket)
+        return slot.buffer
+
+    def release(self, buffer: Tensor) -> None:
+        """What was asked to be computed with the buffer up to now is all: it may be filled again after that."""
+        self._free.append((buffer, self._link.mark()))
+        self._fill()
+
+    def drop(self) -> None:
+        """Forget what is expected and what is on its way."""
+        self._expected.clear()
+        while self._coming:
+            slot = self._coming.popleft()
+            self._link.finish(slot.ticket)
+            self._free.append((slot.buffer, None))
+
+    def reset(self) -> None:
+        """Start over after a pass that was broken off anywhere: every buffer is free again."""
+        self._link.finish(self._link.copy(()))  # whatever had been asked for is over
+        mark = self._link.mark()
+        self._expected.clear()
+        self._coming.clear()
+        self._free = deque((buffer, mark) for buffer in self._buffers)
+
+    def _fill(self) -> None:
+        if self._overlap:
+            while self._expected and self._free:
+                self._coming.append(self._start(self._expected.popleft()))
+
+    def _start(self, piece: Piece) -> _Slot:
+        buffer, used = self._free.popleft()
+        return _Slot(buffer, self._link.copy(piece.copies(buffer), used), piece.key)
