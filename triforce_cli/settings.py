@@ -8,16 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from offload import profile as profiles
-from offload.config import (
-    GIB,
-    GROUPS,
-    EngineConfig,
-    GenerationConfig,
-    Placement,
-    Sampling,
-    Speculation,
-    check_part,
-)
+from offload.config import GIB, GROUPS, EngineConfig, GenerationConfig, Placement, Sampling, Speculation, check_part
 from offload.errors import SettingsError
 from offload.profile import Profile
 

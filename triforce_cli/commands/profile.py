@@ -28,14 +28,19 @@ from ..terminal import Terminal
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"
 LONGEST_DEFAULT = 128 * 1024  # tokens
-_MORE = {
-    name: getattr(options, kind) for name, kind in (("method", "Method"), ("draft", "Draft"), ("budget", "Budget"))
+_DECODING = {
+    "method": options.Method,
+    "draft": options.Draft,
+    "budget": options.Budget,
+    "chunk": options.Chunk,
+    "gamma1": options.Gamma1,
+    "gamma2": options.Gamma2,
+    "dtype": options.Dtype,
+    "prefill_chunk": options.PrefillChunk,
 }
-_MORE |= {"chunk": options.Chunk, "gamma1": options.Gamma1, "gamma2": options.Gamma2}
-_MORE |= {"dtype": options.Dtype, "prefill_chunk": options.PrefillChunk}
 
 
-@options.accepts(options.PLACEMENT | _MORE)
+@options.accepts(options.PLACEMENT | _DECODING)
 def profile(
     ctx: typer.Context,
     gpu: Annotated[
