@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .config import Speculation
 from .errors import SettingsError
-from .hierarchy import draft_chunk
+from .levels import draft_chunk
 from .shape import ModelShape
 from .text import Tokenizer
 

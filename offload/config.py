@@ -33,6 +33,18 @@ def parse_size(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " "))
 
 
+_TOKENS = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s*([km]?)", re.IGNORECASE)
+
+
+def parse_tokens(text: str) -> int:
+    """Tokens as people write them: "128K" is 131,072, "1M" 1,048,576, and "8000" is 8,000. Raises SettingsError."""
+    match = _TOKENS.fullmatch(text.strip())
+    count = 0 if match is None else float(re.sub("[,_]", "", match[1])) * 1024 ** " km".index(match[2].lower() or " ")
+    if not 1 <= count < 2**40:
+        raise SettingsError(f"{text[:80]!r} is no number of tokens", "write it like 8000, 128K or 1M")
+    return int(count)
+
+
 def _require(condition: bool, message: str, hint: str) -> None:
     if not condition:
         raise SettingsError(message, hint)

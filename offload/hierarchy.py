@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .cache import FullCache
-from .config import LONGEST_GAMMA, Speculation
+from .config import Speculation
 from .draft import Drafter, ModelDrafter
 from .events import Speculated
+from .levels import TAIL, draft_chunk
 from .lookup import LookupDrafter
 from .model import Model
 from .native.blocks import BlockStore
@@ -32,8 +33,6 @@ from .speculate import Level, ModelVerifier, speculate
 from .streaming import StreamingCache
 
 Clock = Callable[[], float]  # seconds
-TAIL = 4 * LONGEST_GAMMA  # tokens that the retrieval cache holds beside its budget: drafts, and what is newest
-_WORTH = 2  # a retrieval cache that is not smaller than the context by this factor cannot pay
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,6 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
     return StreamingCache(model.shape, rope, settings.sink, settings.window, chunk, model.dtype, model.device)
 
 
-def draft_chunk(settings: Speculation) -> int:
-    """Tokens that a draft model reads at once."""
-    return max(settings.window, 2 * LONGEST_GAMMA)
-
-
 def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache | TableCache:
     """The middle level's cache over a full one; its chunks are whole grains of the store."""
     store = full.store
@@ -81,18 +75,6 @@ class Parts:
     middle: SelectedRunner | None
     draft: Runner | None
     lookup: LookupDrafter
-
-
-def has_middle(settings: Speculation, tokens: int) -> bool:
-    """Whether a sequence that may reach so many tokens gets a retrieval cache."""
-    if settings.method == "auto":
-        return tokens > _WORTH * (settings.budget + TAIL)
-    return settings.method in ("triforce", "retrieval", "streaming")
-
-
-def has_draft_model(settings: Speculation) -> bool:
-    """Whether a draft model will be used."""
-    return settings.draft_model is not None and settings.method not in ("ar", "lookup", "retrieval")
 
 
 def build(parts: Parts, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter) -> Hierarchy:

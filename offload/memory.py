@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
 
 from .config import GIB
 from .errors import OutOfMemory
+from .parts import activation_bytes
 from .shape import ModelShape
-
-_CGROUP = Path("/sys/fs/cgroup")
-_GROUP_FILES = (  # limit, use and statistics of a control group, version 2 and version 1
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-)
+from .system import free_host_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +31,11 @@ class MemoryEstimate:
 
 def estimate(shape: ModelShape, tokens: int, chunk: int, itemsize: int) -> MemoryEstimate:
     """What a sequence of `tokens` takes with prefill chunks of `chunk` rows and `itemsize` bytes a number."""
-    rows = min(chunk, tokens)
-    # The widest moment is the MLP: gate, up, their product and the residual, doubled for the fp32 copies on old CPUs.
-    row = 2 * (3 * shape.intermediate + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * max(itemsize, 4)
-    widest = 2 * shape.intermediate * shape.hidden * 4
-    rope = 2 * tokens * shape.head_dim * itemsize
     return MemoryEstimate(
         weights=shape.parameters * itemsize,
         kv=shape.kv_bytes(tokens, itemsize),
         kv_tokens=tokens,
-        activations=rows * row + widest + rope + 4 * 4 * shape.vocab,
+        activations=activation_bytes(shape, tokens, chunk, itemsize),
     )
 
 
@@ -55,18 +43,7 @@ def available(device: torch.device) -> int:
     """Free bytes on a device; for the CPU within the control group that the process runs in (a container's limit)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([psutil.virtual_memory().available, *_free_in_groups(_CGROUP)])
-
-
-def _free_in_groups(root: Path) -> Iterator[int]:
-    """Bytes left under each memory limit that a container sets; file pages that can be dropped count as free."""
-    for limit, used, statistics, droppable in _GROUP_FILES:
-        try:
-            numbers = [int((root / name).read_text()) for name in (limit, used)]
-            rows = dict(line.split() for line in (root / statistics).read_text().splitlines())
-            yield max(numbers[0] - numbers[1] + int(rows.get(droppable, 0)), 0)
-        except (OSError, ValueError):  # no such group, or the word "max"
-            continue
+    return free_host_memory()
 
 
 def check_fit(need: MemoryEstimate, free: int) -> None:

@@ -16,10 +16,11 @@ from .compatibility import check_draft
 from .config import EngineConfig, Sampling, Speculation
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
-from .hierarchy import TAIL, draft_chunk, has_draft_model, has_middle
+from .levels import draft_chunk, draft_room, has_draft_model, has_middle
 from .memory import MemoryEstimate, available, check_fit, estimate
 from .model import Model
 from .operations import Operations, check_kernel, choose_operations
+from .parts import retrieval_bytes
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .text import Tokenizer
 from .weights import Progress, check_tensors, load_model
@@ -97,12 +98,10 @@ class OpenModel:
         settings = self.speculation
         retrieval = draft = 0
         if has_middle(settings, tokens):
-            retrieval = shape.kv_bytes(tokens // settings.chunk, size) // 2  # mean keys, at most
-            if self.kernel == "off":  # else the chunks are attended to where they are
-                retrieval += shape.kv_bytes(min(settings.budget, tokens) + TAIL + settings.chunk, size)
+            copies = self.kernel == "off"  # else the chunks are attended to where they are
+            retrieval = retrieval_bytes(shape, settings, tokens, size, copies)
         if self.draft is not None:
-            room = settings.sink + 2 * settings.window + 2 * draft_chunk(settings)
-            draft = estimate(self.draft.shape, room, draft_chunk(settings), size).total
+            draft = estimate(self.draft.shape, draft_room(settings), draft_chunk(settings), size).total
         return replace(plain, retrieval=retrieval, draft=draft)
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:

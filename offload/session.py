@@ -8,7 +8,8 @@ from .config import GenerationConfig, Sampling, Speculation
 from .context import Context
 from .errors import PromptError
 from .events import Event, Finished, Tokens
-from .hierarchy import Hierarchy, Parts, build, draft_cache, draft_chunk, has_draft_model, has_middle, selected_cache
+from .hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
+from .levels import draft_chunk, has_draft_model, has_middle
 from .lookup import LookupDrafter
 from .model import Model
 from .runner import Runner, SelectedRunner

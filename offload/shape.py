@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import CheckpointError, UnsupportedModel
+from .sizes import Sizes
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class ModelShape(Sizes):
     """Everything about a decoder but its weights.
 
     `context` is the longest sequence, in tokens, for which full attention is what the model was made for: its
@@ -40,25 +42,9 @@ class ModelShape:
     rope_divisors: tuple[float, ...] | None = None  # per frequency, where a GGUF file carries them as a tensor
 
     @property
-    def group(self) -> int:
-        """Query heads that share one KV head."""
-        return self.heads // self.kv_heads
-
-    @property
-    def parameters(self) -> int:
-        """Weights of the decoder, biases and norms left out (under 0.1 % of the whole)."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        layer = attention + 3 * self.hidden * self.intermediate
-        return self.layers * layer + self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-
-    @property
     def rope_depends_on_length(self) -> bool:
         """Whether the angles at a position depend on how long the sequence may become."""
         return (self.hf_config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
-
-    def kv_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of keys and values for so many tokens."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * tokens * itemsize
 
 
 def _ids(value: Any) -> tuple[int, ...]:
@@ -68,9 +54,11 @@ def _ids(value: Any) -> tuple[int, ...]:
     return ids
 
 
-def _context(config: Any) -> int:
-    """Positions that the model can tell apart. Configs give llama3's and longrope's after scaling, others' before."""
-    rope, positions = config.rope_parameters or {}, config.max_position_embeddings
+def positions_of(rope: Mapping[str, Any], positions: int) -> int:
+    """Positions that a model can tell apart, from its RoPE parameters and `max_position_embeddings`.
+
+    Configs give llama3's and longrope's after scaling, others' before.
+    """
     kind, factor = rope.get("rope_type", "default"), rope.get("factor") or 1.0
     if kind == "yarn":
         return max(positions, int((rope.get("original_max_position_embeddings") or positions) * factor))
@@ -118,7 +106,7 @@ def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float,
     for name in (*positive, "max_position_embeddings"):
         if not isinstance(value := getattr(config, name), int) or value < 1:
             raise CheckpointError(f"{name} is {value!r} in the model's config", "correct config.json")
-    context = _context(config)
+    context = positions_of(config.rope_parameters or {}, config.max_position_embeddings)
     eos = dict.fromkeys(_ids(config.eos_token_id) + _ids(generation.get("eos_token_id")))
     return ModelShape(
         family=family,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.memory import _free_in_groups
+from offload.system import _free_in_groups
 
 FILES = {
     2: ("memory.max", "memory.current", "memory.stat", "inactive_file"),

@@ -11,7 +11,7 @@ import yaml
 
 from offload import gpus
 from offload import profile as profiles
-from offload.config import GROUPS
+from offload.config import GROUPS, parse_tokens
 from offload.errors import SettingsError
 
 GOOD = {
@@ -201,6 +201,20 @@ def test_reading_profiles_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("8000", 8000), ("8,000", 8000), ("128K", 131072), ("128 k", 131072), ("1M", 1048576), ("1.5k", 1536)],
+)
+def test_tokens_as_people_write_them(text, tokens):
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "K", "0", "-1", "1e9", "1G", "99999999M", "12 8K"])
+def test_what_is_no_number_of_tokens(text):
+    with pytest.raises(SettingsError, match="no number of tokens"):
+        parse_tokens(text)
 
 
 def test_the_example_of_the_readme_is_a_profile(tmp_path):

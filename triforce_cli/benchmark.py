@@ -17,11 +17,12 @@ from offload.config import GenerationConfig, Sampling, Speculation
 from offload.engine import Engine
 from offload.errors import PromptError
 from offload.events import Prefilled, Tokens
-from offload.hierarchy import has_draft_model
+from offload.levels import has_draft_model
 from offload.opening import OpenModel, open_model
 from offload.statistics import Meter
 
 from .comparison import Comparison, Measured, Sample
+from .dry_run import tell_dry_run
 from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
 from .machine import processor
@@ -61,9 +62,13 @@ class _Job:
         return self.plan.settings.generation
 
 
-def run_benchmark(plan: Plan, terminal: Terminal, json: bool, plot: Path | None, quiet: bool) -> int:
+def run_benchmark(
+    plan: Plan, terminal: Terminal, json: bool, plot: Path | None, quiet: bool, dry_run: bool = False
+) -> int:
     """Measure, and write what was measured; returns the exit code. Raises TriforceError, BrokenPipeError."""
-    job = _check(plan, terminal, quiet)
+    job = _check(plan, terminal, quiet, dry_run)
+    if dry_run:
+        return tell_dry_run(job.opened, plan.settings, len(job.ids) + job.config.max_new_tokens, terminal, json)
     status = StatusLine(terminal)  # drawn once a run: a spinner would take time from what is measured
 
     def tell(what: str) -> None:
@@ -102,7 +107,7 @@ def _tell(comparison: Comparison, terminal: Terminal, json: bool, interrupted: b
         terminal.write(comparison.as_table(drawn=terminal.stdout_is_terminal))
 
 
-def _check(plan: Plan, terminal: Terminal, quiet: bool) -> _Job:
+def _check(plan: Plan, terminal: Terminal, quiet: bool, dry_run: bool) -> _Job:
     """Everything that can go wrong before the weights are loaded goes wrong here."""
     settings = plan.settings
     methods = speculations(plan.methods, settings.speculation)
@@ -115,7 +120,7 @@ def _check(plan: Plan, terminal: Terminal, quiet: bool) -> _Job:
     sampling = settings.sampling(opened.sampling)
     job = _Job(plan, opened, ids, sampling, methods)
     limit = settings.memory_limit(opened.device.type)
-    for method in methods.values():
+    for method in () if dry_run else methods.values():
         replace(opened, speculation=method).check_fit(len(ids) + job.config.max_new_tokens, limit)
     return job
 

@@ -19,6 +19,7 @@ from offload.opening import OpenModel, open_model
 from offload.statistics import Meter, Summary
 from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
 
+from .dry_run import tell_dry_run
 from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
 from .progress import RunFacts
@@ -38,6 +39,7 @@ class Request:
     settings: Settings
     home: Path | None
     verify: bool = False
+    dry_run: bool = False  # tell the plan, and load nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ def run_request(request: Request, terminal: Terminal, output: Output) -> int:
         job = _check(request, terminal, output.quiet)
         if output.verbose:
             _tell_settings(job, terminal)
+        if request.dry_run:
+            return tell_dry_run(job.opened, request.settings, len(job.ids) + job.new_tokens, terminal, output.json)
         return _generate(job, renderer)
 
 
@@ -123,7 +127,8 @@ def _check(request: Request, terminal: Terminal, quiet: bool) -> _Job:
     ids = _encode(opened.tokenizer, request)
     exact = "max_new_tokens" in settings.values
     new_tokens = opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact)
-    opened.check_fit(len(ids) + new_tokens, settings.memory_limit(opened.device.type))
+    if not request.dry_run:
+        opened.check_fit(len(ids) + new_tokens, settings.memory_limit(opened.device.type))
     return _Job(request, opened, ids, sampling, new_tokens)
 
 

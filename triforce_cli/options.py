@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import fields
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS
+from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS, parse_size, parse_tokens
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 
@@ -112,6 +115,50 @@ RebuildEvery = Annotated[
 Gamma1 = Annotated[int | None, _setting("gamma1", "Tokens drafted for the retrieval level.", "adaptive")]
 Gamma2 = Annotated[int | None, _setting("gamma2", "Tokens drafted for a full verification.", "adaptive")]
 
+Offload = Annotated[
+    str | None,
+    _setting(
+        "offload",
+        "How KV in host memory is attended to: none, stream, host or hybrid; auto is what the plan finds best.",
+        autocompletion=_complete_from(*OFFLOADS),
+    ),
+]
+_SIZE = {"parser": parse_size, "metavar": "SIZE"}
+Memory = Annotated[int | None, _setting("memory", "Use so much of the device, such as 22GiB.", "what is free", **_SIZE)]
+HostMemory = Annotated[
+    int | None, _setting("host_memory", "Use so much of the host's memory, such as 64GiB.", "what is free", **_SIZE)
+]
+ResidentLayers = Annotated[
+    int | None, _setting("resident_layers", "Layers whose KV stays on the device.", "as many as fit")
+]
+HostShare = Annotated[
+    float | None,
+    _setting("host_share", "Part of the other KV that the host attends to, 0 to 1.", "what makes both end together"),
+]
+LinkRate = Annotated[
+    float | None,
+    _setting("link_gb_s", "Simulated link in GB/s, on a CPU.", "none", "--link", metavar="GB/S"),
+]
+PLACEMENT = {
+    "offload": Offload,
+    "memory": Memory,
+    "host_memory": HostMemory,
+    "resident_layers": ResidentLayers,
+    "host_share": HostShare,
+    "link_gb_s": LinkRate,
+}
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and load nothing.")]
+ContextLength = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        help="Prompt and answer in tokens, such as 128K.",
+        show_default="the model's, 128K at most",
+        parser=parse_tokens,
+        metavar="TOKENS",
+    ),
+]
+
 ProfileName = Annotated[
     str | None,
     typer.Option(
@@ -133,3 +180,21 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics, no pr
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Also say the resolved settings, and where they came from.")
 ]
+
+
+def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command more options: those that it takes from its context (`given`) and not as arguments."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return command(*args, **{name: value for name, value in kwargs.items() if name not in options})
+
+        own = inspect.signature(command, eval_str=True)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(name, kind, default=None, annotation=each) for name, each in options.items()]
+        run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+        run.__annotations__ = {each.name: each.annotation for each in run.__signature__.parameters.values()}
+        return run
+
+    return decorate

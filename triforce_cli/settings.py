@@ -39,10 +39,11 @@ class Settings:
         return replace(model_default, **_subset(Sampling, self.values))
 
     def memory_limit(self, device_type: str) -> int | None:
-        """Bytes of the device that the profile grants; None leaves it to what is free."""
+        """Bytes of the device that the profile and --memory grant; None leaves it to what is free."""
         gpu = self.profile.gpu
         gib = self.profile.host.memory_gib if device_type == "cpu" else gpu and gpu.memory_gib
-        return None if gib is None else int(gib * GIB)
+        granted = (None if gib is None else int(gib * GIB), self.placement.memory)
+        return min((size for size in granted if size is not None), default=None)
 
     def described(self, sampling: Sampling) -> dict[str, Any]:
         """Every resolved setting by name, for --json and --verbose."""
@@ -61,9 +62,16 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
     be reported. Raises SettingsError.
     """
     check_part(flags)
-    profile = None if profile and profile.lower() == profiles.AUTO else profile
-    chosen = profiles.load(profile) if profile else _profile_of_this_machine()
-    device = {"device": chosen.device} if profile else {}
+    if profile and profile.lower() != profiles.AUTO:
+        return resolve_with(flags, origins, profiles.load(profile))
+    return resolve_with(flags, origins, _profile_of_this_machine(), chosen_by_name=False)
+
+
+def resolve_with(
+    flags: Mapping[str, Any], origins: Mapping[str, str], chosen: Profile, chosen_by_name: bool = True
+) -> Settings:
+    """The same with a profile at hand; one that was `chosen_by_name` also says which device to use."""
+    device = {"device": chosen.device} if chosen_by_name else {}
     values = device | dict(chosen.options) | dict(flags)
     generation = GenerationConfig(**_subset(GenerationConfig, values))
     if generation.seed is None:

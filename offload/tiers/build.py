@@ -13,6 +13,7 @@ from ..native import KernelUnavailable, find_kernel
 from ..native.blocks import host_memory
 from ..native.operations import why_not
 from ..operations import Operations
+from ..parts import piece_tokens
 from ..shape import ModelShape
 from .balance import Balance
 from .forms import BlockForm, Form, PlainForm
@@ -21,8 +22,6 @@ from .link import Link
 from .staging import Ring
 from .store import TieredStore, Tiers
 
-_PIECE_BYTES = 8 * 2**20  # of a layer: enough for a link to reach its rate, little enough for two to cost nothing
-_LEAST, _MOST = 512, 1024  # tokens
 _SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -45,12 +44,6 @@ class TierSettings:
     overlap: bool = True
     by_layers: bool = True
     host_bandwidth: float | None = None
-
-
-def piece_tokens(shape: ModelShape, itemsize: int) -> int:
-    """Tokens of a piece."""
-    each = shape.kv_bytes(1, itemsize) // shape.layers
-    return min(max(_PIECE_BYTES // each // _LEAST * _LEAST, _LEAST), _MOST)
 
 
 class Spread:

@@ -19,6 +19,7 @@ from ..settings import resolve
 NEW_TOKENS = 128
 
 
+@options.accepts(options.PLACEMENT)
 def bench(
     ctx: typer.Context,
     prompt: Annotated[
@@ -58,6 +59,7 @@ def bench(
     kernel: options.Kernel = None,
     threads: options.Threads = None,
     prefill_chunk: options.PrefillChunk = None,
+    dry_run: options.DryRun = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object with every sample instead of a table.")] = False,
     plot: Annotated[
         Path | None,
@@ -95,4 +97,4 @@ def bench(
     from ..benchmark import Plan, run_benchmark  # from here on torch is needed
 
     plan = Plan(text, settings, wanted, context, repeats, ctx.obj.home)
-    return run_benchmark(plan, terminal, json=json, plot=plot, quiet=quiet)
+    return run_benchmark(plan, terminal, json=json, plot=plot, quiet=quiet, dry_run=dry_run)

@@ -14,6 +14,7 @@ from ..prompt import read_prompt
 from ..settings import refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
 
+@options.accepts(options.PLACEMENT)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
@@ -51,6 +52,7 @@ def generate(
     kernel: options.Kernel = None,
     threads: options.Threads = None,
     prefill_chunk: options.PrefillChunk = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -71,6 +73,8 @@ def generate(
       triforce generate -f book.txt --raw --temperature 0 -n 200 --json
 
       triforce generate -f book.txt "What happens in the end?" --method lookup --temperature 0 --verify
+
+      triforce generate -f book.txt "What happens in the end?" --memory 22GiB --dry-run
     """
     flags, origins = given(ctx)
     refuse_both(ctx.params, "raw", "system", "--raw uses no chat template, so there is no place for a system message")
@@ -87,5 +91,5 @@ def generate(
 
     from ..generation import Output, Request, run_request  # from here on torch is needed
 
-    request = Request(text, system, raw, settings, ctx.obj.home, verify)
+    request = Request(text, system, raw, settings, ctx.obj.home, verify, dry_run)
     return run_request(request, terminal, Output(json=json, quiet=quiet, verbose=verbose))

@@ -1,54 +1,148 @@
-"""`triforce profile`: which profiles there are, and what one resolves to."""
+"""`triforce profile`: which profiles there are, and the plan for one: memory, speed, and the flags for it."""
 
 from __future__ import annotations
 
-import json as json_lib
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
-import yaml
 
 from offload import profile as profiles
+from offload.config import DEFAULT_MODEL, check_part
+from offload.errors import ModelNotFound, PromptError
+from offload.gpus import gpu_names
+from offload.plan import Plan, suggested_budget
+from offload.profile import Profile
+from offload.resources import Hardware, describe
+from offload.shapes import PlanShape, shape_of
+from offload.system import cores, free_host_memory
 
-from ..options import _complete_profile
-from ..settings import gpu_names
+from .. import options
+from ..context import given
+from ..plan_text import comparison_text
+from ..planning import plan_fields, plan_with_ways, request_for, tell
+from ..render import json_line
+from ..settings import Settings, resolve_with
+from ..terminal import Terminal
+
+DEFAULT_GPU_MODEL = "Llama-3.1-8B"
+LONGEST_DEFAULT = 128 * 1024  # tokens
+_DECODING = {
+    "method": options.Method,
+    "draft": options.Draft,
+    "budget": options.Budget,
+    "chunk": options.Chunk,
+    "gamma1": options.Gamma1,
+    "gamma2": options.Gamma2,
+    "dtype": options.Dtype,
+    "prefill_chunk": options.PrefillChunk,
+}
 
 
+@options.accepts(options.PLACEMENT | _DECODING)
 def profile(
     ctx: typer.Context,
     gpu: Annotated[
         str | None,
         typer.Option(
             "--gpu",
-            help="A profile's name, a part of it such as 4090, or a YAML file.",
-            show_default="by the hardware found",
-            autocompletion=_complete_profile,
+            help="A profile's name, a part of it such as 4090, or a YAML file; auto is what is found.",
+            show_default="auto",
+            autocompletion=options._complete_profile,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The profile as JSON, nothing else.")] = False,
-) -> None:
-    """List the hardware profiles, and show one as `generate --profile` would use it.
+    model: options.Model = None,
+    context: options.ContextLength = None,
+    compare: Annotated[bool, typer.Option("--compare", help="One table over all profiles.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The profile and its plan as one JSON object.")] = False,
+) -> int:
+    """List the hardware profiles, and plan a model and a context for one: what lies where, how fast it will be.
+
+    Nothing is loaded or measured: it works without the GPU and without the weights. Models are well-known names such as
+    Llama-2-7B-128K, or folders with a config.json. The last line is the command that the plan stands for.
 
     [bold]Examples[/bold]
 
       triforce profile
 
-      triforce profile --gpu 4090
+      triforce profile --gpu 4090 --model Llama-2-7B-128K --context 128K
+
+      triforce profile --gpu 2x4090 --model llama-2-13b-128k --memory 22GiB
+
+      triforce profile --compare --model Llama-3.1-70B
 
       triforce profile --gpu my-machine.yaml --json
     """
     terminal = ctx.obj.terminal
-    chosen = profiles.load(gpu) if gpu else profiles.matching(gpu_names())
-    if json:
-        terminal.write(json_lib.dumps(asdict(chosen) if chosen else None) + "\n")
-        return
+    flags, origins = given(ctx)
+    check_part(flags)
+    found = profiles.matching(gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    chosen = found if gpu is None or gpu.lower() == profiles.AUTO else profiles.load(gpu)
+    if compare:
+        plans = [_plan(resolve_with(flags, origins, each), context, _machine(each, found), True) for each in _all()]
+        return _tell_comparison(plans, terminal, json)
+    if gpu is None and not json:
+        _list(terminal, chosen)
+    if chosen is None:
+        terminal.note("no profile describes this GPU; generate runs on it with the default settings")
+        return 0
+    settings = resolve_with(flags, origins, chosen)
+    hardware = _machine(chosen, found)
+    if chosen.name not in profiles.available():
+        hardware = replace(hardware, name=gpu)  # a file, which is found by its path
+    plan, ways = _plan(settings, context, hardware, chosen.device == "cuda")
+    return tell(plan, ways, terminal, asdict(chosen), json)
+
+
+def _all() -> list[Profile]:
+    return [profiles.load(name) for name in profiles.available()]
+
+
+def _list(terminal: Terminal, chosen: Profile | None) -> None:
     names = profiles.available()
     width = max(map(len, names))
     for name in names:
         mark = "*" if chosen is not None and chosen.name == name else " "
         terminal.write(f"{mark} {name:<{width}}  {profiles.load(name).description}\n")
-    if chosen is None:
-        terminal.note("no profile describes this GPU; generate runs on it with the default settings")
-        return
-    terminal.write("\n" + yaml.safe_dump(asdict(chosen), sort_keys=False, allow_unicode=True))
+    terminal.write("\n")
+
+
+def _machine(chosen: Profile, found: Profile | None) -> Hardware:
+    """The profile's hardware; what it does not say of the host is this machine's, if it is about this machine."""
+    here = chosen.device == "cpu" or (found is not None and chosen.name == found.name)
+    return describe(chosen, free_host_memory(), cores()) if here else describe(chosen)
+
+
+def _plan(settings: Settings, context: int | None, hardware: Hardware, on_gpu: bool) -> tuple[Plan, tuple]:
+    """The plan that the settings ask for, of the usual model where they name none."""
+    asked = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
+    _, shape = shape_of(asked)
+    tokens = min(shape.context, LONGEST_DEFAULT) if context is None else context
+    if tokens > shape.context:
+        raise PromptError(
+            f"a context of {tokens:,} tokens exceeds the {shape.context:,} of {asked}",
+            f"use --context {shape.context} or less, or --model with a longer context",
+        )
+    speculation = settings.speculation
+    if "budget" not in settings.values:
+        speculation = replace(speculation, budget=max(suggested_budget(tokens), 4 * speculation.chunk))
+    settings = replace(settings, engine=replace(settings.engine, model=asked), speculation=speculation)
+    return plan_with_ways(request_for(settings, shape, tokens, hardware, _draft(settings)))
+
+
+def _draft(settings: Settings) -> PlanShape | None:
+    name = settings.speculation.draft_model
+    try:
+        return None if name is None else shape_of(name)[1]
+    except ModelNotFound as error:
+        raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error
+
+
+def _tell_comparison(plans: list[tuple[Plan, tuple]], terminal: Terminal, json: bool) -> int:
+    if json:
+        fields = [plan_fields(plan, ways) for plan, ways in plans]
+        terminal.write(json_line(type="comparison", plans=fields))
+    else:
+        terminal.write(comparison_text([plan for plan, _ in plans]))
+    return 0

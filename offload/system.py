@@ -1,0 +1,35 @@
+"""What the operating system says of this machine. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+_GROUP_FILES = (  # limit, use and statistics of a control group, version 2 and version 1
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+
+
+def free_host_memory() -> int:
+    """Free bytes, within the control group that the process runs in (a container's limit)."""
+    return min([psutil.virtual_memory().available, *_free_in_groups(_CGROUP)])
+
+
+def cores() -> int:
+    """Physical cores; logical ones where the system does not tell them apart."""
+    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Bytes left under each memory limit that a container sets; file pages that can be dropped count as free."""
+    for limit, used, statistics, droppable in _GROUP_FILES:
+        try:
+            numbers = [int((root / name).read_text()) for name in (limit, used)]
+            rows = dict(line.split() for line in (root / statistics).read_text().splitlines())
+            yield max(numbers[0] - numbers[1] + int(rows.get(droppable, 0)), 0)
+        except (OSError, ValueError):  # no such group, or the word "max"
+            continue

@@ -1,0 +1,302 @@
+"""The plan: published numbers from data sheets, sums that agree, caps that hold, and ways out that lead out."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload import profile as profiles
+from offload.config import GIB, OFFLOADS, Placement, Speculation
+from offload.errors import OutOfMemory, SettingsError
+from offload.placement import PlanRequest, place
+from offload.plan import make_plan, suggested_budget
+from offload.resources import describe
+from offload.shapes import KNOWN
+from offload.ways_out import ways_out
+from triforce_cli.plan_flags import flags_of
+from triforce_cli.plan_text import WIDTH, bar
+
+LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
+ON_CHIP = 122 * 1024
+# TriForce, arXiv 2404.11912: above .9 at any temperature; .92 at temperature 0 with 4K of 122K tokens.
+ACCEPTANCE = 0.92
+LEVEL_1 = 0.35  # of JackFram/llama-68m's tokens, of which the reference drafts one at a time
+HARDWARE = {name: describe(profiles.load(name)) for name in profiles.available()}
+GPUS = [name for name, one in HARDWARE.items() if one.device == "cuda"]
+
+
+def published(model, hardware, method, tokens=LONG, layers=None, budget=4096, gamma=None, offload="stream"):
+    """The paper's set-up: its own offloading streams everything; the draft model drafts one token at a time."""
+    draft = "JackFram/llama-68m" if method == "triforce" else "lookup"
+    speculation = Speculation(method=method, draft=draft, budget=budget, gamma1=1, gamma2=gamma)
+    placement = Placement(offload=offload, resident_layers=layers)
+    models = {"draft": KNOWN["Llama-68M"], "acceptance": ACCEPTANCE, "draft_acceptance": LEVEL_1}
+    return make_plan(PlanRequest(model, KNOWN[model], tokens, HARDWARE[hardware], placement, speculation, **models))
+
+
+def request(model="Llama-3.1-8B", gpu="rtx-4090", tokens=131072, placement=None, **speculation):
+    return PlanRequest(
+        model,
+        KNOWN[model],
+        tokens,
+        HARDWARE[gpu],
+        placement or Placement(),
+        Speculation(**({"budget": 4096} | speculation)),
+    )
+
+
+# Published numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "layers", "milliseconds"),
+    [
+        ("Llama-2-7B-128K", "2x-rtx-4090", 12, 840),
+        ("LWM-Text-Chat-128K", "2x-rtx-4090", 12, 840),
+        ("Llama-2-7B-128K", "rtx-4090", 0, 2434),  # the reference keeps nothing on a single GPU
+        ("Llama-2-13B-128K", "2x-rtx-4090", None, 1794),  # how many stay is not published: as many as fit
+    ],
+)
+def test_plain_decoding_with_offloading_takes_the_published_time(model, hardware, layers, milliseconds):
+    plan = published(model, hardware, "ar", layers=layers)
+    assert plan.fits
+    assert plan.plain.tbt.bound == "link"
+    assert plan.plain.tbt.seconds * 1000 == pytest.approx(milliseconds, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "layers", "budget", "gamma", "milliseconds"),
+    [
+        ("Llama-2-7B-128K", "2x-rtx-4090", 9, 12288, 16, 108),
+        ("LWM-Text-Chat-128K", "2x-rtx-4090", 9, 12288, 16, 114),
+        ("Llama-2-7B-128K", "rtx-4090", 0, 8192, 12, 312),
+        ("Llama-2-13B-128K", "2x-rtx-4090", None, 12288, 16, 226),
+    ],
+)
+def test_triforce_with_offloading_takes_the_published_time(model, hardware, layers, budget, gamma, milliseconds):
+    plan = published(model, hardware, "triforce", layers=layers, budget=budget, gamma=gamma)
+    assert plan.fits
+    assert plan.chosen.tbt.bound == "link"
+    assert plan.chosen.tbt.seconds * 1000 == pytest.approx(milliseconds, rel=0.25)
+
+
+def test_the_published_ratio_on_chip():
+    """Within 15 % (the project page gives 54 and 24 ms: a plain step predicted within 15 % too).
+
+    Our cache keeps the mean keys of all chunks of 8, which the reference throws away: this does not fit our A100, and
+    the prediction is of its speed alone.
+    """
+    plan = published("Llama-2-7B-128K", "a100", "triforce", ON_CHIP, budget=4096, gamma=6, offload="none")
+    assert plan.speedup == pytest.approx(2.31, rel=0.15)
+    assert plan.plain.tbt.seconds * 1000 == pytest.approx(54, rel=0.15)
+    assert plan.plain.tbt.bound == "device memory"
+    coarser = replace(plan.request, speculation=replace(plan.request.speculation, chunk=32))
+    assert not plan.fits
+    assert make_plan(coarser).fits
+
+
+def test_more_layers_stay_than_in_the_paper_where_they_fit():
+    assert make_plan(request("Llama-2-7B-128K", "2x-rtx-4090", LONG, method="ar")).placed.resident_layers >= 12
+
+
+# Sums, caps and order ---------------------------------------------------------------------------------------------
+
+MODELS = st.sampled_from([name for name in KNOWN if name != "Llama-68M"])
+REQUESTS = st.builds(
+    PlanRequest,
+    model=st.just("any"),
+    shape=MODELS.map(KNOWN.__getitem__),
+    tokens=st.integers(1, 1 << 20),
+    hardware=st.sampled_from(list(HARDWARE.values())),
+    placement=st.builds(
+        Placement,
+        offload=st.sampled_from(OFFLOADS),
+        memory=st.none() | st.integers(1, 100 * GIB),
+        host_memory=st.none() | st.integers(1, 300 * GIB),
+        resident_layers=st.none() | st.integers(0, 90),
+        host_share=st.none() | st.floats(0, 1),
+        link_gb_s=st.none() | st.floats(0.1, 100),
+    ),
+    speculation=st.builds(
+        Speculation,
+        method=st.sampled_from(["auto", "ar", "lookup", "retrieval", "triforce"]),
+        budget=st.sampled_from([512, 4096, 16384]),
+        chunk=st.sampled_from([8, 16, 64]),
+        gamma2=st.none() | st.integers(1, 32),
+    ),
+    prefill_chunk=st.sampled_from([256, 2048]),
+    itemsize=st.sampled_from([2, 4]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(REQUESTS)
+def test_sums_agree_caps_hold_and_times_are_positive(asked):
+    plan = make_plan(asked)
+    shape, gpus, where = asked.shape, asked.hardware.gpus, plan.placed
+    for tier in (plan.device, plan.host):
+        assert tier.total == sum(tier.parts.values())
+        assert all(size > 0 for size in tier.parts.values())
+        assert tier.missing == 0 or not plan.fits
+        if plan.fits and tier.limit is not None:
+            assert tier.total <= tier.limit
+    if plan.fits and asked.placement.memory is not None:
+        assert plan.device.total <= asked.placement.memory
+    if plan.fits and asked.placement.host_memory is not None:
+        assert plan.host.total <= asked.placement.host_memory
+    kept = {
+        name: plan.device.parts.get(name, 0) * gpus + plan.host.parts.get(name, 0) for name in ("weights", "KV cache")
+    }
+    slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
+    assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
+    assert kept["KV cache"] == pytest.approx(shape.kv_bytes(asked.tokens, asked.itemsize), abs=slack)
+    assert 0 <= where.resident_layers <= shape.layers
+    assert 0 <= where.weight_layers <= shape.layers
+    assert 0 <= plan.host_share <= 1
+    for time in (plan.ttft, plan.plain.tbt, plan.chosen.tbt):
+        assert time.seconds > 0
+        assert time.bound in time.resources
+    assert plan.chosen.gammas[0] <= plan.chosen.gamma2 <= plan.chosen.gammas[1]
+    assert plan == make_plan(asked)
+
+
+@settings(max_examples=25, deadline=None)
+@given(REQUESTS)
+def test_a_faster_link_is_never_slower(asked):
+    asked = replace(asked, placement=replace(asked.placement, link_gb_s=None))
+    faster = replace(asked, hardware=replace(asked.hardware, link=2 * asked.hardware.link))
+    one, other = make_plan(asked), make_plan(faster)
+    for name in ("ttft", "plain", "chosen"):
+        slow, fast = (getattr(plan, name) for plan in (one, other))
+        slow, fast = (getattr(time, "tbt", time).seconds for time in (slow, fast))
+        assert fast <= slow * 1.0101  # draft lengths are chosen to one percent
+
+
+@settings(max_examples=25, deadline=None)
+@given(REQUESTS)
+def test_every_way_out_leads_out(asked):
+    if make_plan(asked).fits:
+        return
+    ways = ways_out(asked, list(HARDWARE.values()))
+    assert len(ways) <= 3
+    assert len({way.text for way in ways}) == len(ways)
+    for way in ways:
+        assert make_plan(way.request).fits, way.text
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_more_memory_never_keeps_less(gpu):
+    kept = [
+        make_plan(request("Llama-3.1-70B", gpu, 32768, Placement(memory=size * GIB))).placed for size in range(8, 96, 8)
+    ]
+    layers = [(one.weight_layers, one.resident_layers) for one in kept]
+    assert layers == sorted(layers)
+
+
+# Decisions --------------------------------------------------------------------------------------------------------
+
+
+def test_what_fits_stays():
+    plan = make_plan(request(gpu="a100"))
+    assert (plan.offload, plan.host.total, plan.placed.resident_layers) == ("none", 0, 32)
+
+
+def test_the_link_and_the_host_share_the_rest():
+    hybrid = make_plan(request())
+    assert hybrid.offload == "hybrid"
+    assert 0 < hybrid.host_share < 1
+    for mode in ("stream", "host"):
+        alone = make_plan(request(placement=Placement(offload=mode)))
+        assert alone.offload == mode
+        assert hybrid.plain.tbt.seconds <= alone.plain.tbt.seconds
+        assert hybrid.chosen.tbt.seconds <= alone.chosen.tbt.seconds
+
+
+def test_weights_go_last():
+    plan = make_plan(request("Llama-2-13B-128K"))
+    assert plan.fits
+    assert 0 < plan.placed.weight_layers < 40
+    assert plan.placed.resident_layers == 0
+    assert plan.host.parts["weights"] > 0
+
+
+def test_prefill_goes_by_layers_where_they_fit():
+    assert make_plan(request("Llama-2-7B-128K", method="ar")).placed.prefill_order == "layers"
+    tight = Placement(memory=15 * GIB)
+    assert make_plan(request("Llama-2-7B-128K", placement=tight, method="ar")).placed.prefill_order == "chunks"
+
+
+def test_what_was_asked_for_is_kept():
+    asked = request(
+        placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25), gamma2=5, method="retrieval"
+    )
+    plan = make_plan(asked)
+    assert (plan.placed.resident_layers, plan.host_share, plan.offload) == (3, 0.25, "hybrid")
+    assert (plan.chosen.method, plan.chosen.gamma2, plan.chosen.gammas) == ("retrieval", 5, (5, 5))
+
+
+def test_a_refusal_has_the_numbers_and_the_cheapest_ways_out():
+    plan = make_plan(request("Llama-2-7B-128K", placement=Placement(offload="none")))
+    assert not plan.fits
+    assert plan.shortage().startswith("131,072 tokens do not fit: needs 83.")
+    assert "KV cache 64.00" in plan.shortage()
+    with pytest.raises(OutOfMemory, match=r"23\.28 GiB may be used"):
+        plan.require_fit()
+    assert ways_out(plan.request)[0].text.startswith("--offload auto")
+    host = make_plan(request("Llama-2-7B-128K", placement=Placement(host_memory=30 * GIB)))
+    texts = [way.text for way in ways_out(host.request, list(HARDWARE.values()))]
+    assert any(text.startswith("--host-memory ") for text in texts)
+    assert any("tokens or fewer" in text for text in texts)
+
+
+def test_too_many_resident_layers_are_refused_with_the_right_number():
+    asked = request("Llama-2-7B-128K", placement=Placement(resident_layers=20), method="ar")
+    (way, *_) = ways_out(asked)
+    assert way.text == f"--resident-layers {place(way.request).resident_layers}"
+
+
+def test_a_cpu_keeps_everything_unless_its_memory_is_divided():
+    cpu = replace(HARDWARE["cpu"], memory=16 * GIB, host_memory=16 * GIB)
+    asked = replace(request("SmolLM2-135M", tokens=8192, budget=1024), hardware=cpu)
+    assert make_plan(asked).offload == "none"
+    divided = make_plan(replace(asked, placement=Placement(offload="stream", resident_layers=0)))
+    assert (divided.fits, divided.offload, divided.placed.resident_layers) == (True, "stream", 0)
+    slow = replace(divided.request.hardware, link=0.25e9)
+    linked = make_plan(replace(divided.request, hardware=slow))
+    assert linked.plain.tbt.bound == "link"
+    assert linked.speedup > 2
+
+
+def test_an_unknown_gpu_is_refused():
+    bare = profiles.Profile("mine", "", "cuda", 1)
+    with pytest.raises(SettingsError, match="profile mine does not say"):
+        describe(bare)
+
+
+@pytest.mark.parametrize(("tokens", "budget"), [(1, 1024), (8192, 1024), (65536, 2048), (131072, 4096), (127000, 4096)])
+def test_the_suggested_budget_is_three_percent(tokens, budget):
+    assert suggested_budget(tokens) == budget
+
+
+def test_the_flags_of_a_plan_stand_for_it():
+    """Weights on the host and a short context, whose KV stays: `--offload none` would ask for the weights too."""
+    asked = request("Llama-2-13B-128K", tokens=512, placement=Placement(memory=12 * GIB))
+    plan = make_plan(asked)
+    assert (plan.offload, plan.fits) == ("none", True)
+    assert plan.placed.weight_layers < 40
+    flags = flags_of(plan)
+    assert flags[flags.index("--offload") + 1] == "auto"
+    assert flags[flags.index("--memory") + 1] == "12GiB"
+    hybrid = flags_of(make_plan(request(placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25))))
+    assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.250"]
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(0, 10**12))
+def test_bars_are_as_long_as_their_sum(sizes, free):
+    whole = sum(sizes) + free
+    drawn = bar(sizes, whole, "abcdefg")
+    assert len(drawn) == WIDTH
+    assert len(drawn.rstrip(".")) == round(WIDTH * sum(sizes) / whole)
+    for size, mark in zip(sizes, "abcdefg", strict=False):
+        assert abs(drawn.count(mark) - WIDTH * size / whole) <= 1
