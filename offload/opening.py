@@ -23,6 +23,7 @@ from .operations import Operations, check_kernel, choose_operations
 from .parts import retrieval_bytes
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .text import Tokenizer
+from .tiers import Spread, TierSettings
 from .weights import Progress, check_tensors, load_model
 
 
@@ -109,12 +110,13 @@ class OpenModel:
         free = available(self.device)
         check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))
 
-    def load(self, progress: Progress = lambda done, total: None) -> Engine:
-        """Read the weights."""
+    def load(self, progress: Progress = lambda done, total: None, tiers: TierSettings | None = None) -> Engine:
+        """Read the weights. `tiers` says how the full KV cache is spread, where it does not stay on the device."""
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         model, draft = (self._load(checkpoint, progress) for checkpoint in (self.checkpoint, self.draft))
-        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft)
+        spread = None if tiers is None else Spread(model.operations, self.device, tiers)
+        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, spread)
 
     def _load(self, checkpoint: Checkpoint | None, progress: Progress) -> Model | None:
         if checkpoint is None:

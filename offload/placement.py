@@ -178,10 +178,8 @@ def _fixed(request: PlanRequest) -> dict[str, int]:
 
 
 def _is_all_one(request: PlanRequest) -> bool:
-    """On a CPU whose memory nobody has divided, there is nothing to move."""
-    placement = request.placement
-    undivided = placement.offload == "auto" and placement.memory is None and placement.resident_layers is None
-    return request.hardware.shared and undivided
+    """On a CPU, device and host are the same memory, and there is nothing to move; but for a link that is simulated."""
+    return request.hardware.shared and request.placement.link_gb_s is None
 
 
 def _counts(request: PlanRequest, parts: _Parts, limit: int | None) -> tuple[int, int]:
@@ -190,9 +188,11 @@ def _counts(request: PlanRequest, parts: _Parts, limit: int | None) -> tuple[int
     A number of resident layers that was asked for is kept even where it does not fit: the plan then says so.
     """
     layers, asked = request.shape.layers, request.placement.resident_layers
-    wanted = layers if asked is None else min(asked, layers)
     if request.placement.offload == "none" or _is_all_one(request):
         return layers, layers
+    wanted = layers if asked is None else min(asked, layers)
+    if request.hardware.shared and asked is None and request.placement.memory is None:
+        wanted = 0  # a link is simulated to be seen at work
     if limit is None or parts.fit(layers, wanted, limit):
         return layers, wanted
     for kv in range(wanted, -1, -1) if asked is None else ():

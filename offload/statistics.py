@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .events import Event, LevelStatistics, Prefilled, Speculated, Tokens
+from .events import Event, LevelStatistics, Prefilled, Speculated, Tokens, Transferred
 
 FULL = "full"  # the verifier whose distribution is what comes out
 
@@ -38,6 +38,8 @@ class Summary:
     tokens_per_verification: float | None = None
     acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
     time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
+    link_bytes: int | None = None  # that went between host memory and the device; None where nothing does
+    link_utilisation: float | None = None  # the share of the time in which the link was busy
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if it was asked for
 
 
@@ -56,6 +58,7 @@ class Meter:
         self._first_run = 0  # tokens in the first event
         self.gaps: list[float] = []  # time between tokens, one for each token after the first event
         self.speculated: Speculated | None = None  # the latest
+        self.transferred: Transferred | None = None
 
     def observe(self, event: Event) -> None:
         """Take note of an event, at the time of this call."""
@@ -65,6 +68,8 @@ class Meter:
             self._count(len(event.ids), self._clock())
         elif isinstance(event, Speculated):
             self.speculated = event
+        elif isinstance(event, Transferred):
+            self.transferred = event
 
     def _count(self, tokens: int, now: float) -> None:
         if self._last_at is None:
@@ -90,6 +95,12 @@ class Meter:
         return _rate(self.new_tokens - self._first_run, self._last_at - self._first_at)
 
     @property
+    def link_utilisation(self) -> float | None:
+        """The share of the time since the beginning in which the link was busy; None where there is none."""
+        took = self._clock() - self._start
+        return None if self.transferred is None or took <= 0 else min(self.transferred.busy_s / took, 1.0)
+
+    @property
     def levels(self) -> tuple[LevelStatistics, ...]:
         """What each drafter did for each verifier so far."""
         return () if self.speculated is None else self.speculated.levels
@@ -113,6 +124,8 @@ class Meter:
             tokens_per_verification=_rate(self.new_tokens, verifications(self.levels)),
             acceptance=acceptance(self.levels),
             time_share=time_share(self.levels),
+            link_bytes=None if self.transferred is None else self.transferred.bytes,
+            link_utilisation=self.link_utilisation,
             **facts,
         )
 

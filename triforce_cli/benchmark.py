@@ -20,11 +20,13 @@ from offload.events import Prefilled, Tokens
 from offload.levels import has_draft_model
 from offload.opening import OpenModel, open_model
 from offload.statistics import Meter
+from offload.tiers import TierSettings
 
 from .comparison import Comparison, Measured, Sample
 from .dry_run import tell_dry_run
 from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
+from .following import tiers_for
 from .machine import processor
 from .methods import BASE, speculations
 from .plotting import plot as draw
@@ -56,6 +58,7 @@ class _Job:
     ids: list[int]
     sampling: Sampling
     speculations: dict[str, Speculation]
+    tiers: TierSettings | None
 
     @property
     def config(self) -> GenerationConfig:
@@ -78,7 +81,7 @@ def run_benchmark(
 
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading(f"loading {plan.settings.engine.model}")
-        engine = job.opened.load().without_end()
+        engine = job.opened.load(tiers=job.tiers).without_end()
         measured = [Measured(name, _memory(job, settings)) for name, settings in job.speculations.items()]
         interrupted, prefill_s = False, None
         try:
@@ -118,11 +121,15 @@ def _check(plan: Plan, terminal: Terminal, quiet: bool, dry_run: bool) -> _Job:
     ids = _first_tokens(opened.tokenizer.encode(plan.text, special_tokens=True), plan.context)
     opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
     sampling = settings.sampling(opened.sampling)
-    job = _Job(plan, opened, ids, sampling, methods)
-    limit = settings.memory_limit(opened.device.type)
-    for method in () if dry_run else methods.values():
-        replace(opened, speculation=method).check_fit(len(ids) + job.config.max_new_tokens, limit)
-    return job
+    tokens = len(ids) + settings.generation.max_new_tokens
+    found = [
+        tiers_for(replace(opened, speculation=method), replace(settings, speculation=method), tokens)
+        for method in (() if dry_run else methods.values())
+    ]
+    spread = [tiers for tiers in found if tiers is not None]
+    # All methods on one placement: that of the one which leaves least room for resident layers.
+    tiers = min(spread, key=lambda each: each.resident_layers, default=None)
+    return _Job(plan, opened, ids, sampling, methods, tiers)
 
 
 def _first_tokens(ids: list[int], wanted: int | None) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 
 from offload.memory import available
 from offload.opening import OpenModel
+from offload.placement import PlanRequest
 from offload.resources import Hardware, describe
 from offload.system import cores, free_host_memory
 
@@ -18,12 +19,16 @@ from .terminal import Terminal
 
 def tell_dry_run(opened: OpenModel, settings: Settings, tokens: int, terminal: Terminal, json: bool) -> int:
     """What would lie where for a sequence of `tokens`, and how fast it would be; exit code 1 if it does not fit."""
-    hardware = this_machine(opened.device, settings)
-    draft = opened.draft.shape if opened.draft is not None else None
-    request = request_for(settings, opened.checkpoint.shape, tokens, hardware, draft)
-    request = replace(request, itemsize=opened.dtype.itemsize)
-    plan, ways = plan_with_ways(request)
+    plan, ways = plan_with_ways(request_of(opened, settings, tokens))
     return tell(plan, ways, terminal, None, json)
+
+
+def request_of(opened: OpenModel, settings: Settings, tokens: int) -> PlanRequest:
+    """What a plan is asked for a sequence of `tokens` on this machine."""
+    draft = opened.draft.shape if opened.draft is not None else None
+    hardware = this_machine(opened.device, settings)
+    request = request_for(settings, opened.checkpoint.shape, tokens, hardware, draft)
+    return replace(request, itemsize=opened.dtype.itemsize)
 
 
 def this_machine(device: torch.device, settings: Settings) -> Hardware:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from offload.events import Event, Finished, Text, Tokens
 from offload.opening import OpenModel, open_model
 from offload.statistics import Meter, Summary
 from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
+from offload.tiers import TierSettings
 
 from .dry_run import tell_dry_run
 from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
+from .following import tiers_for
 from .progress import RunFacts
 from .render import JsonRenderer, Renderer, TextRenderer
 from .settings import Settings, refuse_unverifiable
@@ -60,12 +63,16 @@ class _Job:
     ids: list[int]
     sampling: Sampling
     new_tokens: int
+    tiers: TierSettings | None
 
     @property
     def facts(self) -> RunFacts:
         settings = self.request.settings
         context, seed = self.opened.checkpoint.shape.context, settings.generation.seed
-        return RunFacts(settings.engine.model, settings.speculation.method, context, len(self.ids), seed or 0)
+        model, method = settings.engine.model, settings.speculation.method
+        on_gpu = self.opened.device.type == "cuda"
+        in_use = partial(torch.cuda.memory_allocated, self.opened.device) if on_gpu else None
+        return RunFacts(model, method, context, len(self.ids), seed or 0, in_use)
 
     def summary_facts(self) -> dict[str, Any]:
         settings = self.request.settings
@@ -127,9 +134,8 @@ def _check(request: Request, terminal: Terminal, quiet: bool) -> _Job:
     ids = _encode(opened.tokenizer, request)
     exact = "max_new_tokens" in settings.values
     new_tokens = opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact)
-    if not request.dry_run:
-        opened.check_fit(len(ids) + new_tokens, settings.memory_limit(opened.device.type))
-    return _Job(request, opened, ids, sampling, new_tokens)
+    tiers = None if request.dry_run else tiers_for(opened, settings, len(ids) + new_tokens)
+    return _Job(request, opened, ids, sampling, new_tokens, tiers)
 
 
 def _encode(tokenizer: Tokenizer, request: Request) -> list[int]:
@@ -150,7 +156,7 @@ def _tell_settings(job: _Job, terminal: Terminal) -> None:
 def _generate(job: _Job, renderer: Renderer) -> int:
     settings = job.request.settings
     renderer.loading(f"loading {settings.engine.model}")
-    engine = job.opened.load()
+    engine = job.opened.load(tiers=job.tiers)
     renderer.start(job.facts)
     meter = Meter(len(job.ids))
     config = replace(settings.generation, max_new_tokens=job.new_tokens)

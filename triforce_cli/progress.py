@@ -19,7 +19,7 @@ from offload.statistics import Meter, tokens_per_verification
 
 from .status import StatusLine
 from .terminal import Terminal
-from .wording import percent
+from .wording import percent, size
 
 _PREFILL_TEXT = 56  # columns that all but the bar take: "prefill 104,000/104,000 tokens 1,234/s · 12:34 left"
 _ONE_LINE = Column(no_wrap=True)
@@ -34,6 +34,7 @@ class RunFacts:
     context: int
     prompt_tokens: int
     seed: int
+    device_memory: Callable[[], int] | None = None  # bytes in use on a GPU, where the model runs on one
 
 
 class ProgressDisplay:
@@ -126,7 +127,8 @@ class ProgressDisplay:
             _Part(f"{rate:.1f}/s" if rate else "…/s", "cyan"),
             *_speculation(facts.method, meter),
             _Part(f"context {facts.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", rank=2),
-            _Part(f"{psutil.Process().memory_info().rss / GIB:.1f} GiB", "dim", rank=3),
+            *_link(meter),
+            *_memory(facts),
         ]
         return _fitted(parts, self._terminal.size()[0] - 1)
 
@@ -163,6 +165,20 @@ def _speculation(method: str, meter: Meter) -> list[_Part]:
     rates = [f"{name} {percent(row.acceptance)}" for name, row in zip(said, judged, strict=True)]
     brings = f"{tokens_per_verification(meter.levels):.1f}/verification"
     return [_Part(method), _Part(", ".join(rates)), _Part(brings)]
+
+
+def _link(meter: Meter) -> list[_Part]:
+    """What went over the link, and how much of the time it was busy."""
+    if meter.transferred is None:
+        return []
+    return [_Part(f"link {size(meter.transferred.bytes)} {percent(meter.link_utilisation or 0.0)}", rank=3)]
+
+
+def _memory(facts: RunFacts) -> list[_Part]:
+    host = f"{psutil.Process().memory_info().rss / GIB:.1f} GiB"
+    if facts.device_memory is None:
+        return [_Part(host, "dim", rank=4)]
+    return [_Part(f"device {facts.device_memory() / GIB:.1f} GiB, host {host}", "dim", rank=4)]
 
 
 def _column(template: str) -> TextColumn:

@@ -17,6 +17,8 @@ def statistics_line(summary: Summary) -> str:
         tail = f" (p95 {milliseconds(summary.tbt_p95_s)})" if summary.tbt_p95_s is not None else ""
         parts.append(f"TBT {milliseconds(summary.tbt_median_s)} ms{tail}")
     parts += _speculation(summary)
+    if summary.link_bytes is not None:
+        parts.append(f"link {size(summary.link_bytes)}, busy {percent(summary.link_utilisation or 0.0)}")
     parts.append(summary.finish_reason)
     if summary.seed is not None:
         parts.append(f"seed {summary.seed}")
@@ -54,6 +56,11 @@ def _prefill(summary: Summary) -> str:
 def _decode(summary: Summary) -> str:
     text = counted(summary.new_tokens, "token")
     return text if summary.tokens_per_s is None else f"{text} at {summary.tokens_per_s:.1f}/s"
+
+
+def size(count: int) -> str:
+    """Bytes as data sheets give them: `12.3 GB`."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def counted(count: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from ..shape import ModelShape
 from .balance import Balance
 from .forms import BlockForm, Form, PlainForm
 from .host import HostAttention
-from .link import Link
+from .link import Link, SimulatedLink
 from .staging import Ring
 from .store import TieredStore, Tiers
 
@@ -33,7 +33,8 @@ class TierSettings:
 
     `mode` is stream, host or hybrid; `share` the host's part, None for what makes both end together; `piece` in tokens,
     None for what suits the model; `by_layers`: prompts are read layer by layer, so that nothing is read back;
-    `host_bandwidth`, in bytes a second, slows the host down, for experiments.
+    `link_gb_s` simulates a link of so many 10^9 bytes a second, for a device that has none; `host_bandwidth`, in bytes
+    a second, slows the host down, for experiments.
     """
 
     mode: str = "stream"
@@ -43,6 +44,7 @@ class TierSettings:
     buffers: int = 2
     overlap: bool = True
     by_layers: bool = True
+    link_gb_s: float | None = None
     host_bandwidth: float | None = None
 
 
@@ -51,12 +53,14 @@ class Spread:
 
     Args:
         operations: the model's, for the resident layers.
-        link: None for the device's own; the CPU has none.
+        link: None for the one that the settings name, or the device's own.
     """
 
-    def __init__(self, operations: Operations, device: torch.device, settings: TierSettings, link: Link | None) -> None:
+    def __init__(
+        self, operations: Operations, device: torch.device, settings: TierSettings, link: Link | None = None
+    ) -> None:
         self.settings = settings
-        self.link = link or _link_of(device)
+        self.link = link or _link_of(device, settings.link_gb_s)
         self._operations, self._device = operations, device
 
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> TieredStore:
@@ -95,7 +99,9 @@ def _form(shape: ModelShape, piece: int, dtype: torch.dtype, operations: Operati
     return PlainForm(shape, piece) if kernel is None else BlockForm(shape, piece, kernel)
 
 
-def _link_of(device: torch.device) -> Link:
+def _link_of(device: torch.device, simulated: float | None) -> Link:
+    if simulated is not None:
+        return SimulatedLink(simulated * 1e9)
     assert device.type == "cuda", "a CPU has no link but a simulated one"
     from .cuda import CudaLink
 

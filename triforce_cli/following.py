@@ -1,0 +1,46 @@
+"""From the plan of a request to how its KV cache is spread, before anything is loaded."""
+
+from __future__ import annotations
+
+from offload.errors import OutOfMemory, SettingsError
+from offload.opening import OpenModel
+from offload.plan import Plan
+from offload.tiers import TierSettings
+
+from .dry_run import request_of
+from .planning import hint, plan_with_ways
+from .settings import Settings
+
+
+def tiers_for(opened: OpenModel, settings: Settings, tokens: int) -> TierSettings | None:
+    """How the KV cache of a sequence of `tokens` is spread; None where all of it stays on the device.
+
+    Raises OutOfMemory with the numbers and what would fit, SettingsError for tiers that this machine has not.
+    """
+    placement = settings.placement
+    if opened.device.type == "cpu" and placement.link_gb_s is None:
+        if placement.offload not in ("auto", "none"):
+            raise SettingsError(
+                f"--offload {placement.offload} moves KV to a device, and this one is the CPU",
+                "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
+            )
+        opened.check_fit(tokens, settings.memory_limit("cpu"))
+        return None
+    if opened.device.type != "cpu" and placement.link_gb_s is not None:
+        raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
+    plan, ways = plan_with_ways(request_of(opened, settings, tokens))
+    plan.require_fit(hint(ways))
+    return None if plan.offload == "none" else _settings(plan, placement.host_share)
+
+
+def _settings(plan: Plan, share: float | None) -> TierSettings:
+    where, placement = plan.placed, plan.request.placement
+    if where.weight_layers < plan.request.shape.layers:
+        raise OutOfMemory("the weights do not fit the device", "use a smaller model, or one with --dtype bfloat16")
+    return TierSettings(
+        mode=plan.offload if placement.offload == "auto" else placement.offload,
+        resident_layers=where.resident_layers,
+        share=share,
+        by_layers=where.prefill_order == "layers",
+        link_gb_s=placement.link_gb_s,
+    )
