@@ -50,6 +50,12 @@ class TorchLinear:
     def rows(self, ids: Tensor) -> Tensor:
         return self._weight[ids]
 
+    def tensors(self) -> list[Tensor]:
+        return [self._weight] if self._bias is None else [self._weight, self._bias]
+
+    def over(self, tensors: list[Tensor]) -> TorchLinear:
+        return TorchLinear(*tensors)
+
     def _product(self, x: Tensor) -> Tensor:
         if self._native or x.shape[0] < UPCAST_ROWS:
             return F.linear(x, self._weight, self._bias)

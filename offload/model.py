@@ -5,7 +5,7 @@ Rows are flat: `[tokens, hidden]`, whatever they are rows of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +41,12 @@ class Model:
         shape: ModelShape,
         operations: Operations,
         embedding: Callable[[Tensor], Tensor],
-        layers: list[Layer],
+        layers: Iterable[Layer],
         norm: Tensor,
         head: Linear,
     ) -> None:
-        """`embedding` gives the rows of token ids: `[tokens]` -> `[tokens, hidden]`."""
+        """`embedding` gives the rows of token ids: `[tokens]` -> `[tokens, hidden]`; a layer of `layers` need be there
+        only from when it is asked for until the next one is."""
         self.shape = shape
         self.operations = operations
         self._embedding = embedding

@@ -23,7 +23,7 @@ from .operations import Operations, check_kernel, choose_operations
 from .parts import retrieval_bytes
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .text import Tokenizer
-from .tiers import Spread, TierSettings
+from .tiers import Spread, TierSettings, WeightTier, make_link
 from .weights import Progress, check_tensors, load_model
 
 
@@ -114,14 +114,18 @@ class OpenModel:
         """Read the weights. `tiers` says how the full KV cache is spread, where it does not stay on the device."""
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
-        model, draft = (self._load(checkpoint, progress) for checkpoint in (self.checkpoint, self.draft))
-        spread = None if tiers is None else Spread(model.operations, self.device, tiers)
+        link = weights = None
+        if tiers is not None:
+            link = make_link(self.device, tiers.link_gb_s)
+            weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
+        model, draft = self._load(self.checkpoint, progress, weights), self._load(self.draft, progress)
+        spread = None if tiers is None else Spread(model.operations, self.device, tiers, link)
         return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, spread)
 
-    def _load(self, checkpoint: Checkpoint | None, progress: Progress) -> Model | None:
+    def _load(self, checkpoint: Checkpoint | None, progress: Progress, tier: WeightTier | None = None) -> Model | None:
         if checkpoint is None:
             return None
-        return load_model(checkpoint, self.dtype, self.device, progress, self._operations(checkpoint))
+        return load_model(checkpoint, self.dtype, self.device, progress, self._operations(checkpoint), tier)
 
     def _operations(self, checkpoint: Checkpoint) -> Operations:
         """Each model has its own: they keep the memory of their results. Raises SettingsError."""

@@ -32,6 +32,14 @@ class Linear(Protocol):
         """Rows of W, `[len(ids), in]`: an embedding shares its table with the output head."""
         ...
 
+    def tensors(self) -> list[Tensor]:
+        """What it consists of."""
+        ...
+
+    def over(self, tensors: list[Tensor]) -> Linear:
+        """The same linear in other memory, to which what it consists of is copied."""
+        ...
+
 
 class Operations(Protocol):
     """The parts of a layer. A result may be overwritten by the next call of the same operation."""

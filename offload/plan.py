@@ -88,11 +88,11 @@ class Plan:
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"
 
 
 def _listed(tier: Tier) -> str:
-    return ", ".join(f"{name} {size / GIB:.2f}" for name, size in tier.parts.items())
+    return ", ".join(f"{name} {_gib(size)}" for name, size in tier.parts.items())
 
 
 def make_plan(request: PlanRequest) -> Plan:

@@ -12,6 +12,7 @@ from .errors import CheckpointError
 from .model import Layer, Model
 from .operations import Linear, Operations, TorchOperations
 from .shape import ModelShape
+from .tiers import StreamedLayers, WeightTier
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
 
@@ -60,8 +61,12 @@ def load_model(
     device: torch.device,
     progress: Progress,
     operations: Operations | None = None,
+    tier: WeightTier | None = None,
 ) -> Model:
-    """Read the weights of a checkpoint that `check_tensors` has passed; they are used by `operations` (torch's)."""
+    """Read the weights of a checkpoint that `check_tensors` has passed; they are used by `operations` (torch's).
+
+    `tier` says which layers' weights do not stay on the device.
+    """
     shape, do = checkpoint.shape, operations or TorchOperations()
     with checkpoint.tensors() as read:
         place = _Placer(read, dtype, device, do)
@@ -69,10 +74,15 @@ def load_model(
         head = do.linear(table if shape.tied_embeddings else place.stacked("lm_head.weight"))
         embedding = head.rows if shape.tied_embeddings else table.__getitem__
         del table  # shared or not: a tied one lives in the head's layout alone
-        layers = []
+        resident = shape.layers if tier is None else min(tier.resident, shape.layers)
+        outside = _Placer(read, dtype, torch.device("cpu"), do)
+        loaded = []
         for index in range(shape.layers):
-            layers.append(_load_layer(place, shape, f"model.layers.{index}."))
+            loaded.append(_load_layer(place if index < resident else outside, shape, f"model.layers.{index}."))
             progress(index + 1, shape.layers)
+        layers = loaded
+        if resident < shape.layers:
+            layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
         return Model(shape, do, embedding, layers, place.stacked("model.norm.weight"), head)
 
 

@@ -46,7 +46,7 @@ class Bench:
         self.prompt = opened.tokenizer.encode(args.text.read_text("utf-8"), special_tokens=True)[: args.prompt_tokens]
         self.dtype = loaded.model.dtype
         self.place("stream")
-        self.decode("ar", 64)  # reads the prompt; makes room for what the measurements will add
+        self.decode("ar", args.new)  # reads the prompt; makes room for what the measurements will add
 
     @property
     def tiers(self):
@@ -95,7 +95,7 @@ def speculation(bench: Bench, args: argparse.Namespace) -> dict:
     rows = {"ar": {"ms": 1e3 * seconds, "speedup": 1.0, "same": True}}
     print(f"speculation, {args.bandwidth} GB/s: ar {1e3 * seconds:.0f} ms a token", flush=True)
     for method in args.methods:
-        runs = [bench.decode(method, args.new, budget=args.budget) for _ in range(args.repeats)]
+        runs = [bench.decode(method, args.new, budget=args.budget, gamma2=args.gamma2) for _ in range(args.repeats)]
         found, took = runs[0][0], statistics.median(run[1] for run in runs)
         same = all(run[0] == plain for run in runs)
         rows[method] = {"ms": 1e3 * took, "speedup": seconds / took, "same": same}
@@ -154,9 +154,10 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--text", type=Path, default=ROOT / "examples" / "frankenstein.txt")
     parser.add_argument("--prompt-tokens", type=int, default=8000)
-    parser.add_argument("--new", type=int, default=64, help="tokens of a run of `speculation`; at most 64")
+    parser.add_argument("--new", type=int, default=128, help="tokens of a run of `speculation`")
     parser.add_argument("--bandwidth", type=float, default=0.25, help="GB/s")
     parser.add_argument("--budget", type=int, default=1024)
+    parser.add_argument("--gamma2", type=int, help="tokens drafted for a verification; adaptive if left out")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--experiment", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))

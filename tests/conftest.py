@@ -1,6 +1,8 @@
 """Fixtures shared by the tests: a tiny model in a folder, and the embedded model where a test asks for it."""
 
+import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tiny import make_hf_model, make_tokenizer
 
 from offload.native import LEVELS, Kernel, KernelUnavailable, find_kernel
 from offload.native.library import open_library
+from triforce_cli.app import run
 
 
 @pytest.fixture(scope="session")
@@ -80,3 +83,22 @@ def written(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def triforce_here(tiny_model_dir, tmp_path, monkeypatch, capsys):
+    """In this process: `triforce_here("generate", "hi") -> (exit code, stdout, stderr)`, on one thread."""
+    before = torch.get_num_threads()
+    for name in ("METHOD", "DRAFT", "SEED", "PROFILE", "COLOR"):
+        monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
+    chosen = {"HOME": tmp_path / "home", "MODEL": tiny_model_dir, "DEVICE": "cpu", "DTYPE": "float32", "THREADS": 1}
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
+
+    def call(*args):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        code = run([str(arg) for arg in args])
+        return code, *capsys.readouterr()
+
+    yield call
+    torch.set_num_threads(before)

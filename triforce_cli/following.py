@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offload.errors import OutOfMemory, SettingsError
+from offload.errors import SettingsError
 from offload.opening import OpenModel
 from offload.plan import Plan
 from offload.tiers import TierSettings
@@ -30,17 +30,18 @@ def tiers_for(opened: OpenModel, settings: Settings, tokens: int) -> TierSetting
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     plan, ways = plan_with_ways(request_of(opened, settings, tokens))
     plan.require_fit(hint(ways))
-    return None if plan.offload == "none" else _settings(plan, placement.host_share)
+    everything = plan.offload == "none" and plan.placed.weight_layers == plan.request.shape.layers
+    return None if everything else _settings(plan, placement.host_share)
 
 
 def _settings(plan: Plan, share: float | None) -> TierSettings:
     where, placement = plan.placed, plan.request.placement
-    if where.weight_layers < plan.request.shape.layers:
-        raise OutOfMemory("the weights do not fit the device", "use a smaller model, or one with --dtype bfloat16")
+    mode = plan.offload if placement.offload == "auto" else placement.offload
     return TierSettings(
-        mode=plan.offload if placement.offload == "auto" else placement.offload,
+        mode="stream" if mode == "none" else mode,
         resident_layers=where.resident_layers,
         share=share,
         by_layers=where.prefill_order == "layers",
+        weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
         link_gb_s=placement.link_gb_s,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import torch
@@ -65,6 +66,14 @@ class NativeLinear:
 
     def rows(self, ids: Tensor) -> Tensor:
         return weight_rows(self._weight, ids)
+
+    def tensors(self) -> list[Tensor]:
+        return [self._weight] if self._bias is None else [self._weight, self._bias]
+
+    def over(self, tensors: list[Tensor]) -> NativeLinear:
+        other = copy.copy(self)
+        other._weight, other._bias = tensors if len(tensors) == 2 else (tensors[0], None)
+        return other
 
 
 def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -2,5 +2,16 @@
 
 from .build import Spread, TierSettings
 from .link import LinkStatistics, SimulatedLink, TransferFailed
+from .memory import make_link
+from .weights import StreamedLayers, WeightTier
 
-__all__ = ["LinkStatistics", "SimulatedLink", "Spread", "TierSettings", "TransferFailed"]
+__all__ = [
+    "LinkStatistics",
+    "SimulatedLink",
+    "Spread",
+    "StreamedLayers",
+    "TierSettings",
+    "TransferFailed",
+    "WeightTier",
+    "make_link",
+]

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from ..native import KernelUnavailable, find_kernel
-from ..native.blocks import host_memory
 from ..native.operations import why_not
 from ..operations import Operations
 from ..parts import piece_tokens
 from ..shape import ModelShape
+from ..store import Store
 from .balance import Balance
 from .forms import BlockForm, Form, PlainForm
 from .host import HostAttention
-from .link import Link, SimulatedLink
+from .link import Link
+from .memory import allocator, make_link
 from .staging import Ring
 from .store import TieredStore, Tiers
 
 _SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
-
-Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,8 @@ class TierSettings:
 
     `mode` is stream, host or hybrid; `share` the host's part, None for what makes both end together; `piece` in tokens,
     None for what suits the model; `by_layers`: prompts are read layer by layer, so that nothing is read back;
-    `link_gb_s` simulates a link of so many 10^9 bytes a second, for a device that has none; `host_bandwidth`, in bytes
-    a second, slows the host down, for experiments.
+    `weight_layers` keep their weights on the device, None for all; `link_gb_s` simulates a link of so many 10^9 bytes a
+    second, for a device that has none; `host_bandwidth`, in bytes a second, slows the host down, for experiments.
     """
 
     mode: str = "stream"
@@ -44,6 +41,7 @@ class TierSettings:
     buffers: int = 2
     overlap: bool = True
     by_layers: bool = True
+    weight_layers: int | None = None
     link_gb_s: float | None = None
     host_bandwidth: float | None = None
 
@@ -60,14 +58,16 @@ class Spread:
         self, operations: Operations, device: torch.device, settings: TierSettings, link: Link | None = None
     ) -> None:
         self.settings = settings
-        self.link = link or _link_of(device, settings.link_gb_s)
+        self.link = link or make_link(device, settings.link_gb_s)
         self._operations, self._device = operations, device
 
-    def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> TieredStore:
+    def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
         """An empty store for a sequence of up to `capacity` tokens."""
         settings, device = self.settings, self._device
+        if settings.resident_layers >= shape.layers:
+            return self._operations.new_store(shape, capacity, dtype, device)
         form = _form(shape, settings.piece or piece_tokens(shape, dtype.itemsize), dtype, self._operations, device)
-        resident_layers = min(settings.resident_layers, shape.layers)
+        resident_layers = settings.resident_layers
         away, pieces = shape.layers - resident_layers, -(-capacity // form.tokens)
         resident = None
         if resident_layers:
@@ -84,7 +84,7 @@ class Spread:
                 resident=resident,
                 resident_layers=resident_layers,
                 near=lambda tokens: self._operations.new_store(shape, tokens, dtype, device),
-                pieces=_host_memory_of(device)((away, pieces, form.numbers), dtype),
+                pieces=allocator(device)((away, pieces, form.numbers), dtype),
                 open=torch.empty((away, 2, form.numbers), dtype=dtype, device=device),
             )
         return TieredStore(shape, tiers)
@@ -97,20 +97,3 @@ def _form(shape: ModelShape, piece: int, dtype: torch.dtype, operations: Operati
         with contextlib.suppress(KernelUnavailable):
             kernel = find_kernel()
     return PlainForm(shape, piece) if kernel is None else BlockForm(shape, piece, kernel)
-
-
-def _link_of(device: torch.device, simulated: float | None) -> Link:
-    if simulated is not None:
-        return SimulatedLink(simulated * 1e9)
-    assert device.type == "cuda", "a CPU has no link but a simulated one"
-    from .cuda import CudaLink
-
-    return CudaLink(device)
-
-
-def _host_memory_of(device: torch.device) -> Allocate:
-    if device.type != "cuda":
-        return host_memory
-    from .cuda import pinned_memory
-
-    return pinned_memory

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..errors import TriforceError
@@ -105,7 +106,7 @@ class SimulatedLink:
         for target, source in pairs:
             assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
             if self._poison:
-                target.fill_(float("nan"))
+                target.view(torch.uint8).fill_(255)  # in every floating-point type no number
         job = _Job(pairs)
         self._jobs.put(job)
         return job

@@ -1,0 +1,68 @@
+"""Tiers on the command line: generate and bench follow the plan, and say the same as without it."""
+
+import json
+
+import pytest
+
+PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a piece has
+GREEDY = ("--raw", "-n", "24", "--temperature", "0")
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        ("--offload", "stream"),
+        ("--offload", "hybrid", "--resident-layers", "1"),
+        ("--offload", "host"),
+        ("--offload", "hybrid", "--host-share", "0.5", "--method", "retrieval", "--budget", "64"),
+        (
+            "--memory",
+            "460KiB",
+        ),  # less than the weights
+    ],
+    ids=" ".join,
+)
+def test_any_placement_says_the_same(triforce_here, placement):
+    code, plain, _ = triforce_here("generate", PROMPT, *GREEDY)
+    assert code == 0
+    code, out, err = triforce_here("generate", PROMPT, *GREEDY, "--link", "5", *placement)
+    assert (code, out) == (0, plain), err
+    assert " · link " in err
+
+
+def test_what_went_over_the_link_is_in_the_summary(triforce_here):
+    for args, has_link in (((), False), (("--link", "5", "--offload", "stream"), True)):
+        _, out, _ = triforce_here("generate", PROMPT, *GREEDY, *args, "--json")
+        done = json.loads(out.splitlines()[-1])
+        assert (done["link_bytes"] is not None) is has_link
+        if has_link:
+            assert done["link_bytes"] > 0 and 0 < done["link_utilisation"] <= 1
+
+
+def test_bench_compares_on_one_placement(triforce_here):
+    args = ("--methods", "lookup,retrieval", "--budget", "64", "--new", "12", "--repeats", "1", "--temperature", "0")
+    code, out, err = triforce_here("bench", PROMPT, *args, "--link", "5", "--offload", "stream", "--json")
+    assert code == 0, err
+    assert {row["method"] for row in json.loads(out)["methods"]} == {"ar", "lookup", "retrieval"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--offload", "stream"), "this one is the CPU"),
+        (("--link", "5", "--memory", "1KiB"), "do not fit"),
+        (("--link", "5", "--offload", "stream", "--host-memory", "1KiB"), "host memory"),
+        (
+            (
+                "--link",
+                "0",
+            ),
+            "link is 0",
+        ),
+    ],
+)
+def test_tiers_that_cannot_be(triforce_here, args, message):
+    code, out, err = triforce_here("generate", PROMPT, *GREEDY, *args)
+    assert code in (1, 2)
+    assert out == ""
+    assert message in err and "hint: " in err

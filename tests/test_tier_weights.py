@@ -1,0 +1,77 @@
+"""Weights that come over the link: the model's output, whatever stays on the device."""
+
+import time
+
+import pytest
+import torch
+from tiers import CPU, dawdler, make_link, native_kernel
+from tiny import make_hf_model
+
+from offload.checkpoint import FolderCheckpoint
+from offload.native.operations import NativeOperations
+from offload.operations import TorchOperations
+from offload.tiers import TransferFailed, WeightTier
+from offload.weights import load_model
+
+LENGTH = 60
+
+
+def ids(count, seed=0):
+    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=["torch", "native"])
+def operations(request):
+    if request.param == "torch":
+        return TorchOperations()
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    return NativeOperations(native_kernel())
+
+
+@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+def folder(request, tmp_path):
+    make_hf_model(request.param, num_hidden_layers=4).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def load(folder, operations, tier=None):
+    return load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None, operations, tier)
+
+
+@pytest.mark.parametrize("resident", [0, 1, 3])
+def test_streamed_weights_give_the_same_rows(folder, operations, resident):
+    whole = load(folder, operations)
+    model = load(folder, operations, WeightTier(resident, make_link(before=dawdler(3))))
+    caches = [each.new_cache(LENGTH) for each in (whole, model)]
+    for part in ids(LENGTH).split(17):
+        expected, found = (each.forward(part, cache) for each, cache in zip((whole, model), caches, strict=True))
+        assert torch.equal(found, expected)
+    again = model.new_cache(LENGTH)
+    list(model.forward_by_layers(ids(LENGTH), again, 20))
+    assert torch.allclose(again.store.read(0, LENGTH)[0], caches[0].store.read(0, LENGTH)[0], atol=1e-5)
+
+
+def test_a_copy_of_weights_that_fails_is_an_error_and_the_next_pass_is_right(folder, operations):
+    seen = []
+
+    def fail_once(pairs):
+        seen.append(pairs)
+        if len(seen) == 3:
+            raise OSError("the cable is loose")
+
+    model = load(folder, operations, WeightTier(1, make_link(before=fail_once)))
+    cache = model.new_cache(LENGTH)
+    with pytest.raises(TransferFailed, match="the cable is loose"):
+        model.forward(ids(5), cache)
+    assert cache.length == 0
+    whole = load(folder, operations)
+    assert torch.equal(model.forward(ids(5), cache), whole.forward(ids(5), whole.new_cache(LENGTH)))
+
+
+def test_a_missing_wait_is_found(tmp_path, monkeypatch):
+    make_hf_model("llama").save_pretrained(tmp_path)
+    link = make_link(before=lambda pairs: time.sleep(0.02))
+    monkeypatch.setattr(link, "wait", lambda ticket: None)
+    model = load(tmp_path, TorchOperations(), WeightTier(0, link))
+    assert model.forward(ids(5), model.new_cache(9)).isnan().any()
