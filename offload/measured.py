@@ -81,7 +81,8 @@ def profile_of_found(found: Sequence[str], measured: Measured | None) -> Profile
     if measured is None or not _is_among(measured.gpu, found):
         return None
     profile = profile_of(measured)
-    return replace(profile, host=replace(profile.host, memory_gib=None))
+    count = sum(_is_among(measured.gpu, [name]) for name in found)
+    return replace(profile, gpus=count, host=replace(profile.host, memory_gib=None))
 
 
 def default_folder() -> Path:

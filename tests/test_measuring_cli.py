@@ -137,6 +137,7 @@ def test_wrong_use_of_measuring(triforce, machine, config):
         triforce("profile", "--measure", "--gpu", "4090"), 2, "which has no GPU", "1 x NVIDIA GeForce RTX 4090"
     )
     assert_error(triforce("profile", "--measure", "--gpu", "409O"), 2, "did you mean rtx-4090?")
+    assert_error(triforce("profile", "--measure", "--model", "qwen3-9b"), 2, "did you mean Qwen3-8B?")
     assert_error(triforce("profile", "--gpu", "atuo"), 2, "did you mean auto?")
     machine("NVIDIA GeForce RTX 4090")
     assert_error(triforce("profile", "--measure", "--gpu", "2x4090"), 2, "not 2 x NVIDIA GeForce RTX 4090")
@@ -214,6 +215,23 @@ def test_a_gpu_without_a_profile_is_planned_once_measured(triforce, machine, con
     assert "23.50 GiB, 950 GB/s" in out
     assert "--profile auto" in out
     assert triforce("profile", *SMALL_MODEL)[1].endswith(out)
+
+
+def test_a_profile_that_names_no_gpu_means_the_one_found(triforce, machine, measures, written):
+    mine = written("{name: mine, description: a test, device: cuda, gpus: 1}")
+    assert_error(triforce("profile", "--measure", "--gpu", mine), 2, "which has no GPU, not 1 x GPU")
+    machine("NVIDIA Strange")
+    measures(STRANGE)
+    code, out, err = triforce("profile", "--measure", "--gpu", mine, *SMALL_MODEL)
+    assert (code, err) == (0, "")
+    assert "23.50 GiB, 950 GB/s" in out
+    assert f"--profile {mine}" in out
+
+
+def test_as_many_gpus_are_planned_as_are_there(triforce, machine, config):
+    machine("NVIDIA Strange", "NVIDIA Strange")
+    save(STRANGE, config)
+    assert "GPU        2 x 23.50 GiB" in triforce("profile", *SMALL_MODEL)[1]
 
 
 def test_generating_on_a_gpu_without_a_profile(triforce, machine, config):

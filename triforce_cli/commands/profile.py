@@ -95,6 +95,8 @@ def profile(
     found = gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES"))
     automatic = gpu is None or gpu.lower() == profiles.AUTO
     chosen = profiles.matching(found) if automatic else profiles.load(gpu)
+    if "model" in flags:
+        shape_of(flags["model"])  # a wrong one is told before anything is measured
     measured = _measure(chosen, found, terminal, json, saving) if measuring else saved(terminal)
     if compare:
         return _compare(flags, origins, context, found, measured, terminal, json)
