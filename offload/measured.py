@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,33 @@ def profile_of(measured: Measured) -> Profile:
     )
 
 
-def applied(profile: Profile, measured: Measured | None) -> Profile:
+def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = ()) -> Profile:
     """The profile with this machine's rates if it describes the same hardware: the same GPU model, or both no GPU.
 
-    Otherwise, and without a measurement, the profile as it is. Names, sizes and options always stay.
+    Otherwise, and without a measurement, the profile as it is. Names, sizes and options always stay; how much of the
+    host's memory is free changes all the time, and is never taken from a measurement.
+
+    Args:
+        found: names of this machine's GPUs, which a profile means that names none.
     """
     if measured is None or profile.device != measured.device:
         return profile
+    host = replace(measured.host, memory_gib=None)
     if profile.device == "cpu":
-        return profile.with_rates(host=measured.host)
-    if profile.gpu is None or measured.gpu is None or not same_gpu(profile.gpu.model, measured.gpu.model):
+        return profile.with_rates(host=host)
+    names = found if profile.gpu is None else [profile.gpu.model]
+    if not _is_among(measured.gpu, names):
         return profile
-    return profile.with_rates(measured.gpu, measured.link, measured.host)
+    return profile.with_rates(measured.gpu, measured.link, host)
+
+
+def profile_of_found(found: Sequence[str], measured: Measured | None) -> Profile | None:
+    """A profile of measurements alone for the GPUs with these names; None where they are not what was measured."""
+    if measured is None or not _is_among(measured.gpu, found):
+        return None
+    profile = profile_of(measured)
+    count = sum(_is_among(measured.gpu, [name]) for name in found)
+    return replace(profile, gpus=count, host=replace(profile.host, memory_gib=None))
 
 
 def default_folder() -> Path:
@@ -102,6 +118,10 @@ def load(folder: Path) -> Measured | None:
     except (SettingsError, OSError) as error:
         message = error.message if isinstance(error, SettingsError) else f"cannot read {path}: {error.strerror}"
         raise UnusableMeasurement(f"{message}; data sheets serve instead", "measure again, or delete it") from error
+
+
+def _is_among(gpu: Gpu | None, names: Sequence[str]) -> bool:
+    return gpu is not None and any(same_gpu(name, gpu.model) for name in names)
 
 
 def _yaml(values: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from .profile_file import build, is_path, read_extended
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
 
-__all__ = ["AUTO", "Gpu", "Host", "Link", "Profile", "available", "load", "matching", "same_gpu"]
+__all__ = ["AUTO", "Gpu", "Host", "Link", "Profile", "available", "load", "matching", "same_gpu", "undescribed"]
 
 AUTO = "auto"  # the profile for the hardware found
 
@@ -67,11 +67,16 @@ def same_gpu(first: str, second: str) -> bool:
     return _simplified(first) == _simplified(second)
 
 
+def undescribed(found: Sequence[str]) -> SettingsError:
+    """The error for GPUs, by their names, that no profile describes."""
+    hint = "`triforce profile --measure --save` measures it for all plans; or name a GPU like it, or a YAML file"
+    return SettingsError(f"no profile describes the GPU found: {', '.join(dict.fromkeys(found))}", hint)
+
+
 def _automatic(found: Sequence[str]) -> Profile:
     profile = matching(found)
     if profile is None:
-        hint = "name the profile of a GPU like it, describe yours in a YAML file, or measure it"
-        raise SettingsError(f"no profile describes the GPU found: {', '.join(dict.fromkeys(found))}", hint)
+        raise undescribed(found)
     return profile
 
 

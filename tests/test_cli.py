@@ -76,6 +76,7 @@ def environment(home, model):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TRIFORCE_")}
     return kept | {
         "TRIFORCE_HOME": str(home / "home"),
+        "TRIFORCE_CONFIG": str(home / "config"),
         "TRIFORCE_MODEL": str(model),
         "TRIFORCE_DEVICE": "cpu",
         "HF_HUB_OFFLINE": "1",

@@ -15,10 +15,7 @@ GREEDY = ("--raw", "-n", "24", "--temperature", "0")
         ("--offload", "hybrid", "--resident-layers", "1"),
         ("--offload", "host"),
         ("--offload", "hybrid", "--host-share", "0.5", "--method", "retrieval", "--budget", "64"),
-        (
-            "--memory",
-            "460KiB",
-        ),  # less than the weights
+        ("--offload", "stream", "--memory", "1400KiB", "--prefill-chunk", "16"),  # not enough for the weights
     ],
     ids=" ".join,
 )

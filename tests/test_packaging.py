@@ -90,7 +90,8 @@ def test_the_program_runs_from_the_wheel(installed, tmp_path):
     assert re.fullmatch(r"triforce \d+\.\d+\.\d+\n", run([program, "--version"], tmp_path, PATH=path))
     listed = run([program, "profile"], tmp_path, PATH=path)
     assert all(name in listed for name in ("cpu", "rtx-4090", "2x-rtx-4090", "a100"))
-    assert json.loads(run([program, "profile", "--gpu", "4090", "--json"], tmp_path, PATH=path))["name"] == "rtx-4090"
+    shown = json.loads(run([program, "profile", "--gpu", "4090", "--json"], tmp_path, PATH=path))
+    assert shown["profile"]["name"] == "rtx-4090"
 
 
 def test_the_program_generates_from_the_wheel(installed, tiny_model_dir, tmp_path):

@@ -260,9 +260,9 @@ def test_a_cpu_keeps_everything_unless_its_memory_is_divided():
     cpu = replace(HARDWARE["cpu"], memory=16 * GIB, host_memory=16 * GIB)
     asked = replace(request("SmolLM2-135M", tokens=8192, budget=1024), hardware=cpu)
     assert make_plan(asked).offload == "none"
-    divided = make_plan(replace(asked, placement=Placement(offload="stream", resident_layers=0)))
+    divided = make_plan(replace(asked, placement=Placement(offload="stream", resident_layers=0, link_gb_s=25)))
     assert (divided.fits, divided.offload, divided.placed.resident_layers) == (True, "stream", 0)
-    slow = replace(divided.request.hardware, link=0.25e9)
+    slow = replace(divided.request.hardware, link=0.25e9)  # as the command line makes it of the placement
     linked = make_plan(replace(divided.request, hardware=slow))
     assert linked.plain.tbt.bound == "link"
     assert linked.speedup > 2

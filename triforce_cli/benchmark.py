@@ -123,7 +123,7 @@ def _check(plan: Plan, terminal: Terminal, quiet: bool, dry_run: bool) -> _Job:
     sampling = settings.sampling(opened.sampling)
     tokens = len(ids) + settings.generation.max_new_tokens
     found = [
-        tiers_for(replace(opened, speculation=method), replace(settings, speculation=method), tokens)
+        tiers_for(replace(opened, speculation=method), replace(settings, speculation=method), tokens, terminal)
         for method in (() if dry_run else methods.values())
     ]
     spread = [tiers for tiers in found if tiers is not None]

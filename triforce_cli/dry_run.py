@@ -6,36 +6,60 @@ from dataclasses import replace
 
 import torch
 
+from offload.measured import Measured, applied
 from offload.memory import available
 from offload.opening import OpenModel
 from offload.placement import PlanRequest
+from offload.profile import AUTO, Profile, undescribed
 from offload.resources import Hardware, describe
 from offload.system import cores, free_host_memory
 
+from .measuring import saved
 from .planning import plan_with_ways, request_for, tell
-from .settings import Settings
+from .settings import NO_PROFILE, Settings, gpu_names
 from .terminal import Terminal
 
 
 def tell_dry_run(opened: OpenModel, settings: Settings, tokens: int, terminal: Terminal, json: bool) -> int:
     """What would lie where for a sequence of `tokens`, and how fast it would be; exit code 1 if it does not fit."""
-    plan, ways = plan_with_ways(request_of(opened, settings, tokens))
-    return tell(plan, ways, terminal, None, json)
+    measured = saved(terminal)
+    request, profile = request_of(opened, settings, tokens, measured)
+    plan, ways = plan_with_ways(request)
+    used = measured if profile.host != settings.profile.host else None  # the host is always measured
+    return tell(plan, ways, terminal, None, used, json)
 
 
-def request_of(opened: OpenModel, settings: Settings, tokens: int) -> PlanRequest:
-    """What a plan is asked for a sequence of `tokens` on this machine."""
+def request_of(
+    opened: OpenModel, settings: Settings, tokens: int, measured: Measured | None
+) -> tuple[PlanRequest, Profile]:
+    """What a plan is asked for a sequence of `tokens` on this machine, and the profile with its rates.
+
+    Raises SettingsError as `rated`.
+    """
+    profile = rated(opened.device, settings.profile, measured)
     draft = opened.draft.shape if opened.draft is not None else None
-    hardware = this_machine(opened.device, settings)
+    hardware = this_machine(opened.device, profile)
     request = request_for(settings, opened.checkpoint.shape, tokens, hardware, draft)
-    return replace(request, itemsize=opened.dtype.itemsize)
+    return replace(request, itemsize=opened.dtype.itemsize), profile
 
 
-def this_machine(device: torch.device, settings: Settings) -> Hardware:
-    """The profile's rates, and the memory that is really free; one GPU, as long as only one is used."""
-    profile = settings.profile
+def rated(device: torch.device, profile: Profile, measured: Measured | None) -> Profile:
+    """The profile of what computes, with the rates that were measured on it.
+
+    Raises SettingsError for a GPU that no profile describes and nobody has measured.
+    """
+    profile = applied(profile, measured, gpu_names())
     if device.type == "cpu" and profile.device != "cpu":  # asked for by --device: the profile's host is what computes
-        profile = replace(profile, device="cpu", gpus=0, gpu=None, link=None)
+        profile = applied(replace(profile, device="cpu", gpus=0, gpu=None, link=None), measured)
+    if profile.name != NO_PROFILE:
+        return profile
+    if profile.device == "cuda" and profile.gpu is None:
+        raise undescribed([torch.cuda.get_device_name(device)])
+    return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # by which it can be asked for
+
+
+def this_machine(device: torch.device, profile: Profile) -> Hardware:
+    """The profile's rates, and the memory that is really free; one GPU, as long as only one is used."""
     hardware = replace(describe(profile, free_host_memory(), cores()), gpus=1)
     free = available(device)
     memory = free if hardware.memory is None else min(free, hardware.memory)

@@ -8,11 +8,13 @@ from offload.plan import Plan
 from offload.tiers import TierSettings
 
 from .dry_run import request_of
+from .measuring import saved
 from .planning import hint, plan_with_ways
 from .settings import Settings
+from .terminal import Terminal
 
 
-def tiers_for(opened: OpenModel, settings: Settings, tokens: int) -> TierSettings | None:
+def tiers_for(opened: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     """How the KV cache of a sequence of `tokens` is spread; None where all of it stays on the device.
 
     Raises OutOfMemory with the numbers and what would fit, SettingsError for tiers that this machine has not.
@@ -28,7 +30,14 @@ def tiers_for(opened: OpenModel, settings: Settings, tokens: int) -> TierSetting
         return None
     if opened.device.type != "cpu" and placement.link_gb_s is not None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
-    plan, ways = plan_with_ways(request_of(opened, settings, tokens))
+    try:
+        request, _ = request_of(opened, settings, tokens, saved(terminal))
+    except SettingsError:  # nobody knows this GPU's rates: without them there is no plan, but there may be room
+        if placement.offload not in ("auto", "none"):
+            raise
+        opened.check_fit(tokens, settings.memory_limit(opened.device.type))
+        return None
+    plan, ways = plan_with_ways(request)
     plan.require_fit(hint(ways))
     everything = plan.offload == "none" and plan.placed.weight_layers == plan.request.shape.layers
     return None if everything else _settings(plan, placement.host_share)

@@ -134,7 +134,7 @@ def _check(request: Request, terminal: Terminal, quiet: bool) -> _Job:
     ids = _encode(opened.tokenizer, request)
     exact = "max_new_tokens" in settings.values
     new_tokens = opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact)
-    tiers = None if request.dry_run else tiers_for(opened, settings, len(ids) + new_tokens)
+    tiers = None if request.dry_run else tiers_for(opened, settings, len(ids) + new_tokens, terminal)
     return _Job(request, opened, ids, sampling, new_tokens, tiers)
 
 

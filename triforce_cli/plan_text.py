@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from offload.config import GIB
+from offload.measured import Measured
 from offload.placement import Tier
 from offload.plan import Plan
 from offload.predictions import Decoding
@@ -19,9 +20,12 @@ _DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
 _EMPTY = "."
 
 
-def plan_text(plan: Plan, drawn: bool) -> str:
-    """The whole plan; `drawn` with block characters, for a terminal. Every line ends."""
-    lines = [*hardware_lines(plan.request.hardware), _model(plan), ""]
+def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None) -> str:
+    """The whole plan; `drawn` with block characters, for a terminal; `measured` gave its rates. Every line ends."""
+    lines = list(hardware_lines(plan.request.hardware))
+    if measured is not None:
+        lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
+    lines += [_model(plan), ""]
     lines += memory_lines(plan, drawn)
     lines += [*_predictions(plan), "", f"triforce generate {shlex.join(flags_of(plan))}"]
     return "".join(f"{line}\n" for line in lines)

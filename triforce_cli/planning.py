@@ -8,9 +8,11 @@ from typing import Any
 
 from offload import profile as profiles
 from offload.errors import SettingsError
+from offload.measured import Measured
 from offload.placement import PlanRequest, Tier
 from offload.plan import Plan, make_plan
 from offload.predictions import Decoding
+from offload.profile import Profile
 from offload.resources import Hardware, describe, placed
 from offload.sizes import Sizes
 from offload.ways_out import WayOut, ways_out
@@ -57,17 +59,32 @@ def plan_with_ways(request: PlanRequest) -> tuple[Plan, tuple[WayOut, ...]]:
     return plan, () if plan.fits else ways_out(request, other_hardware())
 
 
-def tell(plan: Plan, ways: Sequence[WayOut], terminal: Terminal, profile: dict[str, Any] | None, json: bool) -> int:
-    """The plan on stdout, what is missing on stderr; the exit code. `profile` stands beside the plan in JSON."""
+def tell(
+    plan: Plan,
+    ways: Sequence[WayOut],
+    terminal: Terminal,
+    profile: Profile | None,
+    measured: Measured | None,
+    json: bool,
+) -> int:
+    """The plan on stdout, what is missing on stderr; the exit code.
+
+    `profile` stands beside the plan in JSON; `measured` is where its rates come from, if not from a data sheet.
+    """
     if json:
-        beside = {} if profile is None else {"profile": profile}
-        terminal.write(json_line(type="plan", **beside, plan=plan_fields(plan, ways)))
+        beside = {} if profile is None else {"profile": asdict(profile)}
+        terminal.write(json_line(type="plan", **beside, measured=rates(measured), plan=plan_fields(plan, ways)))
     else:
-        terminal.write(plan_text(plan, drawn=terminal.stdout_is_terminal))
+        terminal.write(plan_text(plan, terminal.stdout_is_terminal, measured))
     if plan.fits:
         return DONE
     terminal.error(plan.shortage(), hint(ways))
     return FAILED
+
+
+def rates(measured: Measured | None) -> dict[str, Any] | None:
+    """A measurement for JSON."""
+    return None if measured is None else asdict(measured)
 
 
 def hint(ways: Sequence[WayOut]) -> str:

@@ -12,6 +12,8 @@ from offload.config import GIB, GROUPS, EngineConfig, GenerationConfig, Placemen
 from offload.errors import SettingsError
 from offload.profile import Profile
 
+NO_PROFILE = "none"  # what is taken for a GPU that no profile describes: it runs, with the default settings
+
 
 def option_names() -> set[str]:
     """Every setting that a flag, an environment variable or a profile may give."""
@@ -85,7 +87,7 @@ def resolve_with(
 
 def _profile_of_this_machine() -> Profile:
     found = profiles.matching(gpu_names())
-    return found if found is not None else replace(profiles.load("cpu"), name="none", device="cuda", options={})
+    return found if found is not None else replace(profiles.load("cpu"), name=NO_PROFILE, device="cuda", options={})
 
 
 def gpu_names() -> list[str]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
 from offload import profile as profiles
 from offload.config import DEFAULT_MODEL, check_part
-from offload.errors import ModelNotFound, PromptError
+from offload.errors import ModelNotFound, PromptError, SettingsError
 from offload.gpus import gpu_names
+from offload.measured import Measured, applied, profile_of_found
 from offload.plan import Plan, suggested_budget
-from offload.profile import Profile
+from offload.profile import Profile, same_gpu
 from offload.resources import Hardware, describe
 from offload.shapes import PlanShape, shape_of
 from offload.system import cores, free_host_memory
 
 from .. import options
 from ..context import given
+from ..exit_codes import DONE
+from ..measuring import measure_here, rates_text, save, saved
 from ..plan_text import comparison_text
-from ..planning import plan_fields, plan_with_ways, request_for, tell
+from ..planning import plan_fields, plan_with_ways, rates, request_for, tell
 from ..render import json_line
 from ..settings import Settings, resolve_with
 from ..terminal import Terminal
@@ -54,13 +58,20 @@ def profile(
     ] = None,
     model: options.Model = None,
     context: options.ContextLength = None,
+    measuring: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine, and plan with what it really does.")
+    ] = False,
+    saving: Annotated[
+        bool, typer.Option("--save", help="Keep what --measure measures, for all plans to come.")
+    ] = False,
     compare: Annotated[bool, typer.Option("--compare", help="One table over all profiles.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The profile and its plan as one JSON object.")] = False,
 ) -> int:
     """List the hardware profiles, and plan a model and a context for one: what lies where, how fast it will be.
 
-    Nothing is loaded or measured: it works without the GPU and without the weights. Models are well-known names such as
-    Llama-2-7B-128K, or folders with a config.json. The last line is the command that the plan stands for.
+    Nothing is loaded: it works without the GPU and without the weights. Models are well-known names such as
+    Llama-2-7B-128K, or folders with a config.json. The last line is the command that the plan stands for. Rates are the
+    profile's, or those that --measure --save has found on this machine.
 
     [bold]Examples[/bold]
 
@@ -73,30 +84,44 @@ def profile(
       triforce profile --compare --model Llama-3.1-70B
 
       triforce profile --gpu my-machine.yaml --json
+
+      triforce profile --measure --save
     """
     terminal = ctx.obj.terminal
     flags, origins = given(ctx)
     check_part(flags)
-    found = profiles.matching(gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    chosen = found if gpu is None or gpu.lower() == profiles.AUTO else profiles.load(gpu)
+    if saving and not measuring:
+        raise SettingsError("--save keeps what --measure measures", "use --measure --save")
+    found = gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    automatic = gpu is None or gpu.lower() == profiles.AUTO
+    chosen = profiles.matching(found) if automatic else profiles.load(gpu)
+    if "model" in flags:
+        shape_of(flags["model"])  # a wrong one is told before anything is measured
+    measured = _measure(chosen, found, terminal, json, saving) if measuring else saved(terminal)
     if compare:
-        plans = [_plan(resolve_with(flags, origins, each), context, _machine(each, found), True) for each in _all()]
-        return _tell_comparison(plans, terminal, json)
-    if gpu is None and not json:
+        return _compare(flags, origins, context, found, measured, terminal, json)
+    if gpu is None and not measuring and not json:
         _list(terminal, chosen)
+    chosen = chosen or profile_of_found(found, measured)
     if chosen is None:
-        terminal.note("no profile describes this GPU; generate runs on it with the default settings")
-        return 0
-    settings = resolve_with(flags, origins, chosen)
-    hardware = _machine(chosen, found)
-    if chosen.name not in profiles.available():
-        hardware = replace(hardware, name=gpu)  # a file, which is found by its path
-    plan, ways = _plan(settings, context, hardware, chosen.device == "cuda")
-    return tell(plan, ways, terminal, asdict(chosen), json)
+        raise profiles.undescribed(found)
+    rated = applied(chosen, measured, found)
+    hardware = _machine(rated, found)
+    if chosen.name not in profiles.available():  # a file is found by its path, what was only measured by looking
+        hardware = replace(hardware, name=profiles.AUTO if automatic else gpu)
+    plan, ways = _plan(resolve_with(flags, origins, chosen), context, hardware, chosen.device == "cuda")
+    return tell(plan, ways, terminal, chosen, measured if rated is not chosen else None, json)
 
 
-def _all() -> list[Profile]:
-    return [profiles.load(name) for name in profiles.available()]
+def _measure(chosen: Profile | None, found: Sequence[str], terminal: Terminal, json: bool, saving: bool) -> Measured:
+    """This machine's rates, shown beside the profile's and kept if that is wished."""
+    measured = measure_here(chosen, found, terminal)
+    if not json:
+        knows_gpu = chosen is not None and (chosen.device == "cpu" or (chosen.gpu and chosen.link))
+        terminal.write(rates_text(measured, chosen, _machine(chosen, found) if knows_gpu else None))
+    if saving:
+        save(measured, terminal)
+    return measured
 
 
 def _list(terminal: Terminal, chosen: Profile | None) -> None:
@@ -108,9 +133,11 @@ def _list(terminal: Terminal, chosen: Profile | None) -> None:
     terminal.write("\n")
 
 
-def _machine(chosen: Profile, found: Profile | None) -> Hardware:
+def _machine(chosen: Profile, found: Sequence[str]) -> Hardware:
     """The profile's hardware; what it does not say of the host is this machine's, if it is about this machine."""
-    here = chosen.device == "cpu" or (found is not None and chosen.name == found.name)
+    model = None if chosen.gpu is None else chosen.gpu.model
+    count = sum(model is not None and same_gpu(name, model) for name in found)
+    here = chosen.device == "cpu" or 0 < chosen.gpus <= count
     return describe(chosen, free_host_memory(), cores()) if here else describe(chosen)
 
 
@@ -139,10 +166,25 @@ def _draft(settings: Settings) -> PlanShape | None:
         raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error
 
 
-def _tell_comparison(plans: list[tuple[Plan, tuple]], terminal: Terminal, json: bool) -> int:
+def _compare(
+    flags: Mapping[str, Any],
+    origins: Mapping[str, str],
+    context: int | None,
+    found: Sequence[str],
+    measured: Measured | None,
+    terminal: Terminal,
+    json: bool,
+) -> int:
+    """The plans for all profiles, those of this machine's hardware with its measured rates."""
+    chosen = [profiles.load(name) for name in profiles.available()]
+    rated = [applied(each, measured) for each in chosen]
+    plans = [_plan(resolve_with(flags, origins, each), context, _machine(each, found), True) for each in rated]
+    here = [each.name for each, before in zip(rated, chosen, strict=True) if each is not before]
     if json:
         fields = [plan_fields(plan, ways) for plan, ways in plans]
-        terminal.write(json_line(type="comparison", plans=fields))
-    else:
-        terminal.write(comparison_text([plan for plan, _ in plans]))
-    return 0
+        terminal.write(json_line(type="comparison", measured=rates(measured if here else None), plans=fields))
+        return DONE
+    if measured is not None and here:
+        terminal.write(f"measured   on {measured.date}: the rates of {', '.join(here)}, of {measured.machine}\n")
+    terminal.write(comparison_text([plan for plan, _ in plans]))
+    return DONE
