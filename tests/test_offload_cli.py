@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tiny import make_hf_model, make_tokenizer
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a piece has
 GREEDY = ("--raw", "-n", "24", "--temperature", "0")
@@ -15,7 +16,6 @@ GREEDY = ("--raw", "-n", "24", "--temperature", "0")
         ("--offload", "hybrid", "--resident-layers", "1"),
         ("--offload", "host"),
         ("--offload", "hybrid", "--host-share", "0.5", "--method", "retrieval", "--budget", "64"),
-        ("--offload", "stream", "--memory", "1400KiB", "--prefill-chunk", "16"),  # not enough for the weights
     ],
     ids=" ".join,
 )
@@ -23,6 +23,19 @@ def test_any_placement_says_the_same(triforce_here, placement):
     code, plain, _ = triforce_here("generate", PROMPT, *GREEDY)
     assert code == 0
     code, out, err = triforce_here("generate", PROMPT, *GREEDY, "--link", "5", *placement)
+    assert (code, out) == (0, plain), err
+    assert " · link " in err
+
+
+def test_weights_that_do_not_fit_come_over_the_link(triforce_here, tmp_path):
+    make_hf_model("llama", num_hidden_layers=12).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    args = ("generate", PROMPT, *GREEDY, "--model", tmp_path, "--prefill-chunk", "16")
+    _, plain, _ = triforce_here(*args)
+    tight = ("--link", "5", "--memory", "6300k")
+    _, plan, _ = triforce_here(*args, *tight, "--dry-run", "--json")
+    assert 0 < json.loads(plan)["plan"]["weight_layers"] < 12
+    code, out, err = triforce_here(*args, *tight)
     assert (code, out) == (0, plain), err
     assert " · link " in err
 
