@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 
+_ROWS_A_BLOCK = 64  # query rows that one processor of a GPU takes at once
+_LEAST_KEYS = 256  # of a split: less is not worth a merge
+
+
 class Partial(NamedTuple):
     """Attention over some of the keys: `out` `[tokens, heads, head_dim]`, `lse` `[tokens, heads]` in fp32."""
 
@@ -20,20 +24,50 @@ class Partial(NamedTuple):
     lse: Tensor
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Partial:
+def attend(q: Tensor, k: Tensor, v: Tensor, splits: int | None = None) -> Partial:
     """Every query over every key: a part of the KV that lies wholly before the queries.
 
     Args:
         q: `[tokens, heads, head_dim]`, heads of a group side by side.
         k, v: `[kv_heads, keys, head_dim]`, any strides with a contiguous last axis, `keys` at least 1.
+        splits: parts of the keys that are attended to side by side; None for as many as keep the device busy.
     """
     tokens, heads, head_dim = q.shape
-    kv_heads = k.shape[0]
+    kv_heads, keys = k.shape[:2]
     # A group's heads read the same keys: folded into the query axis, each key is read once for all of them.
     folded = q.view(tokens, kv_heads, -1, head_dim).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
-    out, lse = _attend_heads(folded, k.unsqueeze(0), v.unsqueeze(0), causal=False)
+    splits = _useful_splits(folded, keys) if splits is None else splits
+    if splits > 1:
+        out, lse = _attend_split(folded, k, v, splits)
+    else:
+        out, lse = _attend_heads(folded, k.unsqueeze(0), v.unsqueeze(0), causal=False)
     out = out.reshape(kv_heads, tokens, -1, head_dim).transpose(0, 1).reshape(tokens, heads, head_dim)
     return Partial(out, lse.reshape(kv_heads, tokens, -1).transpose(0, 1).reshape(tokens, heads))
+
+
+def _useful_splits(q: Tensor, keys: int) -> int:
+    """A GPU's kernel gives each of its processors a head and some rows: for a few rows of a few heads most would idle.
+
+    So the keys are split until there is work for all (Flash-Decoding). The CPU's kernels see to that themselves.
+    """
+    if q.device.type != "cuda":
+        return 1
+    work = q.shape[1] * -(-q.shape[2] // _ROWS_A_BLOCK)
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    return max(1, min(processors // work, keys // _LEAST_KEYS))
+
+
+def _attend_split(q: Tensor, k: Tensor, v: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """q `[1, kv_heads, rows, head_dim]`, k and v `[kv_heads, keys, head_dim]`: equal parts in one call, and the rest."""
+    each = k.shape[1] // splits
+    parts = [x[:, : splits * each].unflatten(1, (splits, each)).transpose(0, 1) for x in (k, v)]
+    out, lse = _attend_heads(q.expand(splits, -1, -1, -1), *parts, causal=False)
+    found = [Partial(*part) for part in zip(out, lse, strict=True)]
+    if splits * each < k.shape[1]:
+        rest = _attend_heads(q, *(x[:, splits * each :].unsqueeze(0) for x in (k, v)), causal=False)
+        found.append(Partial(*(x[0] for x in rest)))
+    out, lse = merge(found)
+    return out.unsqueeze(0), lse.unsqueeze(0)
 
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
