@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 _ROWS_A_BLOCK = 64  # query rows that one processor of a GPU takes at once
 _LEAST_KEYS = 256  # of a split: less is not worth a merge
 
@@ -58,7 +57,7 @@ def _useful_splits(q: Tensor, keys: int) -> int:
 
 
 def _attend_split(q: Tensor, k: Tensor, v: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """q `[1, kv_heads, rows, head_dim]`, k and v `[kv_heads, keys, head_dim]`: equal parts in one call, and the rest."""
+    """q `[1, kv_heads, rows, head_dim]`, k and v `[kv_heads, keys, head_dim]`: equal parts at once, and the rest."""
     each = k.shape[1] // splits
     parts = [x[:, : splits * each].unflatten(1, (splits, each)).transpose(0, 1) for x in (k, v)]
     out, lse = _attend_heads(q.expand(splits, -1, -1, -1), *parts, causal=False)
