@@ -18,7 +18,19 @@ from .store import Store
 QUERIES = 64  # rows of a pass whose queries are kept: more than one verification has
 
 
-class KVCache(Protocol):
+class Attends(Protocol):
+    """What a decoder layer asks for its attention."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store the in-flight keys and values, and attend to them (causally) and to all committed ones.
+
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, none of them rotated yet;
+        returns `[tokens, heads, head_dim]`.
+        """
+        ...
+
+
+class KVCache(Attends, Protocol):
     """Keys and values of the committed tokens, and attention over them.
 
     One forward pass is `begin`, then `attend` once a layer in order, then `commit`. Until `commit` the pass has not
@@ -32,14 +44,6 @@ class KVCache(Protocol):
 
     def begin(self, tokens: int) -> None:
         """Announce so many in-flight tokens, following the committed ones. Raises AssertionError beyond capacity."""
-        ...
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store the in-flight keys and values, and attend to them (causally) and to all committed ones.
-
-        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, none of them rotated yet;
-        returns `[tokens, heads, head_dim]`.
-        """
         ...
 
     def commit(self) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cache import FullCache, KVCache
+from .cache import Attends, FullCache, KVCache
 from .operations import Linear, Operations
 from .rope import Rope
 from .shape import ModelShape
@@ -79,11 +79,21 @@ class Model:
         Returns the hidden rows `[tokens, hidden]` before the final norm; `logits` turns the wanted ones into logits.
         """
         cache.begin(len(ids))
+        x = self.through(ids, cache)
+        cache.commit()
+        return x
+
+    def through(self, ids: Tensor, cache: Attends) -> Tensor:
+        """`forward` over a pass that has been begun, and will be committed, by the caller."""
         x = self._embedding(ids)
         for index, layer in enumerate(self._layers):
             x = self._forward_layer(index, layer, x, cache)
-        cache.commit()
         return x
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether all layers' weights stay where they are."""
+        return isinstance(self._layers, list)
 
     def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
         """As `forward`, but layer by layer, each in chunks: where the keys and values are far away, a layer's are
@@ -102,7 +112,7 @@ class Model:
         cache.commit()
         return parts[-1]
 
-    def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: KVCache) -> Tensor:
+    def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends) -> Tensor:
         shape, do, epsilon = self.shape, self.operations, self.shape.norm_eps
         heads = layer.qkv(do.norm(x, layer.input_norm, epsilon)).view(len(x), -1, shape.head_dim)
         q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)

@@ -25,8 +25,8 @@ class SelectedCache:
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
         store, shape = full.store, full.store.shape
-        self._store = store.near(self._slots * chunk + self._room)
-        assert chunk % self._store.grain == 0, "a slot is made of whole grains"
+        self.store = store.near(self._slots * chunk + self._room)
+        assert chunk % self.store.grain == 0, "a slot is made of whole grains"
         self._chosen = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=store.device)
         self._start = 0  # of the tail: where the chunks end, in tokens of the context
         self._length = self._exact = self._inflight = 0
@@ -37,6 +37,11 @@ class SelectedCache:
     @property
     def length(self) -> int:
         return self._length
+
+    @property
+    def place(self) -> int:
+        """Where in `store` the first in-flight token stands; `rows` are the rotations of all of them."""
+        return self._place(self._length)
 
     def observe(self, drafted: int, accepted: int) -> None:
         """So many tokens drafted with this cache were accepted by the full cache."""
@@ -64,11 +69,11 @@ class SelectedCache:
             self._select(full)
         at = slice(max(self._exact, self._start), full)
         if at.start < at.stop:
-            self._store.write(self._place(at.start), *self._full.store.read(at.start, at.stop))
+            self.store.write(self._place(at.start), *self._full.store.read(at.start, at.stop))
             self._exact = full
         assert not self._rebuild and self._length + tokens - self._start <= self._room, "a draft longer than the tail"
         self._inflight = tokens
-        self._rows = self._full.rope.rows(self._length, self._length + tokens)
+        self.rows = self._full.rope.rows(self._length, self._length + tokens)
 
     def _due(self, tokens: int) -> bool:
         crowded = self._length + tokens - self._start > self._chunk + self._tail // 2
@@ -106,13 +111,13 @@ class SelectedCache:
         chunk = wanted[row, place]
         self._chosen = self._chosen.clone()
         self._chosen[row, slot] = -1  # an interrupt must not leave a slot under a wrong name
-        self._store.put(row, slot, self._chunk, *self._full.store.gather(row, chunk, self._chunk))
+        self.store.put(row, slot, self._chunk, *self._full.store.gather(row, chunk, self._chunk))
         self._chosen[row, slot] = chunk
         self.copied_chunks += len(row)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        place = self._place(self._length)
-        return self._store.attend(layer, self._store.append(layer, place, q, k, v, self._rows), place)
+        place = self.place
+        return self.store.attend(layer, self.store.append(layer, place, q, k, v, self.rows), place)
 
     def commit(self) -> None:
         self._length += self._inflight

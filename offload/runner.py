@@ -14,9 +14,11 @@ from torch import Tensor
 from .cache import KVCache
 from .context import Context, Watermarks, common_prefix
 from .events import Prefilled
+from .graphs import StepGraphs
 from .model import Model
 from .native.table import TableCache
 from .retrieval import SelectedCache
+from .store import PlainStore
 
 
 class Runner:
@@ -114,10 +116,13 @@ class Runner:
 
     def _run(self, ids: Sequence[int]) -> Tensor:
         self._last = None
-        hidden = self.model.forward(self._known(ids), self.cache)
+        hidden = self._forward(self._known(ids))
         self._held += ids
         self._last = hidden[-1:]
         return hidden
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        return self.model.forward(ids, self.cache)
 
     def _known(self, ids: Sequence[int]) -> Tensor:
         """Ids that the model has; a padding token of a target with a larger table may be read as anything."""
@@ -133,6 +138,12 @@ class SelectedRunner(Runner):
     def __init__(self, full: Runner, cache: SelectedCache | TableCache) -> None:
         super().__init__(full.model, cache)
         self._full = full
+        self._graphs = StepGraphs(full.model, cache) if _is_recordable(full.model, cache) else None
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        if self._graphs is not None and self._graphs.serves(len(ids)):
+            return self._graphs.forward(ids)
+        return super()._forward(ids)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.cache.observe(drafted, accepted)
@@ -153,3 +164,9 @@ class SelectedRunner(Runner):
             self._held += context.tokens[self.held : agreed]
             self._last = None
         return agreed
+
+
+def _is_recordable(model: Model, cache: SelectedCache | TableCache) -> bool:
+    """Whether steps can be CUDA graphs: all that they use must stay where it is."""
+    on_gpu = model.device.type == "cuda" and model.keeps_weights
+    return on_gpu and isinstance(cache, SelectedCache) and isinstance(cache.store, PlainStore)

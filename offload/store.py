@@ -82,7 +82,7 @@ class PlainStore(Store):
     grain = 1
 
     def __init__(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.dtype, self.device = shape, dtype, device
+        self.shape, self.capacity, self.dtype, self.device = shape, capacity, dtype, device
         # Not zeroed: memory that is never reached is never touched, so an early end costs nothing.
         size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
@@ -108,6 +108,15 @@ class PlainStore(Store):
         for ours, theirs in ((self._keys, keys), (self._values, values)):
             whole = ours.shape[2] // size * size
             ours[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] = theirs
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """All of a layer's room: keys and values `[kv_heads, capacity, head_dim]`, to be written to."""
+        return self._keys[index], self._values[index]
+
+    def clear(self) -> None:
+        """All of it is zero."""
+        self._keys.zero_()
+        self._values.zero_()
 
     def near(self, capacity: int) -> PlainStore:
         return PlainStore(self.shape, capacity, self.dtype, self.device)

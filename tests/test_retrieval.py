@@ -96,7 +96,7 @@ def test_attention_is_over_the_chosen_chunks_and_the_tail(model):
         places = [p for c in chunks.tolist() for p in range(c * CHUNK, (c + 1) * CHUNK)] + [148]
         own = cache._place(149)  # it has run token 149 itself
         parts = [(keys[1, head, places], values[1, head, places])]
-        parts.append((cache._store._keys[1, head, own : own + 1], cache._store._values[1, head, own : own + 1]))
+        parts.append((cache.store._keys[1, head, own : own + 1], cache.store._values[1, head, own : own + 1]))
         parts.append((rotate(k, rows)[:, head], v[:, head]))
         seen[head] = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
     expected = attend(rotate(q, rows), *(torch.stack([seen[head][i] for head in sorted(seen)]) for i in range(2))).out
@@ -121,7 +121,7 @@ def test_a_new_selection_copies_only_what_is_new(model):
 
 def assert_holds_the_full_cache_s(cache, full):
     """Every slot holds its chunk, and the tail what the full cache has behind the chunks."""
-    for ours, theirs in zip((cache._store._keys, cache._store._values), full.store.read(0, full.length), strict=True):
+    for ours, theirs in zip((cache.store._keys, cache.store._values), full.store.read(0, full.length), strict=True):
         ours, theirs = ours.flatten(0, 1), theirs.flatten(0, 1)
         for row, chunks in enumerate(cache._chosen):
             for slot, chunk in enumerate(chunks.tolist()):
