@@ -47,3 +47,7 @@ class OutOfMemory(TriforceError):
 
 class UnusableMeasurement(TriforceError):
     """The file of what was measured on this machine is unreadable or corrupt; everything works without it."""
+
+
+class Degraded(UserWarning):
+    """Something works, but not as well as it could; given to `warnings.warn`. Nothing is wrong with the output."""

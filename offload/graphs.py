@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .config import LONGEST_GAMMA
+from .errors import Degraded
 from .model import Model
 from .retrieval import SelectedCache
 from .rope import rotate
@@ -121,7 +122,7 @@ class StepGraphs:
             self._steps[len(inputs.ids)] = inputs, self._record(run)
         except RuntimeError as error:
             self._failed = True
-            warnings.warn(f"steps cannot be recorded, and will be slower: {error}", stacklevel=2)
+            warnings.warn(f"steps cannot be recorded, and will be slower: {error}", Degraded, stacklevel=2)
             return inputs, run
         return self._steps[len(inputs.ids)]
 

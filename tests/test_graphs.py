@@ -10,6 +10,7 @@ from tiny import make_hf_model
 from offload import Speculation
 from offload.checkpoint import FolderCheckpoint
 from offload.context import Context
+from offload.errors import Degraded
 from offload.graphs import StepGraphs
 from offload.hierarchy import selected_cache
 from offload.operations import TorchOperations
@@ -66,7 +67,7 @@ def test_a_recording_that_fails_is_a_warning_and_steps_run_as_they_are(model):
     def refuse(run):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    with pytest.warns(UserWarning, match="cannot be recorded"):
+    with pytest.warns(Degraded, match="cannot be recorded"):
         found = decode(model, refuse)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,9 +1,14 @@
 """Tiers on the command line: generate and bench follow the plan, and say the same as without it."""
 
 import json
+import warnings
 
 import pytest
 from tiny import make_hf_model, make_tokenizer
+
+from offload.errors import Degraded
+from offload.tiers import make_link
+from triforce_cli.app import settle_libraries
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a piece has
 GREEDY = ("--raw", "-n", "24", "--temperature", "0")
@@ -76,3 +81,21 @@ def test_tiers_that_cannot_be(triforce_here, args, message):
     assert code in (1, 2)
     assert out == ""
     assert message in err and "hint: " in err
+
+
+def test_what_is_slower_than_it_could_be_is_a_warning(triforce_here, monkeypatch):
+    """As when host memory cannot be pinned; other libraries' warnings are not for the user."""
+
+    def slow_link(*args):
+        warnings.warn("memory could not be pinned", Degraded, stacklevel=2)
+        warnings.warn("this will be renamed", DeprecationWarning, stacklevel=2)
+        return make_link(*args)
+
+    monkeypatch.setattr("offload.opening.make_link", slow_link)
+    args = ("generate", PROMPT, *GREEDY, "--link", "5", "--offload", "stream")
+    with warnings.catch_warnings():
+        settle_libraries()
+        code, _, err = triforce_here(*args)
+    assert code == 0
+    assert "warning: memory could not be pinned" in err
+    assert "renamed" not in err

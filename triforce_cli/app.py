@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, Exit, TyperException
 
-from offload.errors import TriforceError, UsageError
+from offload.errors import Degraded, TriforceError, UsageError
 
 from .commands.bench import bench
 from .commands.doctor import doctor
@@ -60,9 +60,16 @@ def _start(
     if color not in ("auto", "always", "never"):
         raise UsageError(f"--color is {color!r}", "use auto, always or never")
     ctx.obj = Context(Terminal(color=color), cache_home(os.environ))
+    _pass_on(ctx.obj.terminal)
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise Exit(WRONG_USE)
+
+
+def _pass_on(terminal: Terminal) -> None:
+    """What the library warns of is for the user; what other libraries warn of is not."""
+    warnings.filterwarnings("always", category=Degraded)
+    warnings.showwarning = lambda message, *_: terminal.warn(str(message))
 
 
 def run(args: Sequence[str]) -> int:
