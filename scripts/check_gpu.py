@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -110,7 +109,7 @@ def run_tests(device: str) -> Result:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *map(str, files)]
     if device == "cpu":
         command[-len(files) - 2 :] = [str(ROOT / "tests" / "test_cuda_link.py")]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=125, env=dict(os.environ))
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     print(run.stdout, run.stderr, sep="\n", file=sys.stderr)
     if run.returncode:
         lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -122,16 +121,23 @@ def hardware(device: str) -> dict:
     """What this ran on."""
     import torch
 
+    from triforce_cli.machine import processor
+
     found = {
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "device": platform.processor() or platform.machine(),
+        "device": processor(torch.device("cpu")),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch": str(torch.__version__),
+        "kind": "miniature",
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        found |= {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
-        found |= {"cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}"}
+        found |= {
+            "host": found["device"],
+            "device": properties.name,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+        }
+        found |= {"kind": "gpu", "cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}"}
     return found
 
 
@@ -140,7 +146,7 @@ class Report:
 
     def __init__(self, folder: Path, facts: dict) -> None:
         name = re.sub(r"[^a-z0-9]+", "-", str(facts["device"]).lower()).strip("-")
-        self._stem = folder / f"{facts['date']}-gpu-{name}"
+        self._stem = folder / f"{facts['date']}-{facts['kind']}-{name}"
         self._facts = facts
         self._parts: dict[str, Result] = {}
 

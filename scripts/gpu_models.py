@@ -15,7 +15,7 @@ from offload.model import Model
 from offload.operations import TorchOperations
 from offload.shape import ModelShape, shape_from_config
 from offload.tiers import Spread
-from offload.weights import load_model
+from offload.weights import expected_sizes, load_model
 
 
 def llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int) -> ModelShape:
@@ -37,8 +37,6 @@ class RandomCheckpoint:
     path = Path("random")
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
-        from offload.weights import expected_sizes
-
         self.shape = shape
         self._sizes, self._dtype, self._device = expected_sizes(shape), dtype, device
 
@@ -55,6 +53,7 @@ class RandomCheckpoint:
 
 def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Model:
     """A decoder whose output means nothing, as fast as any other of its shape."""
+    torch.manual_seed(0)
     checkpoint = RandomCheckpoint(shape, dtype, device)
     return load_model(checkpoint, dtype, device, lambda done, total: None, TorchOperations())
 

@@ -57,7 +57,7 @@ class Machine:
     def __init__(self, device: str) -> None:
         self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
         self.small = device == "cpu"
-        self.dtype = torch.bfloat16
+        self.dtype = torch.float32 if self.small else torch.bfloat16
         if not self.small and not torch.cuda.is_bf16_supported(including_emulation=False):
             self.dtype = torch.float16
         self.rate: float | None = None  # of the link, in bytes a second, once measured
@@ -113,7 +113,8 @@ class Machine:
         shape = llama(2, 64, 2, 128, 512, 8192) if self.small else llama(8, 4096, 32, 11008, 32000, 131072)
         tokens = 2000 if self.small else 32768
         model = random_model(shape, self.dtype, self.device)
-        spread = Spread(model.operations, self.device, TierSettings("stream"), self.link())
+        settings = TierSettings("stream", piece=128 if self.small else None)
+        spread = Spread(model.operations, self.device, settings, self.link())
         cache = filled_cache(model, spread, tokens)
         tiers = cache.store.tiers
         step = self.seconds(lambda: _step(model, cache), 5, 2)
@@ -138,7 +139,7 @@ class Machine:
         for method in ("ar", "retrieval", "auto"):
             emitted, took = _decode(engine, ids, new, Speculation(method, **settings))
             found[method] = {"ms": 1e3 * took, "ids": emitted}
-            same = "same output" if emitted == found["ar"]["ids"] else "output differs: bf16 rounds ties otherwise"
+            same = "same output" if emitted == found["ar"]["ids"] else "output differs: two tokens were as likely"
             gain = found["ar"]["ms"] / found[method]["ms"]
             rows.append((method, f"{1e3 * took:.2f} ms a token", f"{gain:.2f} of ar, {same}"))
         rows[0] = (*rows[0][:2], f"{name}, {len(ids):,} tokens")
@@ -222,15 +223,13 @@ class Machine:
         """Less of everything until device and host have the room, and what that has left out."""
         asked = (shape.layers, tokens)
         cap = 24 * GIB
-        if self.small:  # a layer resident
-            cap = int(1.5 * shape.parameters * 2) + 2 * shape.layer_kv_bytes(tokens, 2) + 2**25
-        else:
+        if not self.small:
             cap = min(cap, int(0.9 * torch.cuda.mem_get_info(self.device)[0]))
         while True:
             plan = make_plan(self._request(shape, tokens, cap))
             away = shape.layers - plan.placed.resident_layers
             weights = plan.placed.weight_layers == shape.layers and not plan.device.missing
-            if weights and away * shape.layer_kv_bytes(tokens + 1024, 2) < 0.7 * free_memory():
+            if weights and away * shape.layer_kv_bytes(tokens + 1024, self.dtype.itemsize) < 0.7 * free_memory():
                 break
             if weights and tokens > 8192:
                 tokens //= 2
@@ -252,9 +251,8 @@ class Machine:
         }
         kind = "cpu" if self.small else "cuda"
         hardware = Hardware("here", kind, 1, cap, host_memory=None, **rates)
-        return PlanRequest(
-            "random", shape, tokens, hardware, Placement("stream", memory=cap), Speculation("ar"), prefill_chunk=512
-        )
+        placement = Placement("stream", memory=cap, resident_layers=1 if self.small else None)
+        return PlanRequest("random", shape, tokens, hardware, placement, Speculation("ar"), 512, self.dtype.itemsize)
 
 
 def free_memory() -> int:
