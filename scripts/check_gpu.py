@@ -15,10 +15,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 Result = dict  # "rows": lines of the table, as (what, value, remark); the rest is for the JSON file alone
+Part = Callable[[list], Result]  # adds to the rows as it goes, and returns the rest
 
 
 class Skipped(Exception):
@@ -55,34 +57,38 @@ def complain(message: str, hint: str) -> int:
     return 1
 
 
-def parts(device: str) -> Iterator[tuple[str, int, Callable[[], Result]]]:
+def parts(device: str) -> Iterator[tuple[str, int, Part]]:
     """Name, seconds that it may take, and what it does; together less than 9 minutes."""
+    import gpu_long
     import gpu_parts
 
     bench = gpu_parts.Machine(device)
-    yield "tests", 130, lambda: run_tests(device)
+    yield "tests", 130, partial(run_tests, device)
     yield "link", 30, bench.link_rates
     yield "overlap", 60, bench.overlap
     yield "decoding", 90, bench.decoding
-    yield "long context", 210, bench.long_context
+    yield "long context", 210, partial(gpu_long.long_context, bench)
 
 
-def attempt(name: str, seconds: int, run: Callable[[], Result]) -> Result:
+def attempt(name: str, seconds: int, run: Part) -> Result:
     """The result of a part, or why there is none."""
     print(f"{name}: at most {seconds} s", file=sys.stderr, flush=True)
-    start = time.perf_counter()
+    start, rows, found = time.perf_counter(), [], {}
     try:
         with limit(seconds):
-            found = {"state": "done"} | run()
+            found = run(rows)
+        state = "done"
     except Skipped as reason:
-        found = {"state": "skipped", "rows": [("", "skipped", str(reason))]}
+        state = "skipped"
+        rows.append(("", state, str(reason)))
     except TimeoutError:
-        found = {"state": "skipped", "rows": [("", "skipped", f"took longer than {seconds} s")]}
+        state = "skipped"
+        rows.append(("", state, f"took longer than {seconds} s"))
     except Exception as error:  # whatever it is, the other parts go on
         traceback.print_exc()
-        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        found = {"state": "failed", "rows": [("", "failed", text)]}
-    return found | {"seconds": round(time.perf_counter() - start, 1)}
+        state = "failed"
+        rows.append(("", state, f"{type(error).__name__}: {error}".splitlines()[0][:200]))
+    return {"state": state, "seconds": round(time.perf_counter() - start, 1), "rows": rows, **found}
 
 
 @contextmanager
@@ -101,11 +107,14 @@ def limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_tests(device: str) -> Result:
+def run_tests(device: str, rows: list) -> Result:
     """The tests marked cuda, or, without a GPU, those of the link that need none."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("there is no pytest")
     files = [file for file in sorted((ROOT / "tests").glob("test_*.py")) if "mark.cuda" in file.read_text("utf-8")]
+    remark = ""
+    if absent := [name for name in ("psutil", "platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
+        files, remark = [ROOT / "tests" / "test_tiers_cuda.py"], f"only those of the tiers: no {', '.join(absent)}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *map(str, files)]
     if device == "cpu":
         command[-len(files) - 2 :] = [str(ROOT / "tests" / "test_cuda_link.py")]
@@ -114,7 +123,8 @@ def run_tests(device: str) -> Result:
     if run.returncode:
         lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         raise RuntimeError("; ".join([(run.stdout.strip().splitlines() or ["pytest failed"])[-1], *lines]))
-    return {"rows": [("marked cuda", run.stdout.strip().splitlines()[-1], "")]}
+    rows.append(("marked cuda" if device == "cuda" else "without a GPU", run.stdout.strip().splitlines()[-1], remark))
+    return {}
 
 
 def hardware(device: str) -> dict:

@@ -41,19 +41,20 @@ def test_every_part_runs_in_miniature_and_the_table_comes_last(check, tmp_path, 
 
 
 def test_a_part_that_raises_or_takes_too_long_does_not_stop_the_others(check, tmp_path, monkeypatch, capsys):
-    def fail():
+    def fail(rows):
         raise OSError("a loose cable")
 
-    def hang():
+    def hang(rows):
+        rows.append(("so far", "2", ""))
         while True:
             pass
 
-    parts = [("first", 5, fail), ("second", 1, hang), ("third", 5, lambda: {"rows": [("x", "1", "")]})]
+    parts = [("first", 5, fail), ("second", 1, hang), ("third", 5, lambda rows: rows.append(("x", "1", "")) or {})]
     monkeypatch.setattr(check.module, "parts", lambda device: parts)
     assert check("--device", "cpu", tmp_path) == 1
-    lines = capsys.readouterr().out.splitlines()[-3:]
-    assert lines[0] == "| first |  | failed | OSError: a loose cable |"
-    assert lines[1:] == ["| second |  | skipped | took longer than 1 s |", "| third | x | 1 |  |"]
+    lines = capsys.readouterr().out.splitlines()[-4:]
+    assert lines[:2] == ["| first |  | failed | OSError: a loose cable |", "| second | so far | 2 |  |"]
+    assert lines[2:] == ["| second |  | skipped | took longer than 1 s |", "| third | x | 1 |  |"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
