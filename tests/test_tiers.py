@@ -9,7 +9,7 @@ from tiers import CAPACITY, PIECE, dawdler, make_link, make_model, native_kernel
 from offload.context import Context
 from offload.runner import Runner
 
-MODES = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2)]
+MODES = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
 
 
 @pytest.fixture(scope="module", params=["torch", "native-fp32", "native-bf16"])

@@ -127,10 +127,10 @@ def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     addresses costs a tenth of the bandwidth.
     """
     count = torch.Size(size).numel()
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=dtype)
     # Private: memory that could be shared with other processes does not come in large pages.
-    memory = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(size)

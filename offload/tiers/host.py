@@ -37,7 +37,7 @@ class HostAttention:
             return self._pool.submit(self._run, pieces, q, None)
         copy = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(q, non_blocking=True)
         arrived = torch.cuda.Event()
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(q.device))
         return self._pool.submit(self._run, pieces, copy, arrived)
 
     def _run(self, pieces: Tensor, q: Tensor, arrived: torch.cuda.Event | None) -> HostPart:

@@ -41,22 +41,24 @@ class Reading:
         begin, end = first // form.grain, -(-last // form.grain)
         grains = form.grains(self._source(piece))[:, :, begin:end].flatten(0, 1)
         at = slice(first - begin * form.grain, last - begin * form.grain)
-        both = form.read_grains(self._fetched(grains))
+        both = form.read_grains(grains if self._is_open(piece) else self._fetched(grains))
         return tuple(x.unflatten(0, (-1, self.shape.kv_heads))[:, :, at] for x in both)
+
+    def _is_open(self, piece: int) -> bool:
+        """Whether it is on the device, in its open slot."""
+        return self._held[piece % 2] == piece
 
     def _source(self, piece: int) -> Tensor:
         """`[layers, numbers]`, on the device if it is in its open slot, else in host memory."""
-        slot = piece % 2
-        return self.tiers.open[:, slot] if self._held[slot] == piece else self.tiers.pieces[:, piece]
+        return self.tiers.open[:, piece % 2] if self._is_open(piece) else self.tiers.pieces[:, piece]
 
     def _fetched(self, x: Tensor) -> Tensor:
-        """On the device: over the link, if it was in host memory."""
+        """What is in host memory, on the device: over the link."""
         tiers = self.tiers
-        if x.untyped_storage().data_ptr() == tiers.open.untyped_storage().data_ptr():
-            return x
         source = x.contiguous()
         target = torch.empty(source.shape, dtype=source.dtype, device=self.device)
-        tiers.link.wait(ticket := tiers.link.copy([(target, source)]))
+        # The mark: the target's memory may be in use until now by what it was before.
+        tiers.link.wait(ticket := tiers.link.copy([(target, source)], tiers.link.mark()))
         tiers.link.finish(ticket)
         return target
 

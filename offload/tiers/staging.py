@@ -36,10 +36,12 @@ class Ring:
         self._link = link
         self._overlap = overlap
         self._buffers = tuple(buffers)
-        self._free: deque[tuple[Tensor, Any]] = deque((buffer, None) for buffer in buffers)  # and when it is free
+        mark = link.mark()  # until now the buffers' memory may be in use by what it was before
+        self._free: deque[tuple[Tensor, Any]] = deque((buffer, mark) for buffer in buffers)  # and when it is free
         self._expected: deque[Piece] = deque()
         self._coming: deque[_Slot] = deque()
-        self.seconds: float | None = None  # that the last piece took on the link, as far as that is known
+        self._untimed: deque[Any] = deque()  # tickets of pieces that have been taken, perhaps before they came
+        self.seconds: float | None = None  # that a piece took on the link, if that has become known with the last one
 
     def expect(self, pieces: Iterable[Piece]) -> None:
         """What will be taken from now on. What is on its way already and wanted in that order is kept."""
@@ -66,8 +68,16 @@ class Ring:
             self._free.append((slot.buffer, None))
             self.drop()
             raise
-        self.seconds = self._link.seconds(slot.ticket)
+        self._untimed.append(slot.ticket)
+        self._look()
         return slot.buffer
+
+    def _look(self) -> None:
+        """How long pieces took: where the device computes by itself, that is known long after they were taken."""
+        self.seconds = None
+        while self._untimed and (seconds := self._link.seconds(self._untimed[0])) is not None:
+            self._untimed.popleft()
+            self.seconds = seconds
 
     def release(self, buffer: Tensor) -> None:
         """What was asked to be computed with the buffer up to now is all: it may be filled again after that."""
@@ -88,6 +98,7 @@ class Ring:
         mark = self._link.mark()
         self._expected.clear()
         self._coming.clear()
+        self._untimed.clear()
         self._free = deque((buffer, mark) for buffer in self._buffers)
 
     def _fill(self) -> None:

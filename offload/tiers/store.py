@@ -8,7 +8,7 @@ unfinished piece of every layer stays on the device. Every part returns its log-
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -93,9 +93,9 @@ class TieredStore(Reading):
             self._long.finish()
             self._long = None
             self._held = [None, None]
-        self._running = False
         self._clock.stop()
         self.tiers.ring.expect(self._order(1))  # the link need not wait until the next pass is known
+        self._running = False
 
     def truncate(self, length: int) -> None:
         """Tokens from place `length` on will be others."""
@@ -199,7 +199,12 @@ class TieredStore(Reading):
         self.tiers.balance.observe_host(rows, part.seconds / len(part.partials), rest)
         if self.device.type == "cpu":
             return part.partials
-        return [Partial(*(x.to(self.device, non_blocking=True) for x in each)) for each in part.partials]
+        out, lse = (self._in_one_copy(x).unbind() for x in zip(*part.partials, strict=True))
+        return [Partial(*each) for each in zip(out, lse, strict=True)]
+
+    def _in_one_copy(self, parts: Sequence[Tensor]) -> Tensor:
+        """The host's tensors on the device, `[parts, ...]`: from pinned memory, or the host would wait for the copy."""
+        return torch.stack(tuple(parts)).pin_memory().to(self.device, non_blocking=True)
 
 
 def _onto(source: Tensor, buffer: Tensor) -> list[Pair]:

@@ -1,0 +1,187 @@
+"""What check_gpu.sh runs: parts with a time budget each, whose results become JSON and a table."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+Result = dict  # "rows": lines of the table, as (what, value, remark); the rest is for the JSON file alone
+Part = Callable[[list], Result]  # adds to the rows as it goes, and returns the rest
+
+
+class Skipped(Exception):
+    """A part cannot run here; the message says why."""
+
+
+def main() -> int:
+    """Run the parts; the table comes last."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "benchmarks")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    args = parser.parse_args()
+    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        return complain(f"this Python has no {', '.join(missing)}", "name one that has it: PYTHON=/path/to/python")
+    import torch
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        return complain(
+            "no CUDA GPU is available to this torch",
+            "run this on a machine that has one, with torch for CUDA; --device cpu tries everything in miniature",
+        )
+    args.folder.mkdir(parents=True, exist_ok=True)
+    report = Report(args.folder, hardware(args.device))
+    for name, seconds, run in parts(args.device):
+        report.add(name, attempt(name, seconds, run))
+    print(report.table())
+    return 1 if report.failed else 0
+
+
+def complain(message: str, hint: str) -> int:
+    """An error that the user can mend."""
+    print(f"error: {message}\nhint: {hint}", file=sys.stderr)
+    return 1
+
+
+def parts(device: str) -> Iterator[tuple[str, int, Part]]:
+    """Name, seconds that it may take, and what it does; together less than 9 minutes."""
+    import gpu_long
+    import gpu_parts
+
+    bench = gpu_parts.Machine(device)
+    yield "tests", 130, partial(run_tests, device)
+    yield "link", 30, bench.link_rates
+    yield "overlap", 60, bench.overlap
+    yield "decoding", 90, bench.decoding
+    yield "long context", 210, partial(gpu_long.long_context, bench)
+
+
+def attempt(name: str, seconds: int, run: Part) -> Result:
+    """The result of a part, or why there is none."""
+    print(f"{name}: at most {seconds} s", file=sys.stderr, flush=True)
+    start, rows, found = time.perf_counter(), [], {}
+    try:
+        with limit(seconds):
+            found = run(rows)
+        state = "done"
+    except Skipped as reason:
+        state = "skipped"
+        rows.append(("", state, str(reason)))
+    except TimeoutError:
+        state = "skipped"
+        rows.append(("", state, f"took longer than {seconds} s"))
+    except Exception as error:  # whatever it is, the other parts go on
+        traceback.print_exc()
+        state = "failed"
+        rows.append(("", state, f"{type(error).__name__}: {error}".splitlines()[0][:200]))
+    return {"state": state, "seconds": round(time.perf_counter() - start, 1), "rows": rows, **found}
+
+
+@contextmanager
+def limit(seconds: int) -> Iterator[None]:
+    """TimeoutError after so long; what waits for the driver without end is not interrupted."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_tests(device: str, rows: list) -> Result:
+    """The tests marked cuda, or, without a GPU, those of the link that need none."""
+    if importlib.util.find_spec("pytest") is None:
+        raise Skipped("there is no pytest")
+    files = [file for file in sorted((ROOT / "tests").glob("test_*.py")) if "mark.cuda" in file.read_text("utf-8")]
+    remark = ""
+    if absent := [name for name in ("psutil", "platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
+        files, remark = [ROOT / "tests" / "test_tiers_cuda.py"], f"only those of the tiers: no {', '.join(absent)}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *map(str, files)]
+    if device == "cpu":
+        command[-len(files) - 2 :] = [str(ROOT / "tests" / "test_cuda_link.py")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    print(run.stdout, run.stderr, sep="\n", file=sys.stderr)
+    if run.returncode:
+        lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        raise RuntimeError("; ".join([(run.stdout.strip().splitlines() or ["pytest failed"])[-1], *lines]))
+    rows.append(("marked cuda" if device == "cuda" else "without a GPU", run.stdout.strip().splitlines()[-1], remark))
+    return {}
+
+
+def hardware(device: str) -> dict:
+    """What this ran on."""
+    import torch
+
+    from triforce_cli.machine import processor
+
+    found = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "device": processor(torch.device("cpu")),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch": str(torch.__version__),
+        "kind": "miniature",
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "host": found["device"],
+            "device": properties.name,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+        }
+        found |= {"kind": "gpu", "cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}"}
+    return found
+
+
+class Report:
+    """The results, written after each part: what comes later may take the process with it."""
+
+    def __init__(self, folder: Path, facts: dict) -> None:
+        name = re.sub(r"[^a-z0-9]+", "-", str(facts["device"]).lower()).strip("-")
+        self._stem = folder / f"{facts['date']}-{facts['kind']}-{name}"
+        self._facts = facts
+        self._parts: dict[str, Result] = {}
+
+    @property
+    def failed(self) -> bool:
+        return any(part["state"] == "failed" for part in self._parts.values())
+
+    def add(self, name: str, result: Result) -> None:
+        """Keep the result of a part."""
+        self._parts[name] = result
+        self._stem.with_name(self._stem.name + ".json").write_text(
+            json.dumps({"machine": self._facts, **self._parts}, indent=1) + "\n"
+        )
+        self._stem.with_name(self._stem.name + ".md").write_text(self.table() + "\n")
+
+    def table(self) -> str:
+        """In Markdown."""
+        title = ", ".join(f"{name} {value}" for name, value in self._facts.items() if name not in ("date", "device"))
+        lines = [f"{self._facts['date']}, {self._facts['device']}; {title}", ""]
+        lines += ["| part | what | result | remark |", "|---|---|---|---|"]
+        for part, result in self._parts.items():
+            for row in result["rows"]:
+                lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in (part, *row)) + " |")
+        return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

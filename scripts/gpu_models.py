@@ -1,0 +1,79 @@
+"""Models of random weights, and full caches of random keys and values, for measurements that read no prompt."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from offload.cache import FullCache
+from offload.model import Model
+from offload.operations import TorchOperations
+from offload.shape import ModelShape, shape_from_config
+from offload.tiers import Spread
+from offload.weights import expected_sizes, load_model
+
+
+def llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int) -> ModelShape:
+    """The shape of a Llama whose heads have keys of their own, as Llama 2's do."""
+    config = LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        intermediate_size=intermediate,
+        vocab_size=vocab,
+        max_position_embeddings=positions,
+    )
+    return shape_from_config(config, {})
+
+
+class RandomCheckpoint:
+    """Weights made on the device when they are asked for."""
+
+    path = Path("random")
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self._sizes, self._dtype, self._device = expected_sizes(shape), dtype, device
+
+    @contextmanager
+    def tensors(self):
+        yield self._make
+
+    def _make(self, name: str) -> Tensor:
+        size = self._sizes[name]
+        if len(size) == 1:
+            return torch.ones(size, dtype=self._dtype, device=self._device)
+        return torch.empty(size, dtype=self._dtype, device=self._device).normal_(std=0.02)
+
+
+def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Model:
+    """A decoder whose output means nothing, as fast as any other of its shape."""
+    torch.manual_seed(0)
+    checkpoint = RandomCheckpoint(shape, dtype, device)
+    return load_model(checkpoint, dtype, device, lambda done, total: None, TorchOperations())
+
+
+def filled_cache(model: Model, spread: Spread, tokens: int, room: int = 64) -> FullCache:
+    """A full cache that holds so many tokens of random keys and values, as if a prompt had been read."""
+    store = spread.new_store(model.shape, tokens + room, model.dtype)
+    tiers = store.tiers
+    one = torch.empty(tiers.pieces.shape[-1]).normal_(std=0.5).to(model.dtype)
+    for layer in tiers.pieces:  # the same piece everywhere: drawing a book's worth of numbers would take minutes
+        layer.copy_(one.expand_as(layer))
+    if tiers.resident is not None:
+        for layer in range(tiers.resident_layers):
+            tiers.resident._keys[layer].normal_(std=0.5)
+            tiers.resident._values[layer].normal_(std=0.5)
+    cache = model.new_cache(tokens + room, store=store)
+    cache._length = tokens
+    return cache
+
+
+def smaller(shape: ModelShape) -> ModelShape:
+    """Half as many layers."""
+    return replace(shape, layers=shape.layers // 2)

@@ -1,0 +1,186 @@
+"""The measurements of check_gpu.py, on a CUDA GPU or, in miniature over a simulated link, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from gpu_models import filled_cache, llama, random_model
+from torch import Tensor
+
+from offload.checkpoint import FolderCheckpoint
+from offload.config import GenerationConfig, Sampling, Speculation
+from offload.engine import Engine
+from offload.events import Tokens
+from offload.model import Model
+from offload.native.blocks import host_memory
+from offload.operations import TorchOperations
+from offload.tiers import SimulatedLink, Spread, TierSettings
+from offload.tiers.link import Link, Pair
+from offload.weights import load_model
+
+ROOT = Path(__file__).parents[1]
+GIB = 2**30
+WANTED_OVERLAP = 1.15
+BUDGET = 4096
+Row = tuple[str, str, str]
+
+
+class WithoutCopies:
+    """A link that only says it has copied: what remains of a step is its computation."""
+
+    def __init__(self, link: Link) -> None:
+        self.statistics, self._link = link.statistics, link
+        self.wait, self.finish, self.mark, self.seconds = link.wait, link.finish, link.mark, link.seconds
+
+    def copy(self, pairs: Sequence[Pair], after: Any = None) -> Any:
+        return self._link.copy((), after)
+
+
+class Machine:
+    """What is measured on; sizes fit a GPU, or are small on the CPU."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+        self.small = device == "cpu"
+        self.dtype = torch.float32 if self.small else torch.bfloat16
+        if not self.small and not torch.cuda.is_bf16_supported(including_emulation=False):
+            self.dtype = torch.float16
+        self.rate: float | None = None  # of the link, in bytes a second, once measured
+
+    def link(self) -> Link:
+        """The device's own, or a simulated one."""
+        if self.small:
+            return SimulatedLink(2e9)
+        from offload.tiers.cuda import CudaLink
+
+        return CudaLink(self.device)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all."""
+        if not self.small:
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, run: Callable[[], object], times: int = 3, warm: int = 1) -> float:
+        """The median of some runs."""
+        taken = []
+        for _ in range(warm + times):
+            self.synchronize()
+            start = time.perf_counter()
+            run()
+            self.synchronize()
+            taken.append(time.perf_counter() - start)
+        return median(taken[warm:])
+
+    def link_rates(self, rows: list[Row]) -> dict:
+        """Bandwidth, both ways, from pinned and from pageable memory, and both ways at once."""
+        from offload.tiers.cuda import pinned_memory
+
+        size, piece = (2**22, 2**20) if self.small else (2**29, 2**23)
+        link, rates = self.link(), {}
+        there = torch.empty(2, size, dtype=torch.uint8, device=self.device)
+        kinds = {"pageable": host_memory} | ({} if self.small else {"pinned": pinned_memory})
+        for kind, allocate in kinds.items():
+            host = allocate((2, size), torch.uint8)
+            host.fill_(1)
+            down, up = (
+                list(zip(*(x.split(piece) for x in pair), strict=True)) for pair in zip(there, host, strict=True)
+            )
+            up = [(target, source) for source, target in up]
+            for way, jobs in {"to device": [down], "to host": [up], "both ways": [down, up]}.items():
+                rate = rates[f"{kind}, {way}"] = len(jobs) * size / self.seconds(lambda jobs=jobs: _copied(link, jobs))
+                rows.append((f"{kind}, {way}", f"{rate / 1e9:.1f} GB/s", "simulated" if self.small else ""))
+            del host, down, up
+        self.rate = rates.get("pinned, to device", rates["pageable, to device"])
+        return {"bytes_per_s": rates}
+
+    def overlap(self, rows: list[Row]) -> dict:
+        """Streamed steps beside their copies alone and their computation alone."""
+        shape = llama(2, 64, 2, 128, 512, 8192) if self.small else llama(8, 4096, 32, 11008, 32000, 131072)
+        tokens = 2000 if self.small else 32768
+        model = random_model(shape, self.dtype, self.device)
+        settings = TierSettings("stream", piece=128 if self.small else None)
+        spread = Spread(model.operations, self.device, settings, self.link())
+        cache = filled_cache(model, spread, tokens)
+        tiers = cache.store.tiers
+        took = self.seconds(lambda: step(model, cache), 5, 2)
+        tiers.ring.drop()
+        whole = tokens // tiers.form.tokens
+        pieces = [layer[i] for layer in tiers.pieces for i in range(whole)]
+        copying = self.seconds(lambda: _into(spread.link, pieces, tiers.ring._buffers), 3)
+        tiers.ring._link = WithoutCopies(spread.link)
+        computing = self.seconds(lambda: step(model, cache), 5, 2)
+        ratio = took / max(copying, computing)
+        remark = f"step {1e3 * took:.1f} ms, copies {1e3 * copying:.1f}, computation {1e3 * computing:.1f}"
+        if self.small:
+            remark += " (means nothing in miniature)"
+        rows.append(("step / max(copy, compute)", f"{ratio:.3f}", f"{remark}; wanted below {WANTED_OVERLAP}"))
+        return {"step_s": took, "copy_s": copying, "compute_s": computing, "ratio": ratio}
+
+    def decoding(self, rows: list[Row]) -> dict:
+        """Greedy decoding with all KV in host memory, by several methods."""
+        name, model, ids = self._decoder()
+        spread = Spread(model.operations, self.device, TierSettings("stream"), self.link())
+        engine = Engine(model, (), 512, spread=spread)
+        new, settings = (8, {"budget": 128}) if self.small else (64, {"budget": 1024})
+        rows.append(("prompt", f"{len(ids):,} tokens", name))
+        found = {}
+        for method in ("ar", "retrieval", "auto"):
+            emitted, took = _decode(engine, ids, new, Speculation(method, **settings))
+            found[method] = {"ms": 1e3 * took, "ids": emitted}
+            same = "same output" if emitted == found["ar"]["ids"] else "output differs: two tokens were as likely"
+            gain = found["ar"]["ms"] / found[method]["ms"]
+            rows.append((method, f"{1e3 * took:.2f} ms a token", f"{gain:.2f} of ar, {same}"))
+        return {"model": name, "tokens": len(ids), "methods": found}
+
+    def _decoder(self) -> tuple[str, Model, list[int]]:
+        """The embedded model with a book if it is here, else random weights with random tokens."""
+        home = os.environ.get("TRIFORCE_HOME") or Path.home() / ".cache" / "triforce"
+        folder = Path(home) / "models" / "smollm2-135m"
+        if not self.small and folder.is_dir():
+            checkpoint = FolderCheckpoint(folder)
+            text = (ROOT / "examples" / "frankenstein.txt").read_text("utf-8")
+            ids = checkpoint.load_tokenizer().encode(text[:40000])[:7900]
+            model = load_model(checkpoint, self.dtype, self.device, lambda done, total: None, TorchOperations())
+            return "SmolLM2-135M", model, list(ids)
+        shape = llama(2, 64, 2, 128, 512, 8192) if self.small else llama(16, 2048, 16, 5504, 32000, 32768)
+        ids = torch.randint(
+            0, shape.vocab, (1500 if self.small else 16000,), generator=torch.Generator().manual_seed(0)
+        )
+        model = random_model(shape, self.dtype, self.device)
+        return f"random weights, {shape.layers} layers of {shape.hidden}", model, ids.tolist()
+
+
+def _copied(link: Link, jobs: list[list[Pair]]) -> None:
+    for ticket in [link.copy(job) for job in jobs]:
+        link.finish(ticket)
+
+
+def _into(link: Link, pieces: list[Tensor], buffers: Sequence[Tensor]) -> None:
+    """All pieces over the link, as fast as it can, into buffers in turns."""
+    tickets = [link.copy([(buffers[i % len(buffers)], piece)]) for i, piece in enumerate(pieces)]
+    link.finish(tickets[-1])
+
+
+def step(model: Model, cache: Any) -> None:
+    """One more token, which is then taken back: every step is as long as the last."""
+    length = cache.length
+    token = torch.ones(1, dtype=torch.long, device=model.device)
+    int(model.logits(model.forward(token, cache)).argmax())
+    cache.truncate(length)
+
+
+def _decode(engine: Engine, ids: list[int], new: int, settings: Speculation) -> tuple[list[int], float]:
+    """The tokens behind the prompt, and seconds for each behind the first ones."""
+    emitted, times = [], []
+    for event in engine.generate(ids, Sampling(temperature=0), GenerationConfig(max_new_tokens=new), settings):
+        if isinstance(event, Tokens):
+            emitted += event.ids
+            times.append((time.perf_counter(), len(emitted)))
+    (first, before), (last, after) = times[0], times[-1]
+    return emitted, (last - first) / max(after - before, 1)

@@ -1,0 +1,96 @@
+"""The order of a CUDA link's copies, seen on a driver of paper: what waits for what. Needs no GPU."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from offload.tiers import cuda
+from offload.tiers.staging import Piece, Ring
+
+GPU = torch.device("cuda", 0)
+
+
+class PaperEvent:
+    def __init__(self, enable_timing=False):
+        self.over = False
+
+    def record(self, stream):
+        stream.log.append(("record", self))
+
+    def query(self):
+        return self.over
+
+    def synchronize(self):
+        self.over = True
+
+    def elapsed_time(self, other):
+        return 2.0
+
+
+class PaperStream:
+    def __init__(self, device):
+        self.log = []
+
+    def wait_event(self, event):
+        self.log.append(("wait", event))
+
+    def waited(self):
+        return [event for what, event in self.log if what == "wait"]
+
+
+@pytest.fixture
+def paper_link(monkeypatch):
+    """A link whose device is memory above 100 numbers of one tensor, and what its streams were told."""
+    memory = torch.zeros(200)
+    border = memory[100:].data_ptr()
+    compute = PaperStream(None)
+    monkeypatch.setattr(cuda, "_on_host", lambda x: x.data_ptr() < border)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+    for name, fake in {"Event": PaperEvent, "Stream": PaperStream, "stream": nullcontext}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
+    link = cuda.CudaLink(GPU)
+    link.host, link.device, link.compute = memory[:100], memory[100:], compute
+    return link
+
+
+def test_each_direction_has_its_stream_and_waits_for_the_other_where_memory_is_the_same(paper_link):
+    link, host, device = paper_link, paper_link.host, paper_link.device
+    out = link.copy([(host[:10], device[:10])])
+    link.copy([(device[20:30], host[10:20])])
+    assert link._to_device.waited() == []
+    back = link.copy([(device[20:30], host[5:15])])
+    assert link._to_device.waited() == [out.over]
+    link.copy([(host[14:16], device[:2])])
+    assert link._to_host.waited()[-1] is back.over
+    everything = link.copy(())
+    assert len(link._to_device.waited()) == 3
+    link.finish(everything)
+    assert everything.over.over
+
+
+def test_what_is_over_is_counted_and_waited_for_no_more(paper_link):
+    link, host, device = paper_link, paper_link.host, paper_link.device
+    out = link.copy([(host[:10], device[:10])], mark := link.mark())
+    assert link._to_host.waited() == [mark]
+    assert link.seconds(out) is None and link.statistics.bytes == 0
+    link.finish(out)
+    assert (link.statistics.bytes, link.statistics.busy_s) == (40, 0.002)
+    link.copy([(device[:10], host[:10])])
+    assert link._to_device.waited() == []
+    link.wait(out)
+    assert link.compute.waited() == [out.over]
+
+
+def test_a_ring_tells_the_seconds_of_pieces_that_come_after_they_are_taken(paper_link):
+    link, host = paper_link, paper_link.host
+    ring = Ring(link, link.device.split(50))
+    pieces = [Piece(i, lambda buffer: [(buffer, host[:50])]) for i in range(3)]
+    ring.expect(pieces)
+    ring.release(ring.take(pieces[0]))
+    assert ring.seconds is None
+    for ticket in link._pending[link._to_device]:
+        ticket.over.over = True
+    ring.take(pieces[1])
+    assert ring.seconds == 0.002
