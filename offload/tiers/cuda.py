@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import Degraded
 from ..native.blocks import host_memory
 from .link import LinkStatistics, Pair, TransferFailed
 
@@ -112,6 +113,7 @@ def pinned_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         _forget_error()
         warnings.warn(
             f"{memory.nbytes:,} bytes of host memory could not be pinned ({failed}): copies will be slower",
+            Degraded,
             stacklevel=2,
         )
     else:
