@@ -223,6 +223,11 @@ class Placement:
         layers, share, link = self.resident_layers, self.host_share, self.link_gb_s
         _require(layers is None or layers >= 0, f"resident-layers is {layers}", "use 0 or more, or leave it out")
         _require(share is None or 0 <= share <= 1, f"host-share is {share}", "use a number from 0 to 1")
+        _require(
+            share is None or self.offload in ("auto", "hybrid"),
+            f"host-share goes with hybrid, and offload is {self.offload}",
+            "use --offload hybrid, or leave --host-share out",
+        )
         _require(link is None or 0 < link < math.inf, f"link is {link} GB/s", "use a positive number, such as 25")
 
 

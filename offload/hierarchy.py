@@ -60,8 +60,8 @@ def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache | Ta
     """The middle level's cache over a full one; its chunks are whole grains of the store."""
     store = full.store
     chunk = -(-settings.chunk // store.grain) * store.grain
-    while store.span and store.span % chunk and chunk < store.span:
-        chunk += store.grain
+    while store.span and store.span % chunk:
+        chunk = min(chunk + store.grain, store.span)
     selector = (RecencySelector if settings.method == "streaming" else RetrievalSelector)(settings.sink, chunk)
     cache = TableCache if isinstance(store, BlockStore) else SelectedCache
     return cache(full, selector, Refresh(settings.rebuild_every), max(settings.budget, 2 * chunk), chunk, TAIL)

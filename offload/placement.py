@@ -30,6 +30,7 @@ class PlanRequest:
         draft: the draft model's shape, where Speculation names one.
         acceptance: of tokens from the retrieval level by the full cache; None for what is usual.
         draft_acceptance: of tokens from the draft by the retrieval level, likewise.
+        retrieves_in_place: the retrieval cache is a list of the full cache's blocks, as with the native kernel.
     """
 
     model: str
@@ -43,6 +44,7 @@ class PlanRequest:
     draft: Sizes | None = None
     acceptance: float | None = None
     draft_acceptance: float | None = None
+    retrieves_in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,10 @@ class _Parts:
         self._gpus, self._layers, self._order = gpus, shape.layers, order
         self._fixed = _fixed(request)
         self._weights = shape.layer_parameters * size // gpus
+        piece = piece_tokens(shape, size)
         self._kv = shape.layer_kv_bytes(request.tokens, size) // gpus
-        self._piece = shape.layer_kv_bytes(piece_tokens(shape, size), size) // gpus
+        self._piece = shape.layer_kv_bytes(piece, size) // gpus
+        self._whole_kv = -(-request.tokens // piece) * self._piece  # where it lies in pieces
         self._hidden = request.tokens * shape.hidden * size
 
     def on_device(self, weights: int, kv: int) -> dict[str, int]:
@@ -123,12 +127,12 @@ class _Parts:
         if weights < self._layers:
             parts["staging"] = parts.get("staging", 0) + STAGING_BUFFERS * self._weights
         if self._order == "layers" and away:  # rows between two layers; the KV of one that computes and one that leaves
-            parts["activations"] += 2 * self._hidden + 2 * self._kv
+            parts["activations"] += 2 * self._hidden + 2 * self._whole_kv
         return parts
 
     def on_host(self, weights: int, kv: int) -> dict[str, int]:
         """On the host, for all devices."""
-        away = {"weights": (self._layers - weights) * self._weights, "KV cache": (self._layers - kv) * self._kv}
+        away = {"weights": (self._layers - weights) * self._weights, "KV cache": (self._layers - kv) * self._whole_kv}
         return {name: size * self._gpus for name, size in away.items()}
 
     def fit(self, weights: int, kv: int, limit: int) -> bool:
@@ -169,12 +173,17 @@ def _fixed(request: PlanRequest) -> dict[str, int]:
     parts = {"weights": shape.outer_parameters * size // hardware.gpus, "CUDA": 0 if on_cpu else CUDA_BYTES}
     parts["activations"] = activation_bytes(shape, request.tokens, request.prefill_chunk, size, copies=on_cpu)
     if has_middle(settings, request.tokens):
-        parts["retrieval cache"] = retrieval_bytes(shape, settings, request.tokens, size) // hardware.gpus
+        parts["retrieval cache"] = _retrieval(request) // hardware.gpus
     if request.draft is not None and has_draft_model(settings):
         room = draft_room(settings)
         own = request.draft.parameters * size + request.draft.kv_bytes(room, size)
         parts["draft model"] = own + activation_bytes(request.draft, room, draft_chunk(settings), size, copies=on_cpu)
     return parts
+
+
+def _retrieval(request: PlanRequest) -> int:
+    copies = not request.retrieves_in_place
+    return retrieval_bytes(request.shape, request.speculation, request.tokens, request.itemsize, copies)
 
 
 def _is_all_one(request: PlanRequest) -> bool:

@@ -7,8 +7,9 @@ import pytest
 from tiny import make_hf_model, make_tokenizer
 
 from offload.errors import Degraded
-from offload.tiers import make_link
+from offload.tiers import TierSettings, make_link
 from triforce_cli.app import settle_libraries
+from triforce_cli.benchmark import _on_device
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a piece has
 GREEDY = ("--raw", "-n", "24", "--temperature", "0")
@@ -61,10 +62,24 @@ def test_bench_compares_on_one_placement(triforce_here):
     assert {row["method"] for row in json.loads(out)["methods"]} == {"ar", "lookup", "retrieval"}
 
 
+@pytest.mark.parametrize("memory", ["2500KiB", "3100KiB", "3900KiB"])
+def test_a_dry_run_on_a_cpu_says_what_the_run_says(triforce_here, memory):
+    args = ("generate", PROMPT, *GREEDY, "--method", "retrieval", "--memory", memory)
+    assert triforce_here(*args)[0] == triforce_here(*args, "--dry-run")[0]
+
+
+def test_bench_takes_the_placement_that_leaves_least_on_the_device():
+    found = [TierSettings(weight_layers=7), TierSettings(weight_layers=2), TierSettings(resident_layers=1)]
+    assert min(found, key=_on_device).weight_layers == 2
+    assert min(found[2:] + [TierSettings(resident_layers=3)], key=_on_device).resident_layers == 1
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--offload", "stream"), "this one is the CPU"),
+        (("--offload", "stream"), "this device is the CPU"),
+        (("--host-share", "0.5"), "this device is the CPU"),
+        (("--link", "5", "--offload", "host", "--host-share", "0"), "host-share goes with hybrid"),
         (("--link", "5", "--memory", "1KiB"), "do not fit"),
         (("--link", "5", "--offload", "stream", "--host-memory", "1KiB"), "host memory"),
         (
@@ -77,10 +92,11 @@ def test_bench_compares_on_one_placement(triforce_here):
     ],
 )
 def test_tiers_that_cannot_be(triforce_here, args, message):
-    code, out, err = triforce_here("generate", PROMPT, *GREEDY, *args)
-    assert code in (1, 2)
-    assert out == ""
-    assert message in err and "hint: " in err
+    for more in ((), ("--dry-run",)):
+        code, out, err = triforce_here("generate", PROMPT, *GREEDY, *args, *more)
+        assert code in (1, 2)
+        assert more or out == ""
+        assert message in err and "hint: " in err
 
 
 def test_what_is_slower_than_it_could_be_is_a_warning(triforce_here, monkeypatch):

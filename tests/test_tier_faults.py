@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from tiers import CAPACITY, make_link, make_model, settings, tiered_cache
+from tiers import CAPACITY, PIECE, make_link, make_model, settings, tiered_cache
 
 from offload.tiers import SimulatedLink, TransferFailed
 
@@ -55,9 +55,19 @@ def fail():
     raise OSError("the cable is loose")
 
 
-@pytest.mark.parametrize("mode", ["stream", "hybrid"])
-def test_a_copy_that_fails_once_is_an_error_and_the_next_pass_is_right(model, mode):
+def test_a_copy_that_fails_once_is_tried_again(model):
     trouble = Trouble(fail)
+    cache = tiered_cache(model, settings(), make_link(before=trouble))
+    model.forward(ids(LENGTH), cache)
+    trouble.begin()
+    decode(model, cache)
+    assert trouble.seen > trouble.first
+    torch.testing.assert_close(model.forward(ids(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["stream", "hybrid"])
+def test_copies_that_go_on_failing_are_an_error_and_the_next_pass_is_right(model, mode):
+    trouble = Trouble(fail, times=6)
     cache = tiered_cache(model, settings(mode, share=0.5), make_link(before=trouble))
     model.forward(ids(LENGTH), cache)
     trouble.begin()
@@ -148,3 +158,22 @@ def test_no_copy_is_larger_than_what_is_stored(model):
     model.forward(ids(1), cache)
     cache.store.tiers.ring.drop()
     assert link.statistics.bytes - before <= 1.5 * model.shape.kv_bytes(LENGTH, 4)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_prompt_that_fails_behind_a_begun_piece_leaves_that_piece(native, tmp_path):
+    """Its committed tokens are on the device; what is in host memory may have been half overwritten."""
+    model = make_model(tmp_path, native=native)
+    trouble = Trouble(fail, times=10**9)
+    cache = tiered_cache(model, settings(), make_link(before=trouble))
+    model.forward(ids(LENGTH), cache)
+    cache.truncate(PIECE // 2)
+    trouble.begin(after=2)  # the first brings the begun piece back to the device
+    with pytest.raises(TransferFailed):
+        model.forward(ids(LENGTH, 5), cache)
+    trouble.first = None
+    fresh = tiered_cache(model, settings())
+    model.forward(ids(LENGTH)[: PIECE // 2], fresh)
+    for part in (ids(LENGTH, 6), ids(3, 7)):
+        found, wanted = (model.forward(part, each) for each in (cache, fresh))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

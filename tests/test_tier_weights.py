@@ -75,3 +75,23 @@ def test_a_missing_wait_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(link, "wait", lambda ticket: None)
     model = load(tmp_path, TorchOperations(), WeightTier(0, link))
     assert model.forward(ids(5), model.new_cache(9)).isnan().any()
+
+
+def test_passes_that_rest_between_layers_do_not_disturb_each_other(folder, operations):
+    """Prompts that are read in turns, of which one is abandoned."""
+    whole = load(folder, operations)
+    model = load(folder, operations, WeightTier(1, make_link(before=dawdler(4))))
+    prompts = [ids(LENGTH, seed) for seed in range(4)]
+    caches = [model.new_cache(LENGTH) for _ in prompts]
+    passes = [model.forward_by_layers(*each, 20) for each in zip(prompts, caches, strict=True)]
+    for _ in range(2):
+        for each in passes:
+            next(each)
+    passes[1].close()
+    for index in (0, 2, 3):
+        list(passes[index])
+        expected = whole.new_cache(LENGTH)
+        whole.forward(prompts[index], expected)
+        for found, wanted in zip(caches[index].store.read(0, LENGTH), expected.store.read(0, LENGTH), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert caches[1].length == 0

@@ -6,8 +6,10 @@ import pytest
 import torch
 from tiers import CAPACITY, PIECE, dawdler, make_link, make_model, native_kernel, settings, tiered_cache
 
+from offload import Speculation
 from offload.context import Context
-from offload.runner import Runner
+from offload.hierarchy import selected_cache
+from offload.runner import Runner, SelectedRunner
 
 MODES = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
 
@@ -127,3 +129,15 @@ def test_a_runner_prefills_and_rolls_back(model):
     fresh = Runner(model, tiered_cache(model, settings("stream")), 50)
     list(fresh.prefill(second))
     assert same(model, runner.rows(second, [5, 6]), fresh.rows(second, [5, 6]))
+
+
+@pytest.mark.parametrize("chunk", [16, 48, 100])
+def test_chunks_never_cross_the_border_of_a_piece(model, chunk):
+    """Wanted longer than a piece, or not dividing it, they become what does."""
+    settings_of = Speculation("retrieval", chunk=chunk, budget=4 * chunk)
+    full = Runner(model, tiered_cache(model, settings("stream")), 50)
+    context = Context(ids(500).tolist())
+    list(full.prefill(context))
+    middle = SelectedRunner(full, selected_cache(full.cache, settings_of))
+    rows = middle.rows(context, [5, 6])
+    assert torch.isfinite(rows).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -127,9 +128,14 @@ def _check(plan: Plan, terminal: Terminal, quiet: bool, dry_run: bool) -> _Job:
         for method in (() if dry_run else methods.values())
     ]
     spread = [tiers for tiers in found if tiers is not None]
-    # All methods on one placement: that of the one which leaves least room for resident layers.
-    tiers = min(spread, key=lambda each: each.resident_layers, default=None)
+    # All methods on one placement: that of the one which leaves least room for layers on the device.
+    tiers = min(spread, key=_on_device, default=None)
     return _Job(plan, opened, ids, sampling, methods, tiers)
+
+
+def _on_device(tiers: TierSettings) -> tuple[float, int]:
+    """Layers whose weights, and whose KV, stay there."""
+    return math.inf if tiers.weight_layers is None else tiers.weight_layers, tiers.resident_layers
 
 
 def _first_tokens(ids: list[int], wanted: int | None) -> list[int]:

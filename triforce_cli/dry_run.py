@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from offload.config import Placement
+from offload.errors import SettingsError
 from offload.measured import Measured, applied
 from offload.memory import available
 from offload.opening import OpenModel
@@ -22,11 +24,29 @@ from .terminal import Terminal
 
 def tell_dry_run(opened: OpenModel, settings: Settings, tokens: int, terminal: Terminal, json: bool) -> int:
     """What would lie where for a sequence of `tokens`, and how fast it would be; exit code 1 if it does not fit."""
+    check_tiers(opened, settings.placement)
     measured = saved(terminal)
     request, profile = request_of(opened, settings, tokens, measured)
     plan, ways = plan_with_ways(request)
     used = measured if profile.host != settings.profile.host else None  # the host is always measured
     return tell(plan, ways, terminal, None, used, json)
+
+
+def check_tiers(opened: OpenModel, placement: Placement) -> None:
+    """Raises SettingsError for tiers that this machine has not."""
+    on_cpu, link = opened.device.type == "cpu", placement.link_gb_s
+    if not on_cpu and link is not None:
+        raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
+    if not on_cpu or link is not None:
+        return
+    asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
+    asked["offload"] = placement.offload if placement.offload not in ("auto", "none") else None
+    for name, value in asked.items():
+        if value is not None:
+            raise SettingsError(
+                f"--{name} {value} divides KV between a device and the host, and this device is the CPU",
+                "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
+            )
 
 
 def request_of(
@@ -40,7 +60,8 @@ def request_of(
     draft = opened.draft.shape if opened.draft is not None else None
     hardware = this_machine(opened.device, profile)
     request = request_for(settings, opened.checkpoint.shape, tokens, hardware, draft)
-    return replace(request, itemsize=opened.dtype.itemsize), profile
+    in_place = opened.kernel != "off" and settings.placement.link_gb_s is None
+    return replace(request, itemsize=opened.dtype.itemsize, retrieves_in_place=in_place), profile
 
 
 def rated(device: torch.device, profile: Profile, measured: Measured | None) -> Profile:

@@ -7,7 +7,7 @@ from offload.opening import OpenModel
 from offload.plan import Plan
 from offload.tiers import TierSettings
 
-from .dry_run import request_of
+from .dry_run import check_tiers, request_of
 from .measuring import saved
 from .planning import hint, plan_with_ways
 from .settings import Settings
@@ -20,16 +20,10 @@ def tiers_for(opened: OpenModel, settings: Settings, tokens: int, terminal: Term
     Raises OutOfMemory with the numbers and what would fit, SettingsError for tiers that this machine has not.
     """
     placement = settings.placement
+    check_tiers(opened, placement)
     if opened.device.type == "cpu" and placement.link_gb_s is None:
-        if placement.offload not in ("auto", "none"):
-            raise SettingsError(
-                f"--offload {placement.offload} moves KV to a device, and this one is the CPU",
-                "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
-            )
         opened.check_fit(tokens, settings.memory_limit("cpu"))
         return None
-    if opened.device.type != "cpu" and placement.link_gb_s is not None:
-        raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     try:
         request, _ = request_of(opened, settings, tokens, saved(terminal))
     except SettingsError:  # nobody knows this GPU's rates: without them there is no plan, but there may be room

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .link import Link, Pair
+from .link import Link, Pair, TransferFailed
 
 
 class Piece(NamedTuple):
@@ -55,14 +55,14 @@ class Ring:
         self._fill()
 
     def take(self, piece: Piece) -> Tensor:
-        """The piece's buffer, once it has come; `release` it afterwards. Raises TransferFailed."""
+        """The piece's buffer, once it has come; `release` it afterwards. Raises TransferFailed if it fails twice."""
         if self._coming and self._coming[0].key == piece.key:
             slot = self._coming.popleft()
         else:
             self.drop()
             slot = self._start(piece)
         try:
-            self._link.wait(slot.ticket)
+            slot = self._waited(slot, piece)
         except BaseException:
             self._link.finish(slot.ticket)
             self._free.append((slot.buffer, None))
@@ -71,6 +71,15 @@ class Ring:
         self._untimed.append(slot.ticket)
         self._look()
         return slot.buffer
+
+    def _waited(self, slot: _Slot, piece: Piece) -> _Slot:
+        """Once it has come; a copy that has failed is tried once more."""
+        try:
+            self._link.wait(slot.ticket)
+        except TransferFailed:
+            slot = slot._replace(ticket=self._link.copy(piece.copies(slot.buffer), None))
+            self._link.wait(slot.ticket)
+        return slot
 
     def _look(self) -> None:
         """How long pieces took: where the device computes by itself, that is known long after they were taken."""

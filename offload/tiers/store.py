@@ -119,6 +119,7 @@ class TieredStore(Reading):
                 self._held[slot] = None
         if start % self.span and self._held[self._whole % 2] is None:
             self._move(self.tiers.open[:, self._whole % 2], self.tiers.pieces[:, self._whole])
+            self._held[self._whole % 2] = self._whole  # also through a long pass, which writes to the other copy
 
     def _move(self, targets: Tensor, sources: Tensor) -> None:
         link = self.tiers.link

@@ -46,25 +46,42 @@ class StreamedLayers:
         buffers = torch.empty((2, size), dtype=torch.uint8, device=device).unbind()
         self._slots = {buffer.data_ptr(): _over(far[0], iter(_views(buffer, offsets, parts))) for buffer in buffers}
         self._ring = Ring(link, buffers)
+        self._leader: object | None = None  # for whom the ring works
         self._order = [Piece(index, partial(_onto, row)) for index, row in enumerate(self._far)]
 
     def __len__(self) -> int:
         return len(self._near) + len(self._far)
 
     def __iter__(self) -> Iterator[Layer]:
-        self._ring.expect(self._order)
-        done = False
+        """Several may be under way, one going on while the others rest between two layers; not in several threads."""
+        me = object()
+        self._lead(me, 0)
         try:
             yield from self._near
-            for piece in self._order:
+            for index, piece in enumerate(self._order):
+                self._lead(me, index)
                 buffer = self._ring.take(piece)
                 yield self._slots[buffer.data_ptr()]
-                self._ring.release(buffer)
-            done = True
-        finally:  # broken off: a buffer is still out
-            if not done:
-                self._ring.reset()
-        self._ring.expect(self._order)  # of the next pass
+                if self._leader is me:
+                    self._ring.release(buffer)
+        except BaseException:
+            self._stop(me)
+            raise
+        if self._leader is me:
+            self._leader = None
+            self._ring.expect(self._order)  # of the next pass
+
+    def _lead(self, who: object, index: int) -> None:
+        """The ring works for `who` from now on, who goes on with the layer of that index."""
+        if self._leader is not who:
+            self._stop(self._leader)  # whoever rests has no use for a layer
+            self._leader = who
+            self._ring.expect(self._order[index:])
+
+    def _stop(self, who: object | None) -> None:
+        if who is not None and self._leader is who:
+            self._ring.reset()  # a buffer of his may be out
+            self._leader = None
 
 
 def _tensors(layer: Layer) -> list[Tensor]:
