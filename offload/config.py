@@ -45,6 +45,11 @@ def parse_tokens(text: str) -> int:
     return int(count)
 
 
+def size_text(count: int) -> str:
+    """Bytes as the program tells them: `1.50 GiB`, `350.0 MiB`."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+
+
 def _require(condition: bool, message: str, hint: str) -> None:
     if not condition:
         raise SettingsError(message, hint)

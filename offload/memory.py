@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .config import GIB
+from .config import size_text
 from .errors import OutOfMemory
 from .parts import activation_bytes
 from .shape import ModelShape
@@ -51,10 +51,10 @@ def check_fit(need: MemoryEstimate, free: int) -> None:
     if need.total <= free:
         return
     others = ((need.retrieval, "retrieval cache"), (need.draft, "draft model"))
-    more = "".join(f"{name} {size / GIB:.2f}, " for size, name in others if size)
-    parts = f"weights {need.weights / GIB:.2f}, KV cache of {need.kv_tokens:,} tokens {need.kv / GIB:.2f}"
+    more = "".join(f"{name} {size_text(size)}, " for size, name in others if size)
+    parts = f"weights {size_text(need.weights)}, KV cache of {need.kv_tokens:,} tokens {size_text(need.kv)}"
     raise OutOfMemory(
-        f"not enough memory: about {need.total / GIB:.2f} GiB needed ({parts}, "
-        f"{more}activations {need.activations / GIB:.2f}), {free / GIB:.2f} GiB free",
-        "use a shorter prompt, fewer --max-new-tokens, --dtype bfloat16 or a smaller model",
+        f"not enough memory: about {size_text(need.total)} needed ({parts}, "
+        f"{more}activations {size_text(need.activations)}), {size_text(free)} may be used",
+        "use a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16 or a smaller model",
     )

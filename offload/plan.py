@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .config import GIB
+from .config import size_text
 from .costs import Time
 from .errors import OutOfMemory
 from .levels import has_middle
@@ -69,7 +69,7 @@ class Plan:
     def shortage(self) -> str:
         """What is missing, with the numbers; empty if it fits."""
         short = [
-            f"needs {_gib(tier.total)} of {name} ({_listed(tier)}) where {_gib(tier.limit)} may be used"
+            f"needs {size_text(tier.total)} of {name} ({_listed(tier)}) where {size_text(tier.limit)} may be used"
             for tier, name in ((self.device, self.device_name), (self.host, "host memory"))
             if tier.missing
         ]
@@ -87,12 +87,8 @@ class Plan:
             raise OutOfMemory(self.shortage(), hint)
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"
-
-
 def _listed(tier: Tier) -> str:
-    return ", ".join(f"{name} {_gib(size)}" for name, size in tier.parts.items())
+    return ", ".join(f"{name} {size_text(size)}" for name, size in tier.parts.items())
 
 
 def make_plan(request: PlanRequest) -> Plan:

@@ -71,7 +71,7 @@ def test_a_dry_run_on_a_cpu_says_what_the_run_says(triforce_here, memory):
 def test_bench_takes_the_placement_that_leaves_least_on_the_device():
     found = [TierSettings(weight_layers=7), TierSettings(weight_layers=2), TierSettings(resident_layers=1)]
     assert min(found, key=_on_device).weight_layers == 2
-    assert min(found[2:] + [TierSettings(resident_layers=3)], key=_on_device).resident_layers == 1
+    assert min([found[2], TierSettings(resident_layers=3)], key=_on_device).resident_layers == 1
 
 
 @pytest.mark.parametrize(
