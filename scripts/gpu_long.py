@@ -34,7 +34,7 @@ def long_context(machine: Machine, rows: list[Row]) -> dict:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(machine.device)
     model = random_model(shape, machine.dtype, machine.device)
-    settings = TierSettings("hybrid", resident_layers=plan.placed.resident_layers)
+    settings = TierSettings("hybrid", resident_layers=min(plan.placed.resident_layers, shape.layers - 1))
     cache = filled_cache(model, Spread(model.operations, machine.device, settings, machine.link()), tokens)
     size = f"{shape.layers} layers of {shape.hidden}, {tokens:,} tokens{cut}"
     where = f"{cache.store.tiers.resident_layers} layers resident of a {plan.device.limit / GIB:.1f} GiB cap"

@@ -304,7 +304,7 @@ def test_prompt_too_long_and_too_little_memory(triforce, tmp_path):
     assert_error(triforce("generate", "hi", "-n", "5000"), 2, "2,048", "--max-new-tokens")
     small = tmp_path / "small.yaml"
     small.write_text("name: small\ndescription: a small machine\ndevice: cpu\nhost: {memory_gib: 0.0001}\n")
-    assert_error(triforce("generate", "hi", "--profile", str(small)), 1, "not enough memory", "GiB")
+    assert_error(triforce("generate", "hi", "--profile", str(small)), 1, "not enough memory", "MiB")
 
 
 # Generation -------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_what_never_happened_is_none():
     missing = {field.name for field in dataclasses.fields(summary) if getattr(summary, field.name) is None}
     assert missing == {
         *("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s"),
-        *("seed", "method", "model", "peak_memory_bytes"),
+        *("seed", "method", "model", "peak_memory_bytes", "link_bytes", "link_utilisation"),
         *("verifications", "tokens_per_verification", "verify"),
     }
     assert summary.acceptance == summary.time_share == {}
