@@ -110,6 +110,14 @@ class FullCache:
         self._inflight = 0
         self._queried = self._length if self._queries is not None else -1
 
+    def restore(self, keys: Tensor, values: Tensor) -> None:
+        """Commit tokens that need not be run: their keys and values `[layers, kv_heads, tokens, head_dim]`, rotated."""
+        end = self._length + keys.shape[2]
+        assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
+        self.writes += 1
+        self.store.write(self._length, keys, values)
+        self._length, self._inflight, self._queried = end, 0, -1
+
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
         self._length = length

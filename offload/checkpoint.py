@@ -24,6 +24,10 @@ class Checkpoint(Protocol):
     shape: ModelShape
     generation: dict  # generation_config.json, or {}
 
+    def files(self) -> list[Path]:
+        """The files that hold the weights."""
+        ...
+
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor's name and size, from the headers. Raises CheckpointError."""
         ...
@@ -64,6 +68,9 @@ class FolderCheckpoint:
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise CheckpointError(f"{path / 'config.json'} is not usable: {error}", "fetch the model again") from error
         self._files = _weight_files(path)
+
+    def files(self) -> list[Path]:
+        return [self.path / name for name in self._files]
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         sizes = {}

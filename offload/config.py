@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .errors import SettingsError
+from .units import GIB
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -18,36 +18,6 @@ METHODS = ("auto", "ar", "lookup", "naive", "retrieval", "streaming", "triforce"
 DRAFTS = ("lookup", "none")  # beside models
 LONGEST_GAMMA = 32
 DEFAULT_MODEL = "smollm2-135m"
-GIB = 2**30
-
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Bytes in a size as people write it: "22GiB", "22 GB", "500m", "1.5T". Raises SettingsError."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise SettingsError(f"{text!r} is no size", "write it like 22GiB, 24GB or 500MiB")
-    number, letter, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " "))
-
-
-_TOKENS = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s*([km]?)", re.IGNORECASE)
-
-
-def parse_tokens(text: str) -> int:
-    """Tokens as people write them: "128K" is 131,072, "1M" 1,048,576, and "8000" is 8,000. Raises SettingsError."""
-    match = _TOKENS.fullmatch(text.strip())
-    count = 0 if match is None else float(re.sub("[,_]", "", match[1])) * 1024 ** " km".index(match[2].lower() or " ")
-    if not 1 <= count < 2**40:
-        raise SettingsError(f"{text[:80]!r} is no number of tokens", "write it like 8000, 128K or 1M")
-    return int(count)
-
-
-def size_text(count: int) -> str:
-    """Bytes as the program tells them: `1.50 GiB`, `350.0 MiB`."""
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
 
 
 def _require(condition: bool, message: str, hint: str) -> None:
@@ -236,7 +206,18 @@ class Placement:
         _require(link is None or 0 < link < math.inf, f"link is {link} GB/s", "use a positive number, such as 25")
 
 
-GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation, Placement)  # everything that can be set
+@dataclass(frozen=True, slots=True)
+class Caching:
+    """Whether prompts are kept on disk, and how many bytes of them. `cache` None: those that are worth it."""
+
+    cache: bool | None = None
+    cache_limit: int = 20 * GIB
+
+    def __post_init__(self) -> None:
+        _require(self.cache_limit >= 0, f"cache-limit is {self.cache_limit}", "use a size such as 20GiB")
+
+
+GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation, Placement, Caching)  # everything that can be set
 
 
 def check_part(values: Mapping[str, Any]) -> None:

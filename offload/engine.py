@@ -8,6 +8,7 @@ from .config import GenerationConfig, Sampling, Speculation
 from .events import Event
 from .linear import multiplies_natively
 from .model import Model
+from .prompts import PromptCache
 from .replay import Replay, replay
 from .session import Session
 from .tiers import Spread
@@ -27,10 +28,12 @@ class Engine:
         prefill_chunk: int,
         draft: Model | None = None,
         spread: Spread | None = None,
+        prompts: PromptCache | None = None,
     ) -> None:
-        """`spread` makes the full caches, where they do not stay on the device."""
+        """`spread` makes the full caches, where they do not stay on the device; `prompts` remembers prompts on disk."""
         self.model = model
         self.spread = spread
+        self._prompts = prompts
         self._draft = draft
         self._eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
@@ -76,7 +79,7 @@ class Engine:
         if session is not None and session.serves(capacity):
             return session
         del session  # its memory first
-        return Session(self.model, self._draft, capacity, self._prefill_chunk, self.spread)
+        return Session(self.model, self._draft, capacity, self._prefill_chunk, self.spread, self._prompts)
 
     def without_end(self) -> Engine:
         """The same models in an engine that no token ends, for benchmarks: all methods decode equally many tokens."""

@@ -17,6 +17,15 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """So many prompt tokens were read from a prompt cache on disk instead of being run: bytes, and seconds it took."""
+
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Newly emitted tokens, in order: one from plain decoding, a run of them from a verification."""
 
@@ -89,4 +98,4 @@ class Finished:
     reason: str
 
 
-Event = Prefilled | Tokens | Speculated | Transferred | Text | Finished
+Event = Prefilled | Restored | Tokens | Speculated | Transferred | Text | Finished

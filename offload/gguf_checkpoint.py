@@ -109,6 +109,9 @@ class GGUFCheckpoint:
             raise CheckpointError(f"{self.path} lacks the tensor {name}", "convert the model again")
         return self._tensors[name]
 
+    def files(self) -> list[Path]:
+        return [self.path]
+
     def sizes(self) -> dict[str, tuple[int, ...]]:
         end = self.path.stat().st_size
         for tensor in self._reader.tensors:

@@ -11,11 +11,11 @@ from time import perf_counter
 import psutil
 import torch
 
-from .config import GIB
 from .hardware import Gpu, Host, Link
 from .linear import TorchLinear
 from .measured import Measured
 from .memory import available
+from .units import GIB
 
 _LEAST = 2**26  # bytes: less would measure the caches
 _SECONDS = 0.4  # for the runs of a measurement, beside the memory that it must fill first

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import yaml
 
 from .errors import SettingsError, TriforceError, UnusableMeasurement
+from .files import replace_file
 from .hardware import Gpu, Host, Link, Misfit, Profile
 from .profile import same_gpu
 from .profile_file import build, read
@@ -100,7 +99,8 @@ def save(measured: Measured, folder: Path) -> Path:
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(path, "# Written by triforce; delete it to go back to data sheets.\n" + _yaml(asdict(measured)))
+        text = "# Written by triforce; delete it to go back to data sheets.\n" + _yaml(asdict(measured))
+        replace_file(path, text.encode())
     except OSError as error:
         hint = "make the folder writable, or set TRIFORCE_CONFIG to another"
         raise TriforceError(f"cannot write {path}: {error.strerror or error}", hint) from error
@@ -126,17 +126,3 @@ def _is_among(gpu: Gpu | None, names: Sequence[str]) -> bool:
 
 def _yaml(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
-
-
-def _replace(path: Path, text: str) -> None:
-    """All of it or nothing, even if the power fails."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

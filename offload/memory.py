@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .config import size_text
 from .errors import OutOfMemory
 from .parts import activation_bytes
 from .shape import ModelShape
 from .system import free_host_memory
+from .units import size_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from .memory import MemoryEstimate, available, check_fit, estimate
 from .model import Model
 from .operations import Operations, check_kernel, choose_operations
 from .parts import retrieval_bytes
+from .prompts import LEAST, PromptCache, PromptFolder, weights_digest
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .text import Tokenizer
 from .tiers import Spread, TierSettings, WeightTier, make_link
@@ -110,8 +111,14 @@ class OpenModel:
         free = available(self.device)
         check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))
 
-    def load(self, progress: Progress = lambda done, total: None, tiers: TierSettings | None = None) -> Engine:
-        """Read the weights. `tiers` says how the full KV cache is spread, where it does not stay on the device."""
+    def load(
+        self,
+        progress: Progress = lambda done, total: None,
+        tiers: TierSettings | None = None,
+        prompts: PromptCache | None = None,
+    ) -> Engine:
+        """Read the weights. `tiers` says how the full KV cache is spread, where it does not stay on the device;
+        `prompts` is what remembers prompts from one process to the next."""
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         link = weights = None
@@ -120,7 +127,16 @@ class OpenModel:
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
         model, draft = self._load(self.checkpoint, progress, weights), self._load(self.draft, progress)
         spread = None if tiers is None else Spread(model.operations, self.device, tiers, link)
-        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, spread)
+        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, spread, prompts)
+
+    def prompt_cache(self, folder: PromptFolder, label: str = "", least: int = LEAST) -> PromptCache:
+        """What remembers this model's prompts in a folder; `label` says for people which prompt, `least` see there.
+
+        Reads the weight files once, to know them again. Raises OSError if the folder cannot be made.
+        """
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
+        return PromptCache(folder, digest, self.config.model, label, least)
 
     def _load(self, checkpoint: Checkpoint | None, progress: Progress, tier: WeightTier | None = None) -> Model | None:
         if checkpoint is None:

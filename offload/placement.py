@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .config import GIB, Placement, Speculation
+from .config import Placement, Speculation
 from .levels import draft_chunk, draft_room, has_draft_model, has_middle
 from .parts import activation_bytes, piece_tokens, retrieval_bytes
 from .resources import Hardware
 from .sizes import Sizes
+from .units import GIB
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to
 OPEN_PIECES = 2  # of each layer that is not resident: the newest tokens, on their way to the host

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .config import size_text
 from .costs import Time
 from .errors import OutOfMemory
 from .levels import has_middle
 from .placement import Placed, PlanRequest, Tier, place
 from .predictions import Decoding, Passes, candidates, prefill
+from .units import size_text
 
 
 @dataclass(frozen=True, slots=True)

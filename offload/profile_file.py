@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
-from .config import parse_size
 from .errors import SettingsError
 from .hardware import UNITS, Key, Misfit, dotted, refuse_unknown
+from .units import parse_size
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11

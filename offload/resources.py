@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .config import GIB, Placement
+from .config import Placement
 from .errors import SettingsError
 from .profile import Profile
+from .units import GIB
 
 # Where neither the profile nor a measurement says: two channels of DDR4-3200 (more where the links reach their rates,
 # for something must feed them), and the peak of an AVX2 core at 3 GHz.

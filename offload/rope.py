@@ -7,6 +7,8 @@ is chunked, drafted or rolled back.
 
 from __future__ import annotations
 
+import struct
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,10 @@ class Rope:
         both = torch.cat((angles, angles), dim=-1)
         self._cos = (both.cos() * self._factor).to(self._device, self._dtype)
         self._sin = (both.sin() * self._factor).to(self._device, self._dtype)
+
+    def identity(self) -> bytes:
+        """What all the angles follow from."""
+        return self._inverse.numpy().tobytes() + struct.pack("d", self._factor)
 
     def rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions `start` to `end - 1`, each `[tokens, 1, head_dim]`, for `rotate`."""

@@ -12,6 +12,7 @@ from .hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
 from .levels import draft_chunk, has_draft_model, has_middle
 from .lookup import LookupDrafter
 from .model import Model
+from .prompts import PromptCache
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
 from .tiers import Spread
@@ -21,13 +22,20 @@ class Session:
     """Caches for a sequence of up to `capacity` tokens, and the tokens that are in them."""
 
     def __init__(
-        self, model: Model, draft: Model | None, capacity: int, chunk: int, spread: Spread | None = None
+        self,
+        model: Model,
+        draft: Model | None,
+        capacity: int,
+        chunk: int,
+        spread: Spread | None = None,
+        prompts: PromptCache | None = None,
     ) -> None:
         self.context = Context()
         store = None if spread is None else spread.new_store(model.shape, capacity, model.dtype)
         by_layers = spread is not None and spread.settings.by_layers
         self.full = Runner(model, model.new_cache(capacity, model.rope(capacity), store), chunk, by_layers)
         self._link = None if spread is None else spread.link
+        self._prompts = None if prompts is None else prompts.bind(model, self.full.cache.rope)
         self._model, self._draft = model, draft
         self._capacity = capacity
         self._lookup = LookupDrafter()
@@ -54,7 +62,7 @@ class Session:
         context = self.context
         context.restart(ids)
         parts = self._parts(settings, len(ids) + config.max_new_tokens)
-        yield from parts.full.prefill(context)
+        yield from self._prefill()
         if parts.draft is not None:
             parts.draft.rows(context)
         if settings.method != "ar":
@@ -62,6 +70,11 @@ class Session:
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
         sampler.observe(context.tokens)
         yield from self._decode(build(parts, settings, sampler), sampler, config.max_new_tokens, eos_ids)
+
+    def _prefill(self) -> Generator[Event]:
+        if self._prompts is None:
+            return self.full.prefill(self.context)
+        return self._prompts.prefill(self.full, self.context)
 
     def _decode(
         self, hierarchy: Hierarchy, sampler: Sampler, limit: int, eos_ids: frozenset[int]

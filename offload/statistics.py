@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .events import Event, LevelStatistics, Prefilled, Speculated, Tokens, Transferred
+from .events import Event, LevelStatistics, Prefilled, Restored, Speculated, Tokens, Transferred
 
 FULL = "full"  # the verifier whose distribution is what comes out
 
@@ -38,6 +38,7 @@ class Summary:
     tokens_per_verification: float | None = None
     acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
     time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
+    cached_tokens: int = 0  # of the prompt, that need not be run: held in memory, or read from disk
     link_bytes: int | None = None  # that went between host memory and the device; None where nothing does
     link_utilisation: float | None = None  # the share of the time in which the link was busy
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if it was asked for
@@ -48,7 +49,7 @@ class Meter:
 
     def __init__(self, prompt_tokens: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.prompt_tokens = prompt_tokens
-        self.prefilled_tokens = 0
+        self.prefilled_tokens = self.cached_tokens = 0
         self.new_tokens = 0
         self._clock = clock
         self._start = clock()
@@ -63,7 +64,11 @@ class Meter:
     def observe(self, event: Event) -> None:
         """Take note of an event, at the time of this call."""
         if isinstance(event, Prefilled):
+            if self._prefilled_at is None:
+                self.cached_tokens = event.done
             self.prefilled_tokens, self._prefilled_at = event.done, self._clock()
+        elif isinstance(event, Restored):
+            self.cached_tokens += event.tokens
         elif isinstance(event, Tokens) and event.ids:
             self._count(len(event.ids), self._clock())
         elif isinstance(event, Speculated):
@@ -85,7 +90,8 @@ class Meter:
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        return _rate(self.prefilled_tokens, self.prefill_s)
+        """Of the tokens that were run."""
+        return _rate(self.prefilled_tokens - self.cached_tokens, self.prefill_s)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -124,6 +130,7 @@ class Meter:
             tokens_per_verification=_rate(self.new_tokens, verifications(self.levels)),
             acceptance=acceptance(self.levels),
             time_share=time_share(self.levels),
+            cached_tokens=self.cached_tokens,
             link_bytes=None if self.transferred is None else self.transferred.bytes,
             link_utilisation=self.link_utilisation,
             **facts,

@@ -53,8 +53,12 @@ class Store(Protocol):
         ...
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
-        """What `read` gave, to places from `start` on."""
+        """What `read` or `export` gave, to places from `start` on."""
         ...
+
+    def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """As `read`, but copies, in host memory."""
+        return tuple(x.to("cpu", copy=True, memory_format=torch.contiguous_format) for x in self.read(start, end))
 
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
         """What `gather` gave, to other chunks of the same rows."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .config import GIB
 from .levels import has_draft_model, has_middle
 from .placement import PlanRequest, place
 from .resources import Hardware
+from .units import GIB
 
 MOST = 3
 SMALLEST_BUDGET = 256  # tokens; a smaller retrieval cache drafts badly

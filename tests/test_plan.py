@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload import profile as profiles
-from offload.config import GIB, OFFLOADS, Placement, Speculation
+from offload.config import OFFLOADS, Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
 from offload.parts import piece_tokens
 from offload.placement import PlanRequest, place
 from offload.plan import make_plan, suggested_budget
 from offload.resources import describe
 from offload.shapes import KNOWN
+from offload.units import GIB
 from offload.ways_out import ways_out
 from triforce_cli.plan_flags import flags_of
 from triforce_cli.plan_text import WIDTH, bar

@@ -11,8 +11,9 @@ import yaml
 
 from offload import gpus
 from offload import profile as profiles
-from offload.config import GROUPS, parse_tokens
+from offload.config import GROUPS
 from offload.errors import SettingsError
+from offload.units import parse_tokens
 
 GOOD = {
     "name": "mine",

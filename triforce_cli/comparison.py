@@ -12,8 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from offload.config import GIB
 from offload.statistics import Summary
+from offload.units import GIB
 
 from .methods import BASE
 from .wording import accepted, counted, duration, milliseconds

@@ -21,6 +21,7 @@ from offload.statistics import Meter, Summary
 from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
 from offload.tiers import TierSettings
 
+from .caching import prompts_for
 from .dry_run import tell_dry_run
 from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
@@ -156,7 +157,8 @@ def _tell_settings(job: _Job, terminal: Terminal) -> None:
 def _generate(job: _Job, renderer: Renderer) -> int:
     settings = job.request.settings
     renderer.loading(f"loading {settings.engine.model}")
-    engine = job.opened.load(tiers=job.tiers)
+    prompts = prompts_for(job.opened, settings, job.request.home, job.request.text)
+    engine = job.opened.load(tiers=job.tiers, prompts=prompts)
     renderer.start(job.facts)
     meter = Meter(len(job.ids))
     config = replace(settings.generation, max_new_tokens=job.new_tokens)

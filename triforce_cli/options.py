@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS, parse_size, parse_tokens
+from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS
+from offload.units import parse_size, parse_tokens
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 
@@ -146,6 +147,21 @@ PLACEMENT = {
     "resident_layers": ResidentLayers,
     "host_share": HostShare,
     "link_gb_s": LinkRate,
+}
+CACHE = {
+    "cache": Annotated[
+        bool | None,
+        typer.Option(
+            "--cache/--no-cache",
+            envvar="TRIFORCE_CACHE",
+            help="Keep the prompt's KV on disk, and use what is there.",
+            show_default="prompts over 2,000 tokens",
+        ),
+    ],
+    "cache_limit": Annotated[
+        int | None,
+        _setting("cache_limit", "Disk for prompts; the least recently used go first.", "20GiB", **_SIZE),
+    ],
 }
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and load nothing.")]
 ContextLength = Annotated[

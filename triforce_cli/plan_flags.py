@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from offload.config import GIB, Speculation
+from offload.config import Speculation
 from offload.plan import Plan
+from offload.units import GIB
 
 _SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from offload.config import GIB
 from offload.measured import Measured
 from offload.placement import Tier
 from offload.plan import Plan
 from offload.predictions import Decoding
 from offload.resources import Hardware
+from offload.units import GIB
 
 from .plan_flags import flags_of
 from .wording import duration, milliseconds

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column
 from rich.text import Text
 
-from offload.config import GIB
 from offload.events import Event, Prefilled, Tokens
 from offload.statistics import Meter, tokens_per_verification
+from offload.units import GIB
 
 from .status import StatusLine
 from .terminal import Terminal

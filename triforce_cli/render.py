@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from offload.events import Event, Prefilled, Text, Tokens
+from offload.events import Event, Prefilled, Restored, Text, Tokens
 from offload.statistics import Summary
 
 from .progress import ProgressDisplay, RunFacts
@@ -78,6 +78,8 @@ class JsonOutput:
             self._tokens += len(event.ids)
         elif isinstance(event, Prefilled):
             return json_line(type="prefill", done=event.done, total=event.total)
+        elif isinstance(event, Restored):
+            return json_line(type="cache", **asdict(event))
         elif isinstance(event, Text):
             return json_line(type="text", text=event.text, tokens=self._tokens) if event.text else ""
         return ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offload.config import GIB
 from offload.statistics import Summary
+from offload.units import GIB
 
 
 def statistics_line(summary: Summary) -> str:
@@ -46,6 +46,8 @@ def _prefill(summary: Summary) -> str:
     text = counted(summary.prompt_tokens, "prompt token")
     if summary.prefilled_tokens < summary.prompt_tokens:
         text = f"{summary.prefilled_tokens:,} of {text}"
+    if summary.cached_tokens:
+        text += f", {summary.cached_tokens:,} of them cached,"
     if summary.prefill_s is not None:
         text += f" in {duration(summary.prefill_s)}"
     if summary.prefill_tokens_per_s is not None:

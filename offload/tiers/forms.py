@@ -43,6 +43,10 @@ class Form(Protocol):
         """Keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
         ...
 
+    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        """Store rotated keys and values `[kv_heads, n, head_dim]` from place `at` of the piece on."""
+        ...
+
     def grains(self, pieces: Tensor) -> Tensor:
         """Pieces `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`, without a copy."""
         ...
@@ -73,6 +77,10 @@ class PlainForm:
 
     def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
         return piece.view(self._size).unbind(2)
+
+    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        new = piece.view(self._size)[:, at : at + keys.shape[1]]
+        new[:, :, 0], new[:, :, 1] = keys, values
 
     def grains(self, pieces: Tensor) -> Tensor:
         return pieces.unflatten(-1, self._size)
@@ -154,6 +162,10 @@ class BlockForm:
     def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
         blocks = piece.view(self._size)
         return tuple(of(blocks, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+
+    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        places = torch.arange(at, at + keys.shape[1], device=piece.device)
+        write_blocks(piece.view(self._size), self._shape.head_dim, places, keys, values)
 
     def grains(self, pieces: Tensor) -> Tensor:
         return pieces.unflatten(-1, self._size)

@@ -1,4 +1,4 @@
-"""What the retrieval cache asks of a tiered store: some tokens' keys and values, and mean keys."""
+"""What others ask of a tiered store: some tokens' keys and values, and mean keys."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ class Reading:
         if tiers.resident is None:
             return tuple(away)
         return tuple(torch.cat(both) for both in zip(tiers.resident.read(start, end), away, strict=True))
+
+    def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """See `Store`. What is in host memory does not see the device."""
+        tiers = self.tiers
+        runs = []
+        for piece in range(start // self.span, -(-end // self.span)):
+            base, source = piece * self.span, self._source(piece).cpu()
+            at = slice(max(start - base, 0), min(end - base, self.span))
+            runs.append([torch.stack(x)[:, :, at] for x in zip(*map(tiers.form.read, source), strict=True)])
+        away = [torch.cat(parts, dim=2) for parts in zip(*runs, strict=True)]
+        if tiers.resident is None:
+            return tuple(away)
+        return tuple(torch.cat(both) for both in zip(tiers.resident.export(start, end), away, strict=True))
 
     def _run(self, piece: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Some tokens of a piece, of all layers that are not resident."""

@@ -70,9 +70,7 @@ class TieredStore(Reading):
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
         """A pass over tokens from place `start` on, each layer's in chunks, or in one."""
         tiers, size = self.tiers, self.span
-        if self._running:  # the last pass was broken off
-            tiers.ring.reset()
-            self._long = None
+        self._recover()
         self._running = True
         self._whole = start // size
         self._settle(start)
@@ -86,6 +84,12 @@ class TieredStore(Reading):
             if (last := (self._end - 1) // size) > self._whole:
                 self._held[last % 2] = last
         tiers.ring.expect(self._order(-(-tokens // rows)))
+
+    def _recover(self) -> None:
+        """If the last pass was broken off, nothing of it goes on."""
+        if self._running:
+            self.tiers.ring.reset()
+            self._long, self._running = None, False
 
     def end(self) -> None:
         """The pass is over: its tokens are part of the sequence."""
@@ -125,6 +129,23 @@ class TieredStore(Reading):
         link = self.tiers.link
         link.wait(ticket := link.copy(list(zip(targets, sources, strict=True)), link.mark()))
         link.finish(ticket)
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        """See `Store`: to host memory, behind the committed tokens; the next pass fetches what it needs."""
+        tiers, end, kept = self.tiers, start + keys.shape[2], self.tiers.resident_layers
+        self._recover()
+        for slot, piece in enumerate(self._held):
+            if piece is not None:
+                self._move(tiers.pieces[:, piece], tiers.open[:, slot])
+        self._held = [None, None]
+        if tiers.resident is not None:
+            tiers.resident.write(start, keys[:kept], values[:kept])
+        for piece in range(start // self.span, -(-end // self.span)):
+            base = piece * self.span
+            first, last = max(base, start), min(base + self.span, end)
+            for layer, target in enumerate(tiers.pieces[:, piece], kept):
+                some = (x[layer, :, first - start : last - start] for x in (keys, values))
+                tiers.form.write(target, first - base, *some)
 
     # A layer of a pass
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offload.config import GIB, check_part
+from offload.config import check_part
+from offload.units import GIB
 
 from .. import options
 from ..context import given

@@ -14,7 +14,7 @@ from ..prompt import read_prompt
 from ..settings import refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
 
-@options.accepts(options.PLACEMENT)
+@options.accepts(options.PLACEMENT | options.CACHE)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[

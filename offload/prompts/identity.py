@@ -1,0 +1,81 @@
+"""What keys and values depend on, as names: the model's weights, how it computes, and the tokens up to a place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import xxhash
+
+from ..files import replace_file
+from ..model import Model
+from ..rope import Rope
+
+TOKENS = 128  # of a block: what is common beyond the last whole block is run again
+VERSION = 1  # of what a block's file holds
+_PIECE = 1 << 24
+# Neither the config, of which RoPE is asked by its angles, nor what only says when to stop, changes keys and values.
+_NO_PART = ("hf_config", "rope_divisors", "eos_ids", "context", "vocab")
+
+
+def weights_digest(files: Sequence[Path], notes: Path) -> str:
+    """A digest of the weight files' contents; `notes` remembers it as long as a file's size and time stay as they are.
+
+    Raises OSError for a file that cannot be read.
+    """
+    known = _read_notes(notes)
+    found = {}
+    for path in files:
+        state = path.stat()
+        mark = [state.st_size, state.st_mtime_ns]
+        name, old = str(path.resolve()), known.get(str(path.resolve()))
+        found[name] = old if old and old[:2] == mark else [*mark, _digest(path)]
+    if any(known.get(name) != value for name, value in found.items()):
+        try:
+            replace_file(notes, json.dumps(known | found).encode())
+        except OSError:
+            pass  # then it is computed again the next time
+    return hashlib.sha256("".join(value[2] for value in found.values()).encode()).hexdigest()
+
+
+def _read_notes(path: Path) -> dict:
+    try:
+        notes = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    is_note = lambda value: isinstance(value, list) and len(value) == 3 and isinstance(value[2], str)  # noqa: E731
+    return {name: value for name, value in notes.items() if is_note(value)} if isinstance(notes, dict) else {}
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def fingerprint(model: Model, rope: Rope, weights: str, part: str = "") -> str:
+    """Of everything but the tokens: weights, shape, RoPE, dtype, what computes, and the layout of the files.
+
+    What computes is in it because another kernel rounds otherwise, and a cache must not change what is said. `part`
+    tells apart those who hold different parts of the same cache.
+    """
+    shape = {
+        field.name: getattr(model.shape, field.name) for field in fields(model.shape) if field.name not in _NO_PART
+    }
+    kernel = model.operations.kernel
+    where = (str(model.dtype), model.device.type, "torch" if kernel is None else kernel.level)
+    facts = repr((VERSION, TOKENS, weights, sorted(shape.items()), where, part))
+    return hashlib.sha256(facts.encode() + rope.identity()).hexdigest()
+
+
+def chain(fingerprint: str, ids: Sequence[int]) -> Iterator[str]:
+    """The keys of the whole blocks of a prompt: each is a hash over all tokens up to the block's end."""
+    key = fingerprint
+    for start in range(0, len(ids) - TOKENS + 1, TOKENS):
+        key = hashlib.sha256(f"{key} {list(ids[start : start + TOKENS])}".encode()).hexdigest()
+        yield key

@@ -1,0 +1,36 @@
+"""One prompt as a chain of blocks, and where each of them lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .folder import PromptFolder
+from .identity import TOKENS, chain
+
+if TYPE_CHECKING:
+    from .cache import PromptCache
+
+
+class Prompt:
+    """The whole blocks of a prompt: `keys` and `paths`, in order."""
+
+    def __init__(self, cache: PromptCache, fingerprint: str, ids: Sequence[int]) -> None:
+        self.cache, self.fingerprint = cache, fingerprint
+        self._ids = list(ids)
+        self.keys = list(chain(fingerprint, self._ids))
+        self.paths = [self.folder.block(fingerprint, *each) for each in enumerate(self.keys)]
+
+    @property
+    def folder(self) -> PromptFolder:
+        return self.cache.folder
+
+    def ids(self, index: int) -> list[int]:
+        """A block's tokens."""
+        return self._ids[index * TOKENS : (index + 1) * TOKENS]
+
+    def stored(self, first: int, last: int) -> int:
+        """The end of the run of blocks from `first` on, before `last`, that are there."""
+        while first < last and self.paths[first].exists():
+            first += 1
+        return first

@@ -1,0 +1,112 @@
+"""Tiny engines that remember prompts, in this process or in others that may be killed."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from multiprocessing import forkserver
+from pathlib import Path
+
+import torch
+
+from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload.checkpoint import FolderCheckpoint
+from offload.engine import Engine
+from offload.errors import Degraded
+from offload.events import Restored
+from offload.operations import TorchOperations
+from offload.prompts import PromptCache, PromptFolder, weights_digest
+from offload.tiers import SimulatedLink, Spread
+from offload.weights import load_model
+
+CPU = torch.device("cpu")
+CHUNK, NEW = 64, 24
+
+
+def ids(count, seed=0):
+    return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def engine_on(folder: Path, home: Path | None, settings=None, operations=None, dtype=torch.float32, limit=1 << 30):
+    """An engine with a tiny model; `home` None: without a memory on disk."""
+    checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
+    model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
+    spread = None if settings is None else Spread(operations, CPU, settings, SimulatedLink(1e12, poison=True))
+    prompts = None
+    if home is not None:
+        home.mkdir(exist_ok=True)
+        digest = weights_digest(checkpoint.files(), home / "weights.json")
+        prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", "a prompt", 0)
+    return Engine(model, (), CHUNK, None, spread, prompts)
+
+
+def said(engine, prompt, method="ar", on_event=lambda event: None):
+    """The tokens after a prompt, and how many tokens of it were read from disk."""
+    out, restored = [], 0
+    settings = Speculation(method, budget=64, chunk=16, sink=16)
+    for event in engine.generate(prompt, Sampling(temperature=0), GenerationConfig(max_new_tokens=NEW), settings):
+        on_event(event)
+        if isinstance(event, Tokens):
+            out += event.ids
+        elif isinstance(event, Restored):
+            restored += event.tokens
+    return out, restored
+
+
+# In processes of their own. They are forked from one that has imported everything and run nothing.
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def _start_server():
+    """Its imports are done once; it does not look where this process would, unless it is told."""
+    _CONTEXT.set_forkserver_preload(["prompting", "transformers.models.llama.configuration_llama"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+def _speak(pipe, folder, home, prompt, largest_file):
+    torch.set_num_threads(1)
+    if largest_file is not None:  # a full disk, as far as a write call can see
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    engine = engine_on(folder, home)
+    pipe.send("ready")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Degraded)
+        answer = said(engine, prompt)
+    pipe.send((*answer, [str(each.message) for each in caught]))
+
+
+class Process:
+    """Another process that loads the tiny model, says that it is ready, and then answers a prompt."""
+
+    def __init__(self, folder: Path, home: Path, prompt, largest_file=None):
+        _start_server()
+        self._pipe, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_speak, args=(theirs, folder, home, prompt, largest_file), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._pipe.recv() == "ready"
+
+    def answer(self):
+        """Tokens, how many were read from disk, and warnings."""
+        found = self._pipe.recv()
+        self._process.join()
+        return found
+
+    def kill(self, after: float):
+        """kill -9 after so many seconds; whether it had answered by then."""
+        done = self._pipe.poll(after)
+        self._process.kill()
+        self._process.join()
+        with suppress(EOFError, ConnectionError):
+            return done and bool(self._pipe.recv())
+        return False

@@ -1,0 +1,34 @@
+"""The prompt cache that a run uses, as its settings have it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from offload.errors import Degraded
+from offload.opening import OpenModel
+from offload.prompts import LEAST, PromptCache, PromptFolder
+from offload.sources import default_home
+
+from .settings import Settings
+
+_LABEL = 60  # characters of a prompt by which a person knows it again
+
+
+def prompt_folder(home: Path | None, limit: int) -> PromptFolder:
+    """Where prompts are kept, below triforce's cache folder."""
+    return PromptFolder((home or default_home()) / "prompts", limit)
+
+
+def prompts_for(opened: OpenModel, settings: Settings, home: Path | None, text: str) -> PromptCache | None:
+    """What remembers prompts that begin like `text`; None if that is not wanted, or cannot be: then with a warning."""
+    caching = settings.caching
+    if caching.cache is False:
+        return None
+    label = " ".join(text[: 4 * _LABEL].split())[:_LABEL]
+    try:
+        return opened.prompt_cache(prompt_folder(home, caching.cache_limit), label, 0 if caching.cache else LEAST)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        warnings.warn(f"prompts are not kept: {error.strerror or error}{where}", Degraded, stacklevel=2)
+        return None
