@@ -17,7 +17,7 @@ from .measure import link_rate, read_rate
 from .memory import available
 from .native import LEVELS, KernelUnavailable, find_kernel
 from .opening import resolve_device
-from .sources import default_home
+from .system import default_home
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from .config import GenerationConfig, Sampling, Speculation
 from .events import Event
 from .linear import multiplies_natively
 from .model import Model
-from .prompts import PromptCache
+from .prompts.cache import PromptCache
 from .replay import Replay, replay
 from .session import Session
 from .tiers import Spread

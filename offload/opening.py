@@ -21,7 +21,9 @@ from .memory import MemoryEstimate, available, check_fit, estimate
 from .model import Model
 from .operations import Operations, check_kernel, choose_operations
 from .parts import retrieval_bytes
-from .prompts import LEAST, PromptCache, PromptFolder, weights_digest
+from .prompts.cache import PromptCache
+from .prompts.folder import PromptFolder
+from .prompts.identity import LEAST, weights_digest
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .text import Tokenizer
 from .tiers import Spread, TierSettings, WeightTier, make_link

@@ -12,7 +12,7 @@ from .hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
 from .levels import draft_chunk, has_draft_model, has_middle
 from .lookup import LookupDrafter
 from .model import Model
-from .prompts import PromptCache
+from .prompts.cache import PromptCache
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
 from .tiers import Spread

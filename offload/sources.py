@@ -11,6 +11,7 @@ from .checkpoint import Checkpoint, FolderCheckpoint
 from .embedded import EMBEDDED, discard, fetch_embedded, installed_path
 from .errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from .gguf_checkpoint import GGUFCheckpoint
+from .system import default_home
 
 FetchProgress = Callable[[str, int, int], None]  # what is being done, units done, units in all
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -24,13 +25,6 @@ _WAYS = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B,
 
 def silent(what: str, done: int, total: int) -> None:
     """A FetchProgress for callers who do not watch."""
-
-
-def default_home() -> Path:
-    """The platform's cache folder for triforce (XDG on Linux)."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("triforce")
 
 
 def locate(name: str, home: Path | None = None, progress: FetchProgress = silent, refresh: bool = False) -> Path:

@@ -24,6 +24,13 @@ def cores() -> int:
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
+def default_home() -> Path:
+    """The platform's cache folder for triforce (XDG on Linux)."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("triforce")
+
+
 def _free_in_groups(root: Path) -> Iterator[int]:
     """Bytes left under each memory limit that a container sets; file pages that can be dropped count as free."""
     for limit, used, statistics, droppable in _GROUP_FILES:

@@ -92,6 +92,7 @@ def triforce_here(tiny_model_dir, tmp_path, monkeypatch, capsys):
     for name in ("METHOD", "DRAFT", "SEED", "PROFILE", "COLOR"):
         monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
     chosen = {"HOME": tmp_path / "home", "MODEL": tiny_model_dir, "DEVICE": "cpu", "DTYPE": "float32", "THREADS": 1}
+    chosen["CACHE"] = 0
     for name, value in chosen.items():
         monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
 

@@ -18,7 +18,9 @@ from offload.engine import Engine
 from offload.errors import Degraded
 from offload.events import Restored
 from offload.operations import TorchOperations
-from offload.prompts import PromptCache, PromptFolder, weights_digest
+from offload.prompts.cache import PromptCache
+from offload.prompts.folder import PromptFolder
+from offload.prompts.identity import weights_digest
 from offload.tiers import SimulatedLink, Spread
 from offload.weights import load_model
 

@@ -16,9 +16,10 @@ from offload.errors import Degraded
 from offload.events import Prefilled
 from offload.native.operations import NativeOperations
 from offload.operations import TorchOperations
-from offload.prompts import TOKENS, PromptFolder, weights_digest
-from offload.prompts.block import read_facts
 from offload.prompts.cache import Race
+from offload.prompts.folder import PromptFolder
+from offload.prompts.header import read_header
+from offload.prompts.identity import TOKENS, weights_digest
 from offload.tiers import TierSettings
 
 LENGTH = 900  # 7 whole blocks
@@ -157,7 +158,7 @@ def test_files_are_their_owner_s_alone(folder, home):
         os.umask(0o022)
     for path in home.glob("**/*"):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
-    facts = read_facts(files(home)[0])
+    facts = read_header(files(home)[0])
     assert (facts.model, facts.label, facts.parent) == ("tiny", "a prompt", "")
     assert facts.prefill_s > 0
 

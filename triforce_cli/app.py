@@ -19,6 +19,7 @@ from typer.exceptions import Abort, Exit, TyperException
 from offload.errors import Degraded, TriforceError, UsageError
 
 from .commands.bench import bench
+from .commands.cache import cache
 from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.profile import profile
@@ -39,6 +40,7 @@ app.command()(bench)
 app.command()(pull)
 app.command()(profile)
 app.command()(doctor)
+app.add_typer(cache, name="cache")
 
 
 def _show_version(wanted: bool) -> None:

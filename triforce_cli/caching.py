@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offload.errors import Degraded
-from offload.opening import OpenModel
-from offload.prompts import LEAST, PromptCache, PromptFolder
-from offload.sources import default_home
+from offload.prompts.folder import PromptFolder
+from offload.prompts.identity import LEAST
+from offload.system import default_home
 
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from offload.opening import OpenModel
+    from offload.prompts.cache import PromptCache
 
 _LABEL = 60  # characters of a prompt by which a person knows it again
 

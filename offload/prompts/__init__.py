@@ -2,10 +2,7 @@
 
 A prompt is cut into blocks of tokens. A block's name is a hash over everything before it, so whatever prompts have in
 common from their beginning on is kept, and found, once.
+
+`cache.py` is the way in for those who generate; `folder.py` and `entries.py`, which need no torch, for those who keep
+house.
 """
-
-from .cache import LEAST, PromptCache
-from .folder import PromptFolder
-from .identity import TOKENS, weights_digest
-
-__all__ = ["LEAST", "TOKENS", "PromptCache", "PromptFolder", "weights_digest"]

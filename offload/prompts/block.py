@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,72 +12,38 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..files import replace_file
+from .header import Header, UnusableBlock
 
 
-class UnusableBlock(Exception):
-    """A file that is damaged, or not the block that its name promises."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What stands in a block's header beside the tensors. `prefill_s`: seconds that computing it took."""
-
-    key: str
-    parent: str  # the key of the block before it, "" for the first
-    model: str
-    label: str  # of the prompt, for people
-    created: float  # seconds since the epoch
-    prefill_s: float
-
-
-def write_block(path: Path, facts: Facts, ids: Sequence[int], keys: Tensor, values: Tensor) -> int:
+def write_block(path: Path, header: Header, ids: Sequence[int], keys: Tensor, values: Tensor) -> int:
     """Save keys and values `[layers, kv_heads, tokens, head_dim]`; returns the file's bytes. Raises OSError."""
     tensors = {"ids": torch.tensor(ids), "keys": keys.contiguous(), "values": values.contiguous()}
-    header = {name: str(getattr(facts, name)) for name in Facts.__slots__} | {"checksum": _checksum(tensors)}
-    data = save(tensors, header)
+    data = save(tensors, header.texts() | {"checksum": _checksum(tensors)})
     replace_file(path, data)
     return len(data)
 
 
-def read_block(path: Path, key: str, ids: Sequence[int]) -> tuple[Tensor, Tensor, Facts]:
+def read_block(path: Path, key: str, ids: Sequence[int]) -> tuple[Tensor, Tensor, Header]:
     """Keys and values from a file, in memory that is mapped to it; only what was checked against its sum.
 
     Raises FileNotFoundError, and UnusableBlock for anything else that is wrong.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("key") != key:
+            texts = file.metadata() or {}
+            if texts.get("key") != key:
                 raise UnusableBlock("it belongs to something else")
             tensors = {name: file.get_tensor(name) for name in ("ids", "keys", "values")}
-            facts = _facts(header)
+            header = Header.read(texts)
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError, ValueError) as error:
         raise UnusableBlock((str(error).splitlines() or [type(error).__name__])[0]) from error
-    if _checksum(tensors) != header.get("checksum"):
+    if _checksum(tensors) != texts.get("checksum"):
         raise UnusableBlock("its checksum is wrong")
     if tensors["ids"].tolist() != list(ids):
         raise UnusableBlock("it holds other tokens")
-    return tensors["keys"], tensors["values"], facts
-
-
-def read_facts(path: Path) -> Facts:
-    """The header alone, without a tensor. Raises UnusableBlock, OSError."""
-    try:
-        with safe_open(path, framework="np") as file:
-            return _facts(file.metadata() or {})
-    except (SafetensorError, ValueError) as error:
-        raise UnusableBlock(str(error)) from error
-
-
-def _facts(header: dict[str, str]) -> Facts:
-    try:
-        texts = {name: header[name] for name in Facts.__slots__}
-    except KeyError as error:
-        raise UnusableBlock(f"its header lacks {error}") from None
-    numbers = {name: float(texts[name]) for name in ("created", "prefill_s")}
-    return Facts(**{**texts, **numbers})
+    return tensors["keys"], tensors["values"], header
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

@@ -14,13 +14,13 @@ from ..events import Prefilled, Restored
 from ..model import Model
 from ..rope import Rope
 from ..runner import Runner
-from .block import UnusableBlock, read_block
+from .block import read_block
 from .folder import PromptFolder
-from .identity import TOKENS, fingerprint
+from .header import UnusableBlock
+from .identity import LEAST, TOKENS, fingerprint
 from .prompt import Prompt
 from .saving import Saver
 
-LEAST = 2000  # tokens of a prompt that is worth the disk
 STRIDE = 128 * TOKENS  # tokens between two chances to save, where a prompt is read layer by layer
 TRIAL = 0.25  # seconds of reading before it is judged
 
@@ -82,7 +82,7 @@ class SequencePrompts:
         for index in range(held // TOKENS, _reach(runner, context, prompt)):
             start = self._clock()
             try:
-                keys, values, facts = read_block(prompt.paths[index], prompt.keys[index], prompt.ids(index))
+                keys, values, header = read_block(prompt.paths[index], prompt.keys[index], prompt.ids(index))
             except FileNotFoundError:  # another process has made room
                 break
             except UnusableBlock as error:
@@ -92,7 +92,7 @@ class SequencePrompts:
             runner.restore(index * TOKENS, prompt.ids(index), keys, values)
             size += keys.nbytes + values.nbytes
             yield Prefilled(runner.held, len(context))
-            race.observe(self._clock() - start, facts.prefill_s)
+            race.observe(self._clock() - start, header.prefill_s)
             if race.lost:
                 break
         if size:

@@ -7,14 +7,18 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from ..files import replace_file
-from ..model import Model
-from ..rope import Rope
+
+if TYPE_CHECKING:
+    from ..model import Model
+    from ..rope import Rope
 
 TOKENS = 128  # of a block: what is common beyond the last whole block is run again
+LEAST = 2000  # tokens of a prompt that is worth the disk
 VERSION = 1  # of what a block's file holds
 _PIECE = 1 << 24
 # Neither the config, of which RoPE is asked by its angles, nor what only says when to stop, changes keys and values.

@@ -13,7 +13,8 @@ from ..errors import Degraded
 from ..files import sync_folder
 from ..runner import Runner
 from ..units import size_text
-from .block import Facts, write_block
+from .block import write_block
+from .header import Header
 from .identity import TOKENS
 from .prompt import Prompt
 
@@ -52,14 +53,14 @@ class Saver:
         keys, values = self._runner.cache.store.export(start, start + TOKENS)
         parent = prompt.keys[index - 1] if index else ""
         cache = prompt.cache
-        facts = Facts(prompt.keys[index], parent, cache.model, cache.label, self._now, seconds)
+        header = Header(prompt.keys[index], parent, cache.model, cache.label, self._now, seconds)
         while len(self._pending) >= _UNDER_WAY:
             self._settle()
         if not self._stopped:
-            run = self._threads.submit(self._write, index, facts, keys, values)
+            run = self._threads.submit(self._write, index, header, keys, values)
             self._pending.append(run)
 
-    def _write(self, index: int, facts: Facts, keys, values) -> None:
+    def _write(self, index: int, header: Header, keys, values) -> None:
         prompt, path = self._prompt, self._prompt.paths[index]
         prompt.folder.make(prompt.fingerprint)
         need = keys.nbytes + values.nbytes
@@ -67,7 +68,7 @@ class Saver:
             self._size = sum(block.size for block in prompt.folder.blocks())
         if self._size + need > prompt.folder.limit:
             self._make_room(need)
-        self._size += write_block(path, facts, prompt.ids(index), keys, values)
+        self._size += write_block(path, header, prompt.ids(index), keys, values)
         prompt.folder.touch(path, self._now)
         self._wrote = True
 

@@ -1,0 +1,111 @@
+"""`--cache` and `triforce cache`: prompts that outlive a process, and keeping house with them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+BOOK = "It was on a dreary night of November that I beheld the accomplishment of my toils. " * 8  # 600 bytes
+
+
+@pytest.fixture
+def ask(triforce_here, tmp_path, monkeypatch):
+    """`ask(question, *flags) -> the events` of one run over the book, greedily, with a cache."""
+    book = tmp_path / "book.txt"
+    book.write_text(BOOK)
+    monkeypatch.delenv("TRIFORCE_CACHE", raising=False)
+
+    def run(question, *flags):
+        code, out, err = triforce_here(
+            "generate", "-f", book, question, "-n", 5, "--temperature", 0, "--json", *(flags or ("--cache",))
+        )
+        assert code == 0, err
+        return [json.loads(line) for line in out.splitlines()], err
+
+    return run
+
+
+def text(events):
+    return "".join(event["text"] for event in events if event["type"] == "text")
+
+
+def test_a_second_question_reads_the_document_from_disk(ask):
+    plain, _ = ask("Who?", "--no-cache")
+    first, _ = ask("Who?")
+    second, err = ask("Who?")
+    assert text(first) == text(second) == text(plain)
+    assert not [event for event in first if event["type"] == "cache"]
+    (restored,) = (event for event in second if event["type"] == "cache")
+    assert set(restored) == {"type", "tokens", "bytes", "seconds"}
+    done = second[-1]
+    assert done["cached_tokens"] == restored["tokens"] > 500
+    assert done["prefilled_tokens"] == done["prompt_tokens"]
+    assert f"{restored['tokens']:,} of them cached" in err
+    assert done["settings"]["cache"] is True
+    other, _ = ask("When, and in which month of the year did he behold it?")
+    assert other[-1]["cached_tokens"] >= 384
+
+
+def test_short_prompts_are_not_kept_unless_asked(ask, triforce_here):
+    ask("Who?", "--quiet")
+    assert json.loads(triforce_here("cache", "list", "--json")[1])["entries"] == []
+
+
+def test_the_limit_holds(ask, triforce_here):
+    _, err = ask("Who?", "--cache", "--cache-limit", "200k")
+    assert "limit" in err
+    assert json.loads(triforce_here("cache", "list", "--json")[1])["size"] <= 200_000
+
+
+def test_keeping_house(ask, triforce_here):
+    code, out, _ = triforce_here("cache", "list")
+    assert (code, "0.0 MiB of 20.00 GiB" in out) == (0, True)
+    for question in ("When", "When", "Why"):
+        ask(f"{question} did he behold the accomplishment of his toils, and what did he say in the end? " * 2)
+    (entry,) = json.loads(triforce_here("cache", "list", "--json")[1])["entries"]
+    assert entry["prompts"] == 2  # questions on one document are one entry
+    assert entry["hits"] == 2
+    assert entry["label"].startswith("It was on a dreary night")
+    code, out, _ = triforce_here("cache", "list")
+    assert out.splitlines()[1].split()[0] == entry["id"]
+    assert "20.00 GiB" in out.splitlines()[-1]
+    code, out, _ = triforce_here("cache", "show", entry["id"][:4])
+    assert code == 0
+    assert f"{entry['tokens']:,}" in out
+    assert json.loads(triforce_here("cache", "show", entry["id"], "--json")[1])["hits"] == 2
+    code, out, err = triforce_here("cache", "show", "zz")
+    assert (code, out) == (2, "")
+    assert "triforce cache list" in err
+    assert json.loads(triforce_here("cache", "prune", "--older-than", "1h", "--json")[1]) == {
+        "type": "cache",
+        "removed": 0,
+    }
+    removed = json.loads(triforce_here("cache", "prune", "--to", "100k", "--json")[1])["removed"]
+    assert removed >= entry["size"] - 100_000
+    assert triforce_here("cache", "clear")[0] == 2  # nobody to ask
+    assert triforce_here("cache", "clear", "--yes")[0] == 0
+    assert json.loads(triforce_here("cache", "list", "--json")[1])["entries"] == []
+
+
+@pytest.mark.parametrize("wrong", [("prune", "--older-than", "soon"), ("prune", "--to", "much"), ("show", ""), ()])
+def test_wrong_use(triforce_here, wrong):
+    assert triforce_here("cache", *wrong)[0] == 2
+
+
+def test_foreign_files_are_left_out(triforce_here, ask, tmp_path):
+    ask("Who?")
+    folder = next((tmp_path / "home" / "prompts").glob("*/"))
+    (folder / "000000-abc.safetensors").write_bytes(b"nonsense")
+    (folder / "notes.txt").write_text("mine")
+    assert len(json.loads(triforce_here("cache", "list", "--json")[1])["entries"]) == 1
+
+
+def test_keeping_house_needs_no_torch(tmp_path):
+    code = (
+        "import sys; from triforce_cli.app import run; run(['cache', 'list']);"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    )
+    env = os.environ | {"TRIFORCE_HOME": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0

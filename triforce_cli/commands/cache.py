@@ -1,0 +1,151 @@
+"""`triforce cache`: what is kept of prompts on disk, and keeping house with it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from offload.config import Caching
+from offload.errors import SettingsError
+from offload.prompts.entries import Entry, entries
+from offload.prompts.folder import PromptFolder
+from offload.units import parse_size, size_text
+
+from .. import options
+from ..cache_text import details, table
+from ..caching import prompt_folder
+from ..exit_codes import WRONG_USE
+from ..render import json_line
+
+cache = typer.Typer()
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def _parse_age(text: str) -> float:
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise SettingsError(f"{text!r} is no age", "write it like 30m, 12h, 7d or 4w")
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+Limit = options.CACHE["cache_limit"]
+
+
+def _folder(ctx: typer.Context, limit: int | None = None) -> PromptFolder:
+    return prompt_folder(ctx.obj.home, Caching().cache_limit if limit is None else limit)
+
+
+def _described(entry: Entry) -> dict:
+    """For --json: the files by name, not by what the system says of them."""
+    return asdict(entry) | {"blocks": [str(block.path) for block in entry.blocks]}
+
+
+@cache.callback(invoke_without_command=True)
+def _start(ctx: typer.Context) -> None:
+    """Keep house with the prompts that are kept on disk, so that they need not be read again."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(WRONG_USE)
+
+
+@cache.command("list")
+def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> None:
+    """Say what is kept, the latest used first.
+
+    Prompts that have more than half of their text in common, such as questions on one document, are one line.
+    """
+    terminal, folder = ctx.obj.terminal, _folder(ctx, cache_limit)
+    found = entries(folder)
+    if json:
+        shown = [_described(entry) for entry in found]
+        total = sum(entry.size for entry in found)
+        terminal.write(json_line(type="cache", folder=str(folder.path), limit=folder.limit, size=total, entries=shown))
+        return
+    terminal.write(table(found, folder, time.time()))
+
+
+@cache.command()
+def show(
+    ctx: typer.Context,
+    id: Annotated[str, typer.Argument(help="As `triforce cache list` gives it; its beginning is enough.")],
+    json: Json = False,
+) -> None:
+    """Say all that is known of one entry."""
+    folder = _folder(ctx)
+    found = [entry for entry in entries(folder) if id and entry.id.startswith(id.lower())]
+    if len(found) != 1:
+        what = "nothing" if not found else f"{len(found)} entries"
+        raise SettingsError(f"{what} in the prompt cache begins with {id!r}", "see triforce cache list")
+    if json:
+        ctx.obj.terminal.write(json_line(type="cache", **_described(found[0])))
+        return
+    ctx.obj.terminal.write(details(found[0], time.time()))
+
+
+@cache.command()
+def prune(
+    ctx: typer.Context,
+    to: Annotated[
+        int | None,
+        typer.Option(
+            "--to", parser=parse_size, metavar="SIZE", help="Leave so much at most.", show_default="the limit"
+        ),
+    ] = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than",
+            parser=_parse_age,
+            metavar="AGE",
+            help="Remove what was not used for so long, such as 12h or 7d.",
+            show_default=False,
+        ),
+    ] = None,
+    cache_limit: Limit = None,
+    json: Json = False,
+) -> None:
+    """Remove what was used longest ago, and what interrupted runs have left.
+
+    [bold]Examples[/bold]
+
+      triforce cache prune --to 5GiB
+
+      triforce cache prune --older-than 7d
+    """
+    folder = _folder(ctx, cache_limit)
+    if older_than is not None:
+        gone = folder.shrink(to or 0, before=time.time() - older_than)
+    else:
+        gone = folder.shrink(folder.limit if to is None else to)
+    _tell_gone(ctx, gone, json)
+
+
+@cache.command()
+def clear(
+    ctx: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove everything that is kept of prompts."""
+    terminal, folder = ctx.obj.terminal, _folder(ctx)
+    if not yes:
+        if not (terminal.stdin_is_terminal and terminal.stderr_is_terminal):
+            raise SettingsError("clearing the prompt cache wants a confirmation", "use --yes")
+        size = sum(block.size for block in folder.blocks())
+        if not typer.confirm(f"Remove {size_text(size)} of prompts in {folder.path}?", err=True):
+            return
+    _tell_gone(ctx, folder.clear(), json)
+
+
+def _tell_gone(ctx: typer.Context, gone: int, json: bool) -> None:
+    if json:
+        ctx.obj.terminal.write(json_line(type="cache", removed=gone))
+    else:
+        ctx.obj.terminal.note(f"{size_text(gone)} removed")
