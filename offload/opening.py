@@ -5,6 +5,7 @@ Opening reads headers only, so everything that can be wrong with a request is sa
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from .model import Model
 from .operations import Operations, check_kernel, choose_operations
 from .parts import retrieval_bytes
 from .sources import FetchProgress, locate, open_checkpoint, silent
+from .stretching import factor_for, stretched
 from .text import Tokenizer
 from .tiers import Spread, TierSettings, WeightTier, make_link
 from .weights import Progress, check_tensors, load_model
@@ -83,7 +85,7 @@ class OpenModel:
         if prompt_tokens >= context:
             raise PromptError(
                 f"the prompt has {prompt_tokens:,} tokens, which leaves no room in {limit}",
-                "shorten the prompt, split the document, or use --model with a longer context",
+                "shorten the prompt, split the document, use --model with a longer context, or --extend-context",
             )
         if exact and prompt_tokens + wanted > context:
             raise PromptError(
@@ -91,6 +93,18 @@ class OpenModel:
                 f"use --max-new-tokens {context - prompt_tokens} or fewer, or shorten the prompt",
             )
         return min(wanted, context - prompt_tokens)
+
+    def stretched(self, tokens: int) -> OpenModel:
+        """The model with a context for `tokens`: itself if they fit, else stretched by YaRN to a multiple of its own.
+
+        Raises UnsupportedModel where that cannot be done.
+        """
+        factor = factor_for(self.checkpoint.shape, tokens)
+        if factor <= 1:
+            return self
+        checkpoint = copy(self.checkpoint)
+        checkpoint.shape = stretched(self.checkpoint.shape, factor)
+        return replace(self, checkpoint=checkpoint)
 
     def estimate(self, tokens: int) -> MemoryEstimate:
         """Memory for a sequence of so many tokens."""
