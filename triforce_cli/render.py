@@ -111,7 +111,7 @@ class StreamRenderer:
         self._display.loading(text)
 
     def finish(self, summary: Summary) -> None:
-        self.close()
+        self._display.hide()
         self._terminal.write(self._output.end(summary))
         self._terminal.end_line()
         if not self._quiet:
