@@ -88,6 +88,10 @@ MaxNewTokens = Annotated[
     int | None,
     _setting("max_new_tokens", "Stop after so many tokens.", None, "--max-new-tokens", "-n"),
 ]
+AnswerTokens = Annotated[
+    int | None,
+    _setting("max_new_tokens", "Stop after so many tokens.", "by the length", "--max-new-tokens", "-n"),
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", help="End before this text; repeatable. Never printed.", show_default=False),
