@@ -92,8 +92,9 @@ def split(text: str, spans: Spans, room: int, overlap: int) -> list[str]:
             again = _border(text, spans[earliest][0], before, last=False)
             following = bisect_left(spans, again, key=lambda span: span[0])
         start = following
-    parts.append(text[spans[start][0] :] if start else text)
-    return parts
+    if start < len(spans):  # a character of several tokens may have ended the text before its last token
+        parts.append(text[spans[start][0] :] if start else text)
+    return parts or [text]
 
 
 def _border(text: str, low: int, high: int, last: bool = True) -> int:
