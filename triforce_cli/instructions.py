@@ -44,7 +44,7 @@ class Wanted:
         if question is None:
             plain = Wanted(focus=self.focus, language=self.language)
             return plain._sentence(f"Summarize the text above {LENGTHS[DEFAULT_LENGTH][0]}")
-        return f"Write down everything in it that helps to answer this question: {question.strip()}"
+        return f"Write down everything in the text above that helps to answer this question: {question.strip()}"
 
     @property
     def new_tokens(self) -> int:
