@@ -38,6 +38,13 @@ class Engine:
         self._eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
         self._idle: Session | None = None
+        self._reserved = 0
+
+    def reserve(self, tokens: int) -> None:
+        """Sessions made from now on have room for `tokens` at least, so that a longer request finds the caches of a
+        shorter one. Without effect where RoPE depends on the length: there only requests of one length share caches.
+        """
+        self._reserved = tokens
 
     def generate(
         self,
@@ -79,6 +86,8 @@ class Engine:
         if session is not None and session.serves(capacity):
             return session
         del session  # its memory first
+        if not self.model.shape.rope_depends_on_length:
+            capacity = max(capacity, self._reserved)
         return Session(self.model, self._draft, capacity, self._prefill_chunk, self.spread, self._prompts)
 
     def without_end(self) -> Engine:

@@ -5,6 +5,7 @@ Opening reads headers only, so everything that can be wrong with a request is sa
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from .prompts.cache import PromptCache
 from .prompts.folder import PromptFolder
 from .prompts.identity import LEAST, weights_digest
 from .sources import FetchProgress, locate, open_checkpoint, silent
+from .stretching import factor_for, stretched
 from .text import Tokenizer
 from .tiers import Spread, TierSettings, WeightTier, make_link
 from .weights import Progress, check_tensors, load_model
@@ -86,7 +88,7 @@ class OpenModel:
         if prompt_tokens >= context:
             raise PromptError(
                 f"the prompt has {prompt_tokens:,} tokens, which leaves no room in {limit}",
-                "shorten the prompt, split the document, or use --model with a longer context",
+                "shorten the prompt, split the document, use --model with a longer context, or --extend-context",
             )
         if exact and prompt_tokens + wanted > context:
             raise PromptError(
@@ -94,6 +96,18 @@ class OpenModel:
                 f"use --max-new-tokens {context - prompt_tokens} or fewer, or shorten the prompt",
             )
         return min(wanted, context - prompt_tokens)
+
+    def stretched(self, tokens: int) -> OpenModel:
+        """The model with a context for `tokens`: itself if they fit, else stretched by YaRN to a multiple of its own.
+
+        Raises UnsupportedModel where that cannot be done.
+        """
+        factor = factor_for(self.checkpoint.shape, tokens)
+        if factor <= 1:
+            return self
+        checkpoint = copy(self.checkpoint)
+        checkpoint.shape = stretched(self.checkpoint.shape, factor)
+        return replace(self, checkpoint=checkpoint)
 
     def estimate(self, tokens: int) -> MemoryEstimate:
         """Memory for a sequence of so many tokens."""
@@ -131,14 +145,14 @@ class OpenModel:
         spread = None if tiers is None else Spread(model.operations, self.device, tiers, link)
         return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, spread, prompts)
 
-    def prompt_cache(self, folder: PromptFolder, label: str = "", least: int = LEAST) -> PromptCache:
-        """What remembers this model's prompts in a folder; `label` says for people which prompt, `least` see there.
+    def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
+        """What remembers this model's prompts of at least so many tokens, in a folder.
 
         Reads the weight files once, to know them again. Raises OSError if the folder cannot be made.
         """
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
-        return PromptCache(folder, digest, self.config.model, label, least)
+        return PromptCache(folder, digest, self.config.model, least)
 
     def _load(self, checkpoint: Checkpoint | None, progress: Progress, tier: WeightTier | None = None) -> Model | None:
         if checkpoint is None:

@@ -35,6 +35,13 @@ class Tokenizer:
         """Token ids of a text; with `special_tokens` what the model expects around it (BOS), if anything."""
         return self._hf(text, add_special_tokens=special_tokens, verbose=False)["input_ids"]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of a plain text begins and ends in it, in characters."""
+        found = self._hf(
+            text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
+        )
+        return found["offset_mapping"]
+
     def chat(self, user: str, system: str | None) -> list[int]:
         """Token ids of a conversation of one question, ready for the answer. Raises PromptError."""
         if not any(token in text for token in self._control_tokens for text in (user, system or "")):

@@ -41,7 +41,8 @@ def engine_on(folder: Path, home: Path | None, settings=None, operations=None, d
     if home is not None:
         home.mkdir(exist_ok=True)
         digest = weights_digest(checkpoint.files(), home / "weights.json")
-        prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", "a prompt", 0)
+        prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", 0)
+        prompts.label = "a prompt"
     return Engine(model, (), CHUNK, None, spread, prompts)
 
 

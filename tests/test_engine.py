@@ -95,6 +95,24 @@ def test_the_same_seed_gives_the_same_tokens(engine):
     assert drawn(1) != drawn(2)
 
 
+def test_a_longer_question_on_the_same_document_reads_the_question_only(engine):
+    first, second = [*PROMPT, 50, 51], [*PROMPT, 60, 61, 62, 63]
+    config = GenerationConfig(max_new_tokens=5)
+
+    def read(engine, ids):
+        return [event.done for event in engine.generate(ids, GREEDY, config) if isinstance(event, Prefilled)]
+
+    without = Engine(engine.model, (), 16)
+    read(without, first)
+    assert read(without, second)[0] == 0  # the session has no room
+    reserved = Engine(engine.model, (), 16)
+    reserved.reserve(len(second) + 5)
+    read(reserved, first)
+    assert read(reserved, second) == [len(PROMPT), len(second)]
+    fresh = tokens(Engine(engine.model, (), 16).generate(second, GREEDY, config))
+    assert tokens(reserved.generate(second, GREEDY, config)) == fresh
+
+
 def test_the_context_is_never_truncated_silently(opened):
     assert opened.new_tokens(100, 50, exact=True) == 50
     assert opened.new_tokens(2040, 50, exact=False) == 8

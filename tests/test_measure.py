@@ -1,5 +1,6 @@
 """Measuring the machine, keeping what was measured, and putting it in the place of data sheets."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -63,7 +64,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kept.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TriforceError, match=r"cannot write .*measured\.yaml: No space left") as caught:
         kept.save(replace(MACHINE, gpus=4), tmp_path)
     assert "TRIFORCE_CONFIG" in caught.value.hint

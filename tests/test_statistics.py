@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from offload.events import Finished, LevelStatistics, Prefilled, Speculated, Text, Tokens
+from offload.events import Finished, LevelStatistics, Prefilled, Restored, Speculated, Text, Tokens
 from offload.statistics import Meter, percentile
 
 
@@ -87,13 +87,25 @@ def test_the_time_of_a_lower_level_is_not_counted_twice():
 
 
 def test_interrupted_in_prefill():
-    summary = run([(1, Prefilled(250, 1000))]).summary("interrupted")
+    summary = run([(0, Prefilled(0, 1000)), (1, Prefilled(250, 1000))]).summary("interrupted")
     assert summary.prefilled_tokens == 250
     assert summary.prefill_tokens_per_s == pytest.approx(250)
 
 
+def test_tokens_that_were_not_run_do_not_count_as_speed():
+    events = [
+        (0, Prefilled(100, 1000)),
+        (1, Prefilled(600, 1000)),
+        (0, Restored(500, 9, 1.0)),
+        (1, Prefilled(1000, 1000)),
+    ]
+    summary = run(events).summary("interrupted")
+    assert summary.cached_tokens == 600
+    assert summary.prefill_tokens_per_s == pytest.approx(400 / 2)
+
+
 def test_one_token_has_no_rate():
-    summary = run([(1, Prefilled(1000, 1000)), (1, Tokens((1,)))]).summary("length")
+    summary = run([(0, Prefilled(0, 1000)), (1, Prefilled(1000, 1000)), (1, Tokens((1,)))]).summary("length")
     assert summary.ttft_s == pytest.approx(2)
     assert summary.tokens_per_s is None and summary.tbt_median_s is None
 

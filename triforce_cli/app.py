@@ -24,6 +24,7 @@ from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.profile import profile
 from .commands.pull import pull
+from .commands.summarize import summarize
 from .context import Context, cache_home
 from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from .terminal import Terminal
@@ -36,6 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(summarize)
 app.command()(bench)
 app.command()(pull)
 app.command()(profile)

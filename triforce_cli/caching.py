@@ -25,14 +25,18 @@ def prompt_folder(home: Path | None, limit: int) -> PromptFolder:
     return PromptFolder((home or default_home()) / "prompts", limit)
 
 
-def prompts_for(opened: OpenModel, settings: Settings, home: Path | None, text: str) -> PromptCache | None:
-    """What remembers prompts that begin like `text`; None if that is not wanted, or cannot be: then with a warning."""
+def beginning(text: str) -> str:
+    """Of a prompt, so that a person knows it again."""
+    return " ".join(text[: 4 * _LABEL].split())[:_LABEL]
+
+
+def prompts_for(opened: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:
+    """What remembers prompts; None if that is not wanted, or cannot be: then with a warning."""
     caching = settings.caching
     if caching.cache is False:
         return None
-    label = " ".join(text[: 4 * _LABEL].split())[:_LABEL]
     try:
-        return opened.prompt_cache(prompt_folder(home, caching.cache_limit), label, 0 if caching.cache else LEAST)
+        return opened.prompt_cache(prompt_folder(home, caching.cache_limit), 0 if caching.cache else LEAST)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         warnings.warn(f"prompts are not kept: {error.strerror or error}{where}", Degraded, stacklevel=2)

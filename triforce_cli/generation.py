@@ -1,207 +1,138 @@
-"""One generation from a prompt's text to the exit code: open, check, load, run, tell."""
+"""From checked prompts to the end of the output: load once, run them one after the other, tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
-import psutil
-import torch
-
-from offload.config import Sampling
 from offload.engine import Engine
-from offload.errors import PromptError
 from offload.events import Event, Finished, Text, Tokens
-from offload.opening import OpenModel, open_model
+from offload.prompts.cache import PromptCache
 from offload.statistics import Meter, Summary
-from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
-from offload.tiers import TierSettings
+from offload.text import StopStrings, StreamDecoder, held_text, stream_text
 
-from .caching import prompts_for
+from .caching import beginning, prompts_for
 from .dry_run import tell_dry_run
-from .exit_codes import DONE, INTERRUPTED
-from .fetching import FetchBar
+from .exit_codes import DONE
 from .following import tiers_for
-from .progress import RunFacts
+from .job import Job, Prompt, open_job, tell_settings
 from .render import JsonRenderer, Renderer, TextRenderer
-from .settings import Settings, refuse_unverifiable
 from .terminal import Terminal
 from .verification import compare, described, refuse_loss
+from .wish import Output, Wish
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user wants said; `raw` bypasses the chat template, `verify` compares with plain decoding."""
+class Speaker:
+    """A loaded model that answers prompts one after the other; what a prompt shares with the last is not read again."""
 
-    text: str
-    system: str | None
-    raw: bool
-    settings: Settings
-    home: Path | None
-    verify: bool = False
-    dry_run: bool = False  # tell the plan, and load nothing
+    def __init__(self, job: Job, engine: Engine, prompts: PromptCache | None = None) -> None:
+        self.job = job
+        self._engine = engine
+        self._prompts = prompts
 
+    def answer(self, prompt: Prompt, renderer: Renderer, label: str = "") -> str:
+        """Generate, told as it comes; the whole text. `label` says which part of a larger work this is.
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """How it is to be told."""
+        Ctrl-C ends what is told with partial statistics, and goes on as KeyboardInterrupt. Raises TriforceError if
+        the wish was to verify and something was lost.
+        """
+        job = self.job
+        settings = job.wish.settings
+        renderer.start(job.facts(prompt, label))
+        if self._prompts is not None:
+            self._prompts.label = prompt.name
+        meter = Meter(len(prompt.ids))
+        config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
+        tokens = self._engine.generate(prompt.ids, job.sampling, config, settings.speculation)
+        decoder, stops = StreamDecoder(job.opened.tokenizer.decode), StopStrings(settings.generation.stop)
+        events = stream_text(tokens, decoder, stops)
+        told = _Told()
+        try:
+            reason = told.all(events, meter, renderer)
+        except KeyboardInterrupt:
+            events.close()
+            renderer.event(Text(held_text(decoder, stops)[0]))
+            renderer.interrupt(meter.summary("interrupted", **job.summary_facts(prompt.new_tokens)))
+            raise
+        summary = meter.summary(reason, **job.summary_facts(prompt.new_tokens))
+        if job.wish.verify:
+            self._verify(prompt, told.tokens, summary, renderer)
+        else:
+            renderer.finish(summary)
+        return told.text
 
-    json: bool
-    quiet: bool
-    verbose: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A request that has been checked against its model: everything but the weights."""
-
-    request: Request
-    opened: OpenModel
-    ids: list[int]
-    sampling: Sampling
-    new_tokens: int
-    tiers: TierSettings | None
-
-    @property
-    def facts(self) -> RunFacts:
-        settings = self.request.settings
-        context, seed = self.opened.checkpoint.shape.context, settings.generation.seed
-        model, method = settings.engine.model, settings.speculation.method
-        on_gpu = self.opened.device.type == "cuda"
-        in_use = partial(torch.cuda.memory_allocated, self.opened.device) if on_gpu else None
-        return RunFacts(model, method, context, len(self.ids), seed or 0, in_use)
-
-    def summary_facts(self) -> dict[str, Any]:
-        settings = self.request.settings
-        resolved = settings.described(self.sampling) | {
-            "max_new_tokens": self.new_tokens,
-            "device": self.opened.device.type,
-            "dtype": str(self.opened.dtype).removeprefix("torch."),
-            "kernel": self.opened.kernel,
-            "context": self.opened.checkpoint.shape.context,
-            "raw": self.request.raw,
-            "system": self.request.system,
-        }
-        return {
-            "seed": settings.generation.seed,
-            "method": settings.speculation.method,
-            "model": settings.engine.model,
-            "peak_memory_bytes": peak_memory(self.opened.device),
-            "settings": resolved,
-        }
+    def _verify(self, prompt: Prompt, emitted: list[int], summary: Summary, renderer: Renderer) -> None:
+        """Finish with the comparison. Raises TriforceError after that if something was lost."""
+        job = self.job
+        renderer.verifying("decoding plainly, to compare")
+        try:
+            ended_by = job.opened.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
+            found = compare(self._engine, prompt.ids, emitted, job.sampling, ended_by, prompt.length)
+            verify = described(found, job.opened.tokenizer.decode)
+        except KeyboardInterrupt:
+            renderer.interrupt(summary)
+            raise
+        renderer.finish(replace(summary, verify=verify))
+        refuse_loss(verify)
 
 
-def peak_memory(device: torch.device) -> int:
-    """The most memory held so far, in bytes: on a GPU by torch, else resident in this process.
+class _Told:
+    """What has been emitted while it was told."""
 
-    Not ru_maxrss: that survives exec and may be the parent's. Where the system keeps no peak, what it is now.
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+
+    def all(self, events: Iterator[Event], meter: Meter, renderer: Renderer) -> str:
+        """Every event to the meter and the renderer; the reason why it ended."""
+        for event in events:
+            meter.observe(event)
+            renderer.event(event)
+            if isinstance(event, Tokens):
+                self.tokens += event.ids
+            elif isinstance(event, Text):
+                self.text += event.text
+            elif isinstance(event, Finished):
+                return event.reason
+        raise AssertionError("a generation ends with Finished")
+
+
+def renderer_for(terminal: Terminal, output: Output) -> TextRenderer | JsonRenderer:
+    """How the output is to be told."""
+    return (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet)
+
+
+def run_checked(
+    job: Job, longest: int, terminal: Terminal, output: Output, renderer: Renderer, work: Callable[[Speaker], object]
+) -> int:
+    """Load the model for sequences of up to `longest` tokens and do the work, or tell the plan; the exit code.
+
+    What does not fit into memory is found before loading. Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
     """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return psutil.Process().memory_info().rss
-
-
-def run_request(request: Request, terminal: Terminal, output: Output) -> int:
-    """Generate, writing as it comes; returns the exit code. Raises TriforceError, BrokenPipeError."""
-    renderer = (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet)
-    with closing(renderer):
-        job = _check(request, terminal, output.quiet)
-        if output.verbose:
-            _tell_settings(job, terminal)
-        if request.dry_run:
-            return tell_dry_run(job.opened, request.settings, len(job.ids) + job.new_tokens, terminal, output.json)
-        return _generate(job, renderer)
-
-
-def _check(request: Request, terminal: Terminal, quiet: bool) -> _Job:
-    """Everything that can go wrong before the weights are loaded goes wrong here."""
-    settings = request.settings
-    with FetchBar(terminal, shown=not quiet) as progress:
-        opened = open_model(settings.engine, request.home, progress, settings.speculation)
-    if settings.profile.gpus > 1:
-        terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
-    sampling = settings.sampling(opened.sampling)
-    if request.verify:
-        refuse_unverifiable(sampling)
-    ids = _encode(opened.tokenizer, request)
-    exact = "max_new_tokens" in settings.values
-    new_tokens = opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact)
-    tiers = None if request.dry_run else tiers_for(opened, settings, len(ids) + new_tokens, terminal)
-    return _Job(request, opened, ids, sampling, new_tokens, tiers)
-
-
-def _encode(tokenizer: Tokenizer, request: Request) -> list[int]:
-    if request.system is not None and not tokenizer.has_chat_template:
-        raise PromptError("this model has no chat template, so no place for --system", "put it into the prompt itself")
-    if request.raw or not tokenizer.has_chat_template:
-        return tokenizer.encode(request.text, special_tokens=True)
-    return tokenizer.chat(request.text, request.system)
-
-
-def _tell_settings(job: _Job, terminal: Terminal) -> None:
-    origins = job.request.settings.origins
-    for name, value in job.summary_facts()["settings"].items():
-        origin = origins.get(name, "")
-        terminal.note(f"{name}: {value}" + (f"  ({origin})" if origin else ""))
-
-
-def _generate(job: _Job, renderer: Renderer) -> int:
-    settings = job.request.settings
+    settings = job.wish.settings
+    if job.wish.dry_run:
+        return tell_dry_run(job.opened, settings, longest, terminal, output.json)
+    tiers = tiers_for(job.opened, settings, longest, terminal)
     renderer.loading(f"loading {settings.engine.model}")
-    prompts = prompts_for(job.opened, settings, job.request.home, job.request.text)
-    engine = job.opened.load(tiers=job.tiers, prompts=prompts)
-    renderer.start(job.facts)
-    meter = Meter(len(job.ids))
-    config = replace(settings.generation, max_new_tokens=job.new_tokens)
-    tokens = engine.generate(job.ids, job.sampling, config, settings.speculation)
-    decoder, stops = StreamDecoder(job.opened.tokenizer.decode), StopStrings(settings.generation.stop)
-    events = stream_text(tokens, decoder, stops)
-    emitted: list[int] = []
-    try:
-        reason = _tell(events, meter, renderer, emitted)
-    except KeyboardInterrupt:
-        events.close()
-        renderer.event(Text(held_text(decoder, stops)[0]))
-        renderer.interrupt(meter.summary("interrupted", **job.summary_facts()))
-        return INTERRUPTED
-    summary = meter.summary(reason, **job.summary_facts())
-    if job.request.verify:
-        return _verify(job, engine, emitted, summary, renderer)
-    renderer.finish(summary)
+    prompts = prompts_for(job.opened, settings, job.wish.home)
+    engine = job.opened.load(tiers=tiers, prompts=prompts)
+    engine.reserve(longest)
+    work(Speaker(job, engine, prompts))
     return DONE
 
 
-def _verify(job: _Job, engine: Engine, emitted: list[int], summary: Summary, renderer: Renderer) -> int:
-    """Finish with the comparison. Raises TriforceError after that if something was lost."""
-    renderer.verifying("decoding plainly, to compare")
-    try:
-        ended_by = job.opened.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
-        found = compare(engine, job.ids, emitted, job.sampling, ended_by, len(job.ids) + job.new_tokens)
-        verify = described(found, job.opened.tokenizer.decode)
-    except KeyboardInterrupt:
-        renderer.interrupt(summary)
-        return INTERRUPTED
-    renderer.finish(replace(summary, verify=verify))
-    refuse_loss(verify)
-    return DONE
-
-
-def _tell(events: Iterator[Event], meter: Meter, renderer: Renderer, emitted: list[int]) -> str:
-    """Every event to the meter and the renderer, every token to `emitted`; the reason why it ended."""
-    for event in events:
-        meter.observe(event)
-        renderer.event(event)
-        if isinstance(event, Tokens):
-            emitted += event.ids
-        elif isinstance(event, Finished):
-            return event.reason
-    raise AssertionError("a generation ends with Finished")
+def run_generation(text: str, wish: Wish, terminal: Terminal, output: Output) -> int:
+    """Generate from one prompt, writing as it comes; the exit code. Raises as `run_checked`."""
+    renderer = renderer_for(terminal, output)
+    with closing(renderer):
+        job = open_job(wish, terminal, output.quiet)
+        ids = job.encode(text)
+        if wish.extend_context:
+            job = job.stretched([ids], terminal)
+        prompt = job.prompt(ids, beginning(text))
+        if output.verbose:
+            tell_settings(job, prompt.new_tokens, terminal)
+        return run_checked(
+            job, prompt.length, terminal, output, renderer, lambda speaker: speaker.answer(prompt, renderer)
+        )

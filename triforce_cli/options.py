@@ -89,6 +89,10 @@ MaxNewTokens = Annotated[
     int | None,
     _setting("max_new_tokens", "Stop after so many tokens.", None, "--max-new-tokens", "-n"),
 ]
+AnswerTokens = Annotated[
+    int | None,
+    _setting("max_new_tokens", "Stop after so many tokens.", "by the length", "--max-new-tokens", "-n"),
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", help="End before this text; repeatable. Never printed.", show_default=False),
@@ -191,11 +195,56 @@ PromptFiles = Annotated[
         "--prompt-file", "-f", help="Read the prompt from a file; repeatable; - is stdin.", show_default=False
     ),
 ]
+System = Annotated[str | None, typer.Option(help="A system message for the chat template.", show_default=False)]
+Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Decode plainly once more, and compare. Greedy decoding only.")]
+ExtendContext = Annotated[
+    bool,
+    typer.Option("--extend-context", help="Stretch a context that is too short by YaRN; answers get worse."),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics, no progress: the text alone.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Also say the resolved settings, and where they came from.")
 ]
+
+# What every command takes that generates text; most of it is read by `given`, the rest by `wish.py`.
+GENERATION = {
+    "system": System,
+    "raw": Raw,
+    "model": Model,
+    "max_new_tokens": MaxNewTokens,
+    "temperature": Temperature,
+    "top_p": TopP,
+    "top_k": TopK,
+    "min_p": MinP,
+    "repetition_penalty": RepetitionPenalty,
+    "seed": Seed,
+    "stop": Stop,
+    "method": Method,
+    "draft": Draft,
+    "sink": Sink,
+    "window": Window,
+    "budget": Budget,
+    "chunk": Chunk,
+    "rebuild_every": RebuildEvery,
+    "gamma1": Gamma1,
+    "gamma2": Gamma2,
+    "verify": Verify,
+    "extend_context": ExtendContext,
+    "profile": ProfileName,
+    "device": Device,
+    "dtype": Dtype,
+    "kernel": Kernel,
+    "threads": Threads,
+    "prefill_chunk": PrefillChunk,
+    **PLACEMENT,
+    **CACHE,
+    "dry_run": DryRun,
+    "json": Json,
+    "quiet": Quiet,
+    "verbose": Verbose,
+}
 
 
 def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -208,7 +257,10 @@ def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[
 
         own = inspect.signature(command, eval_str=True)
         kind = inspect.Parameter.KEYWORD_ONLY
-        added = [inspect.Parameter(name, kind, default=None, annotation=each) for name, each in options.items()]
+        added = [
+            inspect.Parameter(name, kind, default=False if each.__origin__ is bool else None, annotation=each)
+            for name, each in options.items()
+        ]
         run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
         run.__annotations__ = {each.name: each.annotation for each in run.__signature__.parameters.values()}
         return run

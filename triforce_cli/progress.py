@@ -35,6 +35,7 @@ class RunFacts:
     prompt_tokens: int
     seed: int
     device_memory: Callable[[], int] | None = None  # bytes in use on a GPU, where the model runs on one
+    label: str = ""  # which part of a larger work this is
 
 
 class ProgressDisplay:
@@ -96,7 +97,8 @@ class ProgressDisplay:
     def _prefilled(self, event: Prefilled) -> None:
         if self._bar is None:
             width = min(40, max(4, self._terminal.size()[0] - _PREFILL_TEXT))
-            columns = (_column("prefill"), BarColumn(bar_width=width), _Count(_ONE_LINE), _Estimate(self._meter))
+            label = f"{self._facts.label} · prefill" if self._facts.label else "prefill"
+            columns = (_column(label), BarColumn(bar_width=width), _Count(_ONE_LINE), _Estimate(self._meter))
             self._show_bar(*columns).add_task("prefill", total=event.total, completed=event.done)
         else:
             self._bar.update(self._bar.task_ids[0], completed=event.done, total=event.total)
@@ -122,6 +124,7 @@ class ProgressDisplay:
         facts, meter = self._facts, self._meter
         rate = meter.tokens_per_s
         parts = [
+            *([_Part(facts.label, "bold")] if facts.label else []),
             _Part("decode", "bold"),
             _Part(f"{meter.new_tokens:,} tokens", rank=1),
             _Part(f"{rate:.1f}/s" if rate else "…/s", "cyan"),

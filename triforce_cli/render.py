@@ -11,6 +11,7 @@ from offload.events import Event, Prefilled, Restored, Text, Tokens
 from offload.statistics import Summary
 
 from .progress import ProgressDisplay, RunFacts
+from .sections import Part, Section
 from .terminal import Terminal
 from .verification import verdict
 from .wording import statistics_line
@@ -50,6 +51,9 @@ class Renderer(Protocol):
 class Output(Protocol):
     """What stdout gets. Text is returned, not written: the display knows how to write around what is drawn."""
 
+    def section(self, section: Section) -> str:
+        """Before the events of one of several answers."""
+
     def of(self, event: Event) -> str:
         """For one event; often nothing."""
 
@@ -58,13 +62,25 @@ class Output(Protocol):
 
 
 class TextOutput:
-    """The generated text and nothing else."""
+    """The generated text and nothing else; where there are sections, their headings, and a newline after each."""
+
+    def __init__(self) -> None:
+        self._sections = 0
+        self._text = ""  # its last character
+
+    def section(self, section: Section) -> str:
+        self._sections += 1
+        blank = "\n" if self._sections > 1 else ""
+        return blank + "".join(f"{heading}\n\n" for heading in section.headings)
 
     def of(self, event: Event) -> str:
-        return event.text if isinstance(event, Text) else ""
+        if not isinstance(event, Text):
+            return ""
+        self._text = event.text[-1:] or self._text
+        return event.text
 
     def end(self, summary: Summary) -> str:
-        return ""
+        return "\n" if self._sections and self._text != "\n" else ""
 
 
 class JsonOutput:
@@ -72,6 +88,10 @@ class JsonOutput:
 
     def __init__(self) -> None:
         self._tokens = 0
+
+    def section(self, section: Section) -> str:
+        self._tokens = 0
+        return json_line(type="section", document=section.document, question=section.question)
 
     def of(self, event: Event) -> str:
         if isinstance(event, Tokens):
@@ -88,14 +108,61 @@ class JsonOutput:
         return json_line(type="done", **asdict(summary))
 
 
+class PartOutput:
+    """A part of a longer work, which is not the product: in JSON one line when it is done, otherwise nothing."""
+
+    def __init__(self, part: Part, in_json: bool) -> None:
+        self._part = part
+        self._in_json = in_json
+        self._text = ""
+
+    def section(self, section: Section) -> str:
+        raise AssertionError("a part has no sections")
+
+    def of(self, event: Event) -> str:
+        self._text += event.text if isinstance(event, Text) else ""
+        return ""
+
+    def end(self, summary: Summary) -> str:
+        return self.line(self._text, False) if summary.finish_reason != "interrupted" else ""
+
+    def line(self, text: str, taken_over: bool) -> str:
+        """Its line in JSON; `taken_over` from an earlier run."""
+        return json_line(type="part", **asdict(self._part), taken_over=taken_over, text=text) if self._in_json else ""
+
+
 class StreamRenderer:
     """An output on stdout, with a display on stderr and the statistics after it; `quiet` keeps stderr silent."""
 
-    def __init__(self, terminal: Terminal, output: Output, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        terminal: Terminal,
+        output: Output,
+        quiet: bool = False,
+        display: ProgressDisplay | None = None,
+        label: str = "",
+    ) -> None:
+        """`label` says which part of a longer work it tells, with the `display` of the whole."""
         self._terminal = terminal
         self._output = output
         self._quiet = quiet
-        self._display = ProgressDisplay(terminal, shown=not quiet)
+        self._label = f"{label}: " if label else ""
+        self._display = display or ProgressDisplay(terminal, shown=not quiet)
+
+    def section(self, section: Section) -> None:
+        """The events of one of several answers follow."""
+        self._display.hide()
+        self._terminal.write(self._output.section(section))
+
+    def for_part(self, part: Part) -> StreamRenderer:
+        """What tells a part of the work that leads to the next answer."""
+        output = PartOutput(part, isinstance(self._output, JsonOutput))
+        return StreamRenderer(self._terminal, output, self._quiet, self._display, part.label)
+
+    def taken_over(self, part: Part, text: str) -> None:
+        """A part that an earlier run has finished."""
+        self._display.hide()
+        self._terminal.write(PartOutput(part, isinstance(self._output, JsonOutput)).line(text, True))
 
     def loading(self, text: str) -> None:
         self._display.loading(text)
@@ -113,11 +180,11 @@ class StreamRenderer:
         self._display.loading(text)
 
     def finish(self, summary: Summary) -> None:
-        self.close()
+        self._display.hide()
         self._terminal.write(self._output.end(summary))
         self._terminal.end_line()
         if not self._quiet:
-            self._terminal.note(statistics_line(summary))
+            self._terminal.note(self._label + statistics_line(summary))
             if summary.verify is not None and summary.verify["lossless"]:  # otherwise the error says it
                 self._terminal.note(verdict(summary.verify))
 

@@ -30,13 +30,14 @@ class PromptCache:
 
     Args:
         weights: the digest of the model's weights (`identity.weights_digest`).
-        model, label: the names of the model and of the prompt, for people.
+        model: its name, for people; `label`, which may be set at any time, is the next prompt's.
         least: prompts with fewer tokens are not kept.
     """
 
-    def __init__(self, folder: PromptFolder, weights: str, model: str, label: str = "", least: int = LEAST) -> None:
+    def __init__(self, folder: PromptFolder, weights: str, model: str, least: int = LEAST) -> None:
         self.folder = folder
-        self.weights, self.model, self.label, self.least = weights, model, label, least
+        self.weights, self.model, self.least = weights, model, least
+        self.label = ""
 
     def bind(self, model: Model, rope: Rope) -> SequencePrompts:
         """For the sequences of a model with these rotations."""

@@ -18,6 +18,7 @@ from .header import Header
 from .identity import TOKENS
 from .prompt import Prompt
 
+_HEADER = 4096  # bytes of a file beside keys and values, at most
 _UNDER_WAY = 2  # blocks in memory that are not on disk yet
 
 
@@ -63,7 +64,7 @@ class Saver:
     def _write(self, index: int, header: Header, keys, values) -> None:
         prompt, path = self._prompt, self._prompt.paths[index]
         prompt.folder.make(prompt.fingerprint)
-        need = keys.nbytes + values.nbytes
+        need = keys.nbytes + values.nbytes + _HEADER
         if self._size is None:
             self._size = sum(block.size for block in prompt.folder.blocks())
         if self._size + need > prompt.folder.limit:

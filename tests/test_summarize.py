@@ -1,0 +1,195 @@
+"""`triforce summarize` in this process on a tiny model: prompts, headings, ranges, ways out of a short context."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from triforce_cli.framing import Template, load_templates
+from triforce_cli.instructions import Wanted
+
+GREEDY = ("--temperature", "0", "-n", "12")
+STORY = "The cat sat on the mat. {document} and {instruction} are words in braces.\n\n" * 4
+CONTEXT = 2048
+
+
+@pytest.fixture
+def triforce(triforce_here):
+    return triforce_here
+
+
+@pytest.fixture
+def story(tmp_path):
+    def write(name="story.txt", text=STORY):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def events(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def refused(result, *words, code=2):
+    assert (result[0], result[1]) == (code, ""), result
+    error, hint = result[2].splitlines()[-2:]
+    assert error.startswith("error: ") and hint.startswith("hint: ")
+    for word in words:
+        assert word in result[2]
+    return True
+
+
+def test_one_file_gives_the_text_alone_as_generate_would(triforce, story):
+    code, out, err = triforce("summarize", story(), *GREEDY)
+    assert code == 0, err
+    assert len(err.splitlines()) == 1
+    prompt = load_templates().document.filled(STORY, Wanted().instruction())
+    assert out == triforce("generate", prompt, *GREEDY)[1].rstrip("\n") + "\n"
+
+
+def test_the_document_comes_first_and_is_filled_in_literally():
+    templates = load_templates()
+    for template in (templates.document, templates.part, templates.notes):
+        filled = template.filled("<{instruction} {document}>", "Do {document}.")
+        assert filled.index("<{instruction} {document}>") < filled.index("Do {document}.")
+        assert filled.endswith("Do {document}.")
+    assert templates.document.filled("x", "y").startswith("x")
+    assert Template("a {document} b {other}").filled("x", "y") == "a x b {other}"
+
+
+def test_what_is_asked_for_is_in_the_instruction():
+    said = Wanted("200 words", True, "the sea", "German").instruction()
+    for word in ("200 words", '"- "', "the sea", "German", "Summarize"):
+        assert word in said
+    asked = Wanted(focus="money").instruction("Who pays?")
+    assert "Who pays?" in asked and "money" in asked and "Summarize" not in asked
+    assert Wanted("short").new_tokens < Wanted().new_tokens < Wanted("long").new_tokens < Wanted("900 words").new_tokens
+    note = Wanted("short", True, "the sea").note_taking()
+    assert "the sea" in note and '"- "' not in note
+    assert "Who pays?" in Wanted().note_taking("Who pays?")
+
+
+def test_a_second_question_reads_the_question_only(triforce, story):
+    questions = ("--question", "Who sat?", "--question", "Where did it sit, and on which of the many mats?")
+    code, out, err = triforce("summarize", story(), *questions, *GREEDY, "--json")
+    assert code == 0, err
+    kinds = [event["type"] for event in events(out)]
+    assert kinds.count("section") == kinds.count("done") == 2
+    assert kinds[0] == "section" and kinds[-1] == "done"
+    first, second = (event for event in events(out) if event["type"] == "done")
+    assert second["prompt_tokens"] > first["prompt_tokens"] > 250
+    begins = [event["done"] for before, event in pairwise(events(out)) if before["type"] == "section"]
+    assert begins[0] == 0
+    assert begins[1] > 250 and second["prompt_tokens"] - begins[1] < 100  # so much was there, and is not read again
+    assert [event["question"] for event in events(out) if event["type"] == "section"] == list(questions[1::2])
+
+
+def test_headings_for_several_files_and_questions(triforce, story):
+    a, b = story("a.txt", "One cat."), story("b.md", "Two dogs.")
+    texts = [triforce("summarize", path, *GREEDY, "-q")[1] for path in (a, b)]
+    code, out, _ = triforce("summarize", a, b, *GREEDY, "-q")
+    assert code == 0
+    assert out == f"# {a}\n\n{texts[0]}\n# {b}\n\n{texts[1]}"
+    asked = ("--question", "Who?", "--question", "Why?")
+    lines = triforce("summarize", a, b, *asked, *GREEDY, "-q")[1].splitlines()
+    assert [line for line in lines if line.startswith(("# ", "## "))] == [
+        f"# {a}",
+        "## Who?",
+        "## Why?",
+        f"# {b}",
+        "## Who?",
+        "## Why?",
+    ]
+    assert triforce("summarize", a, *asked, *GREEDY, "-q")[1].startswith("## Who?\n\n")
+
+
+def test_files_together_are_one_document(triforce, story):
+    a, b = story("a.txt", "One cat.\n"), story("b.md", "Two dogs.\n")
+    code, out, err = triforce("summarize", a, b, "--together", *GREEDY, "--json")
+    assert code == 0, err
+    (section,) = (event for event in events(out) if event["type"] == "section")
+    assert section == {"type": "section", "document": f"{a}, {b}", "question": None}
+    joined = story("joined.txt", f"# {a}\n\nOne cat.\n\n# {b}\n\nTwo dogs.")
+    single = events(triforce("summarize", joined, *GREEDY, "--json")[1])
+    assert text_of(events(out)) == text_of(single)
+
+
+def text_of(found):
+    return "".join(event["text"] for event in found if event["type"] == "text")
+
+
+def test_a_range_of_a_document(triforce, story):
+    path = story()
+    half = triforce("summarize", path, "--from", "10%", "--to", "50%", *GREEDY, "--json")
+    whole = triforce("summarize", path, *GREEDY, "--json")
+    assert half[0] == whole[0] == 0
+    assert "tokens" in half[2] and str(path) in half[2]
+    sizes = [events(result[1])[-1]["prompt_tokens"] for result in (half, whole)]
+    assert sizes[0] < sizes[1] - 100
+    refused(triforce("summarize", path, "--from", "50%", "--to", "10%"), "nothing", "10%")
+    refused(triforce("summarize", path, "--from", "99999"), "99,999", str(path))
+    refused(triforce("summarize", path, "--to", "many"), "many")
+    refused(triforce("summarize", path, "--to", "150%"), "150%")
+
+
+def test_too_long_a_document_names_the_ways_out(triforce, story):
+    path = story(text=STORY * 12)
+    refused(triforce("summarize", path), f"{CONTEXT:,}", "3,", "--map-reduce", "--extend-context", "--to ")
+    short = story("short.txt", "Short.")
+    refused(triforce("summarize", short, path), str(path))  # nothing is written before all is known to fit
+    code, out, err = triforce("summarize", path, "--to", "1000", *GREEDY)
+    assert (code, bool(out)) == (0, True), err
+
+
+def test_an_extended_context_warns_and_serves(triforce, story):
+    path = story(text=STORY * 12)
+    code, out, err = triforce("summarize", path, "--extend-context", *GREEDY, "--json")
+    assert code == 0, err
+    assert "warning: the context is stretched from 2,048 to 4,096 tokens (YaRN, factor 2)" in err
+    assert events(out)[-1]["settings"]["context"] == 2 * CONTEXT
+    assert events(out)[-1]["prompt_tokens"] > CONTEXT
+    code, _, err = triforce("generate", "-f", path, "--extend-context", *GREEDY)
+    assert code == 0 and "YaRN, factor 2" in err
+    code, _, err = triforce("generate", "hi", "--extend-context", *GREEDY)
+    assert code == 0 and "YaRN" not in err
+    refused(triforce("summarize", path, "--extend-context", "--map-reduce"), "contradict")
+
+
+def test_own_templates(triforce, story):
+    mine = story("mine.txt", "{document}\n\nIn short: {instruction}")
+    code, out, err = triforce("summarize", story(), "--prompt", mine, *GREEDY)
+    assert code == 0, err
+    prompt = f"{STORY}\n\nIn short: {Wanted().instruction()}"
+    assert out.rstrip("\n") == triforce("generate", prompt, *GREEDY)[1].rstrip("\n")
+    refused(triforce("summarize", story(), "--prompt", story("no.txt", "{instruction}")), "no.txt", "{document}")
+    only = story("only.txt", "{document}\n\nTL;DR:")
+    assert triforce("summarize", story(), "--prompt", only, "--raw", *GREEDY)[0] == 0
+    refused(triforce("summarize", story(), "--prompt", only, "--question", "Why?"), "--question", "{instruction}")
+
+
+def test_wrong_use(triforce, story, tmp_path):
+    path = story()
+    refused(triforce("summarize"), "FILE")
+    refused(triforce("summarize", tmp_path / "stroy.txt"), "did you mean", "story.txt")
+    refused(triforce("summarize", "-"), "standard input", "empty")
+    refused(triforce("summarize", "-", "-"), "twice")
+    refused(triforce("summarize", story("empty.txt", " \n")), "empty.txt")
+    refused(triforce("summarize", path, "--length", "tiny"), "'tiny'", "200 words")
+    refused(triforce("summarize", path, "--length", "0 words"), "0 words")
+    refused(triforce("summarize", path, "--question", " "), "question")
+    refused(triforce("summarize", path, "--focus", ""), "--focus")
+    refused(triforce("summarize", path, "--verify"), "--temperature 0")
+    refused(triforce("summarize", path, "--memory", "1000"), "not enough memory", code=1)
+
+
+def test_a_dry_run_and_verification(triforce, story):
+    path = story()
+    code, out, err = triforce("summarize", path, "--dry-run", "--json", *GREEDY)
+    assert (code, err) == (0, "")
+    plan = json.loads(out)["plan"]
+    assert plan["fits"] and plan["context"] > 250
+    asked = ("--question", "Who?", "--question", "What did it do?")
+    code, out, err = triforce("summarize", path, *asked, "--verify", *GREEDY, "--json")
+    assert code == 0, err
+    assert [event["verify"]["lossless"] for event in events(out) if event["type"] == "done"] == [True, True]

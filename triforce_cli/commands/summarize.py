@@ -1,0 +1,122 @@
+"""`triforce summarize`: documents in, summaries or answers out, live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offload.errors import SettingsError
+
+from .. import options
+from ..documents import read_documents
+from ..excerpts import Range, parse_place
+from ..framing import Templates, load_templates
+from ..instructions import DEFAULT_LENGTH, LENGTHS, Wanted
+from ..settings import refuse_both, refuse_broken_text
+from ..wish import Wish, check_flags, output_of, wish_of
+
+_PLACE = {"parser": parse_place, "metavar": "TOKENS|%", "show_default": False}
+
+
+def _complete_length(incomplete: str) -> list[str]:
+    return [name for name in LENGTHS if name.startswith(incomplete)]
+
+
+@options.accepts(options.GENERATION | {"max_new_tokens": options.AnswerTokens})
+def summarize(
+    ctx: typer.Context,
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Documents; - is stdin.", show_default=False)],
+    length: Annotated[
+        str | None,
+        typer.Option(
+            help='short, medium, long, or a number such as "200 words".',
+            show_default=DEFAULT_LENGTH,
+            autocompletion=_complete_length,
+        ),
+    ] = None,
+    bullets: Annotated[bool, typer.Option("--bullets", help="Ask for bullet points.")] = False,
+    focus: Annotated[str | None, typer.Option(help="What matters most.", show_default=False)] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Option("--question", help="Answer this instead of summarizing; repeatable.", show_default=False),
+    ] = None,
+    language: Annotated[str | None, typer.Option(help="Write in this language.", show_default=False)] = None,
+    prompt: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompt",
+            metavar="TEMPLATE_FILE",
+            help="Your own prompt, with {document} and {instruction} in it.",
+            show_default=False,
+        ),
+    ] = None,
+    together: Annotated[bool, typer.Option("--together", help="One summary of all files, not one each.")] = False,
+    start: Annotated[
+        object, typer.Option("--from", help="Begin here: tokens, or percent such as 10%.", **_PLACE)
+    ] = None,
+    end: Annotated[object, typer.Option("--to", help="End here: tokens, or percent.", **_PLACE)] = None,
+    map_reduce: Annotated[
+        bool,
+        typer.Option("--map-reduce", help="Read what exceeds the context part by part; resumed if it is interrupted."),
+    ] = False,
+) -> int:
+    """Summarize documents, or answer questions about them.
+
+    Text, Markdown, PDF, EPUB, DOCX and HTML (pip install "triforce\\[documents]"). Several questions about one document
+    read it once. What exceeds the model's context is an error, unless --map-reduce, --extend-context, or --from and
+    --to say what to do.
+
+    [bold]Examples[/bold]
+
+      triforce summarize book.txt --length short
+
+      triforce summarize report.pdf --bullets --focus "costs and dates" > report.md
+
+      triforce summarize book.txt --question "Who tells it?" --question "Where does it end?"
+
+      cat book.txt | triforce summarize - --bullets | tee out.md
+
+      triforce summarize chapter-*.txt --together --language German
+
+      triforce summarize long.txt --map-reduce --length "300 words"
+    """
+    check_flags(ctx)
+    refuse_both(ctx.params, "map_reduce", "extend_context", "choose one way to read what exceeds the context")
+    for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
+        refuse_broken_text(name, texts)
+    if not all(each.strip() for each in question or []):
+        raise SettingsError("a question is empty", 'ask something, such as --question "Who tells this story?"')
+    wanted = Wanted(length, bullets, focus, language)
+    templates = load_templates(prompt)
+    _check_template(templates, prompt, ctx)
+    terminal = ctx.obj.terminal
+    documents = read_documents(files, terminal.stdin, terminal.warn)
+    wish = _with_length(wish_of(ctx), wanted)
+
+    from ..summarizing import Order, run_summaries  # from here on torch is needed
+
+    order = Order(documents, question or [], wanted, templates, Range(start, end), together, map_reduce)
+    return run_summaries(order, wish, terminal, output_of(ctx))
+
+
+def _check_template(templates: Templates, path: Path | None, ctx: typer.Context) -> None:
+    """Raises SettingsError for what would be asked for and never reach the model."""
+    if templates.document.takes_instructions:
+        return
+    for name in ("question", "length", "bullets", "focus", "language"):
+        if ctx.params[name]:
+            raise SettingsError(
+                f"the template {path} has no place for --{name}", "write {instruction} where the instruction belongs"
+            )
+
+
+def _with_length(wish: Wish, wanted: Wanted) -> Wish:
+    """The most tokens follow from the length, unless they were chosen."""
+    settings = wish.settings
+    if "max_new_tokens" in settings.values:
+        return wish
+    generation = replace(settings.generation, max_new_tokens=wanted.new_tokens)
+    return replace(wish, settings=replace(settings, generation=generation))

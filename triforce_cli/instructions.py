@@ -1,0 +1,73 @@
+"""What `summarize` asks of the model, in words, and how many tokens the answer may take."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from offload.errors import SettingsError
+
+LENGTHS = {  # in words, and the most tokens: well above what the words take, in any language
+    "short": ("in two or three sentences", 192),
+    "medium": ("in one or two paragraphs", 512),
+    "long": ("in detail, in five to eight paragraphs", 1536),
+}
+DEFAULT_LENGTH = "medium"
+_WORDS = re.compile(r"(\d{1,6})\s*words?", re.IGNORECASE)
+_TOKENS_A_WORD, _AT_LEAST = 3, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the answer is to be like. No `length` is the default one for a summary, and free for a question."""
+
+    length: str | None = None
+    bullets: bool = False
+    focus: str | None = None
+    language: str | None = None
+
+    def __post_init__(self) -> None:
+        self._length()
+        for name, text in (("--focus", self.focus), ("--language", self.language)):
+            if text is not None and not text.strip():
+                raise SettingsError(f"{name} is empty", "say what is meant, or leave it out")
+
+    def instruction(self, question: str | None = None) -> str:
+        """For a whole document: to summarize it, or to answer a question about it."""
+        if question is None:
+            return self._sentence(f"Summarize the text above {self._length()[0]}")
+        ending = f" Answer {self._length()[0]}." if self.length else ""
+        return f"Answer this question about the text above: {question.strip()}{ending}{self._style('the answer')}"
+
+    def note_taking(self, question: str | None = None) -> str:
+        """For a part of a document: what will be needed of it later."""
+        if question is None:
+            plain = Wanted(focus=self.focus, language=self.language)
+            return plain._sentence(f"Summarize the text above {LENGTHS[DEFAULT_LENGTH][0]}")
+        return f"Write down everything in the text above that helps to answer this question: {question.strip()}"
+
+    @property
+    def new_tokens(self) -> int:
+        """The most tokens that an answer may take, if nobody says otherwise."""
+        return self._length()[1]
+
+    def _sentence(self, beginning: str) -> str:
+        return f"{beginning}.{self._style('the summary')}"
+
+    def _style(self, what: str) -> str:
+        style = ' Write bullet points, each on a line that begins with "- ".' if self.bullets else ""
+        if self.focus:
+            style += f" Focus on this: {self.focus.strip()}."
+        return f"{style} Write {what} in {self.language.strip()}." if self.language else style
+
+    def _length(self) -> tuple[str, int]:
+        name = (self.length or DEFAULT_LENGTH).strip().lower()
+        if name in LENGTHS:
+            return LENGTHS[name]
+        match = _WORDS.fullmatch(name)
+        words = int(match[1]) if match else 0
+        if not words:
+            raise SettingsError(
+                f"length is {self.length!r}", f'use {", ".join(LENGTHS)}, or a number such as "200 words"'
+            )
+        return f"in about {words} words", _TOKENS_A_WORD * words + _AT_LEAST

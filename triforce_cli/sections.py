@@ -1,0 +1,51 @@
+"""What a longer output is made of: answers about documents, and the parts that lead to one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """An answer: about which document, and to which question. `headings` stand above it in text."""
+
+    document: str
+    question: str | None
+    headings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the parts of a document that is read part by part; `round` 2 and more read notes on parts."""
+
+    number: int
+    parts: int
+    round: int
+
+    @property
+    def label(self) -> str:
+        """For people: `part 2 of 7`."""
+        later = f" of round {self.round}" if self.round > 1 else ""
+        return f"part {self.number} of {self.parts}{later}"
+
+
+def sections(names: list[str], questions: list[str | None]) -> list[list[Section]]:
+    """For each document, the section of each question; headings as far as there are several of a kind."""
+    return [
+        [
+            Section(
+                name,
+                question,
+                (
+                    *([f"# {_one_line(name)}"] if len(names) > 1 and not index else []),
+                    *([f"## {_one_line(question)}"] if len(questions) > 1 and question else []),
+                ),
+            )
+            for index, question in enumerate(questions)
+        ]
+        for name in names
+    ]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
