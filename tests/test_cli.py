@@ -100,7 +100,7 @@ def assert_error(result, code, *words):
 
 
 def test_help_answers_at_once_with_examples():
-    for command in ("generate", "bench", "pull", "profile", "doctor"):
+    for command in ("generate", "summarize", "bench", "pull", "profile", "doctor"):
         result = subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True)
         assert "Examples" in result.stdout
         assert f"triforce {command}" in result.stdout
@@ -255,6 +255,10 @@ def test_the_shell_completes_levels_of_the_kernel():
         env = os.environ | {"_TRIFORCE_COMPLETE": "complete_bash"} | line
         result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
         assert result.stdout.split() == ["auto", "avx512", "avx2"]
+    line = {"COMP_WORDS": "triforce summarize --length ", "COMP_CWORD": "3"}
+    env = os.environ | {"_TRIFORCE_COMPLETE": "complete_bash"} | line
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
+    assert result.stdout.split() == ["short", "medium", "long"]
 
 
 # Models that do not work ------------------------------------------------------------------------------------------

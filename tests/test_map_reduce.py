@@ -63,9 +63,10 @@ def test_an_interrupted_run_goes_on_where_it_was(triforce_here, tiny_model_dir, 
         line = process.stderr.readline()
         process.stderr.readline()  # by now the first one is kept
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
     assert line.startswith("part 1 of ")
     assert (process.returncode, out) == (130, "")
+    assert err.endswith("finished parts are kept: the same command goes on from there\n")
     files = kept(tmp_path / "home")
     assert files and all(path.suffix == ".json" for path in files)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}

@@ -72,6 +72,8 @@ def test_the_wheel_holds_the_packages_and_the_profiles(wheel):
     shipped = {f"offload/profiles/{path.name}" for path in (ROOT / "profiles").glob("*.yaml")}
     assert shipped
     assert {name for name in names if name.endswith(".yaml")} == shipped
+    templates = {f"triforce_cli/templates/{name}.txt" for name in ("document", "notes", "part")}
+    assert {name for name in names if name.endswith(".txt") and "/templates/" in name} == templates
     assert any(name.endswith("/LICENSE") for name in names)
 
 

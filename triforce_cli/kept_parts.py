@@ -28,6 +28,11 @@ class KeptParts:
         self._warn = warn
         self._sweep()
 
+    @property
+    def any_used(self) -> bool:
+        """Whether this run has found or kept any."""
+        return bool(self._used)
+
     def find(self, ids: list[int]) -> str | None:
         """The answer to a prompt, if there is one."""
         path = self._path(ids)

@@ -58,22 +58,21 @@ def run_summaries(order: Order, wish: Wish, terminal: Terminal, output: Output) 
         tasks = [_checked(task, job, order) for task in tasks]
         if output.verbose:
             tell_settings(job, wish.settings.generation.max_new_tokens, terminal)
-        warn = (lambda text: None) if output.quiet else terminal.warn
-        kept = KeptParts(wish.home or default_home(), facts_of(job), warn)
+        kept = KeptParts(wish.home or default_home(), facts_of(job), terminal.warn)
         reading = MapReduce(job, order.templates, kept, terminal, output.quiet)
         longest = max(_length(task, job, reading, order.wanted) for task in tasks)
 
         def work(speaker: Speaker) -> None:
-            for task in tasks:
-                renderer.section(task.section)
-                prompt = task.prompt or reading.reduce(
-                    task.document.text,
-                    order.wanted.note_taking(task.question),
-                    order.wanted.instruction(task.question),
-                    speaker,
-                    renderer,
-                )
-                speaker.answer(prompt, renderer)
+            try:
+                for task in tasks:
+                    renderer.section(task.section)
+                    speaker.answer(
+                        task.prompt or reading.reduce(*_reading(task, order.wanted), speaker, renderer), renderer
+                    )
+            except KeyboardInterrupt:
+                if kept.any_used and not output.quiet:
+                    terminal.note("finished parts are kept: the same command goes on from there")
+                raise
             kept.clear()
 
         return run_checked(job, longest, terminal, output, renderer, work)
@@ -123,5 +122,10 @@ def _length(task: _Task, job: Job, reading: MapReduce, wanted: Wanted) -> int:
     """Tokens that the caches must hold for a task. Raises PromptError if it cannot be divided."""
     if task.prompt is not None:
         return task.prompt.length
-    reading.check(task.document.text, wanted.note_taking(task.question), wanted.instruction(task.question))
+    reading.check(*_reading(task, wanted))
     return job.context  # as much as the notes may take
+
+
+def _reading(task: _Task, wanted: Wanted) -> tuple[str, str, str]:
+    """The document, what is to be noted of its parts, and what is asked in the end."""
+    return task.document.text, wanted.note_taking(task.question), wanted.instruction(task.question)
