@@ -42,7 +42,7 @@ class MapReduce:
     def reduce(
         self, document: str, note_taking: str, instruction: str, speaker: Speaker, renderer: StreamRenderer
     ) -> Prompt:
-        """The prompt that asks for the answer, once notes have been taken. Raises TriforceError if they do not shrink."""
+        """The prompt that asks for the answer, once notes are taken. Raises TriforceError if they do not shrink."""
         text, ids, round = document, self._ask(document, instruction), 0
         while len(ids) + self._new_tokens > self._job.context:
             round, before = round + 1, len(ids)
