@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from test_cli import environment
+from test_cli import environment, on_a_terminal, uncolored
 
 from triforce_cli.kept_parts import KeptParts
 
@@ -43,6 +43,15 @@ def test_parts_then_their_notes(triforce_here, book, tmp_path):
     assert (kinds[0], kinds[-1], kinds.count("part"), kinds.count("done")) == ("section", "done", count, 1)
     assert "".join(e["text"] for e in map(json.loads, found.splitlines()) if e["type"] == "text") + "\n" == out
     assert [part["taken_over"] for part in parts_of(found)] == [False] * count
+
+
+def test_a_terminal_shows_which_part_is_read(tiny_model_dir, book, tmp_path):
+    with (tmp_path / "out.md").open("wb") as out:
+        code, output = on_a_terminal(tiny_model_dir, tmp_path, "summarize", str(book), *ARGS, stdout=out)
+    assert code == 0, output
+    assert re.search(r"part 2 of \d+ · prefill", uncolored(output))
+    assert re.search(r"part 2 of \d+ · decode", uncolored(output))
+    assert (tmp_path / "out.md").read_bytes().strip()
 
 
 def test_notes_that_are_still_too_long_are_read_again(triforce_here, tmp_path):

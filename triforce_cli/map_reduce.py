@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from offload.errors import PromptError
+from offload.errors import PromptError, TriforceError
 
 from .excerpts import split
 from .framing import Template, Templates
@@ -42,14 +42,16 @@ class MapReduce:
     def reduce(
         self, document: str, note_taking: str, instruction: str, speaker: Speaker, renderer: StreamRenderer
     ) -> Prompt:
-        """The prompt that asks for the answer, once notes have been taken. Raises PromptError if they do not shrink."""
+        """The prompt that asks for the answer, once notes are taken. Raises TriforceError if they do not shrink."""
         text, ids, round = document, self._ask(document, instruction), 0
         while len(ids) + self._new_tokens > self._job.context:
             round, before = round + 1, len(ids)
             notes = [
                 self._note(part, prompt, speaker, renderer) for part, prompt in self._told(text, note_taking, round)
             ]
-            text = "\n\n".join(note.strip() for note in notes)
+            text = "\n\n".join(note.strip() for note in notes if note.strip())
+            if not text:
+                raise TriforceError("the model has noted nothing on any part", "use another --model, or other sampling")
             ids = self._ask(text, instruction)
             if len(ids) >= before:
                 raise PromptError(
