@@ -35,7 +35,7 @@ class Session:
         by_layers = spread is not None and spread.settings.by_layers
         self.full = Runner(model, model.new_cache(capacity, model.rope(capacity), store), chunk, by_layers)
         self._link = None if spread is None else spread.link
-        self._prompts = None if prompts is None else prompts.bind(model, self.full.cache.rope)
+        self._prompts = None if prompts is None else prompts.bind(self.full)
         self._model, self._draft = model, draft
         self._capacity = capacity
         self._lookup = LookupDrafter()

@@ -81,7 +81,8 @@ def test_tiers_save_and_take_over(folder, home, operations, mode, resident):
     engine = engine_on(folder, home, settings, operations)
     assert said(engine, second) == (answers[1], 3 * TOKENS)
     assert said(engine, first) == (answers[0], 7 * TOKENS - 500)  # the others were in memory
-    assert said(engine_on(folder, home, operations=operations), second) == (answers[1], 7 * TOKENS)
+    whole = engine_on(folder, home, operations=operations)  # with torch, pieces round otherwise than one cache
+    assert said(whole, second) == (answers[1], 0 if operations.kernel is None else 7 * TOKENS)
 
 
 def test_any_common_beginning_is_found(folder, home):
@@ -104,16 +105,17 @@ def test_a_prompt_of_whole_blocks_still_runs_its_last_token(folder, home):
 def test_with_torch_the_rest_is_cut_as_without_a_cache(folder, home):
     """Other chunks would round otherwise."""
     prompt = ids(LENGTH)
-    for chunk, restored in ((CHUNK, 7 * TOKENS), (3 * TOKENS, 6 * TOKENS), (1024, 0)):
-        engine = engine_on(folder, home)
-        engine._prefill_chunk = chunk
+    for chunk, restored in ((CHUNK, 7 * TOKENS), (3 * TOKENS, 6 * TOKENS), (1024, 0), (100, 0)):
         runs = []
-        said(engine, prompt, on_event=lambda event, runs=runs: runs.append(event))
-        if restored == 7 * TOKENS:  # the first time: nothing is there
-            continue
-        done = [event.done for event in runs if isinstance(event, Prefilled)]
-        assert restored in done
-        assert done[-2:] == [restored, LENGTH]
+        for _ in range(2):
+            engine = engine_on(folder, home)
+            engine._prefill_chunk = chunk
+            runs.append([])
+            said(engine, prompt, on_event=runs[-1].append)
+        borders = [[event.done for event in run if isinstance(event, Prefilled)] for run in runs]
+        assert borders[0][1] == 0  # of the blocks of other chunks none is taken
+        after = borders[1][borders[1].index(restored) :]
+        assert [done for done in borders[0] if done > restored] == [done for done in after if done > restored]
 
 
 @pytest.mark.parametrize("change", ["weights", "dtype", "rope", "kernel"])

@@ -33,7 +33,7 @@ def beginning(text: str) -> str:
 def prompts_for(opened: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:
     """What remembers prompts; None if that is not wanted, or cannot be: then with a warning."""
     caching = settings.caching
-    if caching.cache is False:
+    if caching.cache is False or caching.cache_limit == 0:
         return None
     try:
         return opened.prompt_cache(prompt_folder(home, caching.cache_limit), 0 if caching.cache else LEAST)

@@ -11,8 +11,6 @@ from pathlib import Path
 from ..context import Context
 from ..errors import Degraded
 from ..events import Prefilled, Restored
-from ..model import Model
-from ..rope import Rope
 from ..runner import Runner
 from .block import read_block
 from .folder import PromptFolder
@@ -39,9 +37,9 @@ class PromptCache:
         self.weights, self.model, self.least = weights, model, least
         self.label = ""
 
-    def bind(self, model: Model, rope: Rope) -> SequencePrompts:
-        """For the sequences of a model with these rotations."""
-        return SequencePrompts(self, fingerprint(model, rope, self.weights))
+    def bind(self, runner: Runner) -> SequencePrompts:
+        """For the sequences that a runner on a FullCache reads."""
+        return SequencePrompts(self, fingerprint(runner.model, runner.cache, runner.chunk, self.weights))
 
 
 class SequencePrompts:

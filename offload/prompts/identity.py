@@ -14,8 +14,8 @@ import xxhash
 from ..files import replace_file
 
 if TYPE_CHECKING:
+    from ..cache import FullCache
     from ..model import Model
-    from ..rope import Rope
 
 TOKENS = 128  # of a block: what is common beyond the last whole block is run again
 LEAST = 2000  # tokens of a prompt that is worth the disk
@@ -62,19 +62,18 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def fingerprint(model: Model, rope: Rope, weights: str, part: str = "") -> str:
+def fingerprint(model: Model, full: FullCache, chunk: int, weights: str, part: str = "") -> str:
     """Of everything but the tokens: weights, shape, RoPE, dtype, what computes, and the layout of the files.
 
-    What computes is in it because another kernel rounds otherwise, and a cache must not change what is said. `part`
-    tells apart those who hold different parts of the same cache.
+    What computes is in it because another kernel rounds otherwise, and a cache must not change what is said; torch also
+    rounds otherwise in other chunks and pieces. `part` tells apart those who hold different parts of the same cache.
     """
-    shape = {
-        field.name: getattr(model.shape, field.name) for field in fields(model.shape) if field.name not in _NO_PART
-    }
+    names = {field.name for field in fields(model.shape)}.difference(_NO_PART)
+    shape = sorted((name, getattr(model.shape, name)) for name in names)
     kernel = model.operations.kernel
-    where = (str(model.dtype), model.device.type, "torch" if kernel is None else kernel.level)
-    facts = repr((VERSION, TOKENS, weights, sorted(shape.items()), where, part))
-    return hashlib.sha256(facts.encode() + rope.identity()).hexdigest()
+    how = ("torch", chunk, full.store.span) if kernel is None else (kernel.level,)
+    facts = repr((VERSION, TOKENS, weights, shape, str(model.dtype), model.device.type, how, part))
+    return hashlib.sha256(facts.encode() + full.rope.identity()).hexdigest()
 
 
 def chain(fingerprint: str, ids: Sequence[int]) -> Iterator[str]:

@@ -30,6 +30,7 @@ class Saver:
         self._prompt, self._runner, self._bad = prompt, runner, bad
         self._now = time.time()
         self._next = 0
+        self._seconds = 0.0  # that what has been run since the last whole block took
         self._size: int | None = None  # bytes in the folder, once that is known
         self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[Future[int]] = deque()
@@ -37,12 +38,15 @@ class Saver:
 
     def save(self, seconds: float) -> None:
         """Save what the runner holds by now; running what has come since the last call took so long."""
+        self._seconds += seconds
         whole = min(self._runner.held // TOKENS, len(self._prompt.paths))
-        new = [index for index in range(self._next, whole) if not self._is_there(self._prompt.paths[index])]
-        self._next = max(whole, self._next)
-        for index in new:
-            if not self._stopped:
-                self._submit(index, seconds / len(new))
+        if whole <= self._next:
+            return
+        each = self._seconds / (whole - self._next)
+        for index in range(self._next, whole):
+            if not self._stopped and not self._is_there(self._prompt.paths[index]):
+                self._submit(index, each)
+        self._next, self._seconds = whole, 0.0
 
     def _is_there(self, path: Path) -> bool:
         return path != self._bad and path.exists()
