@@ -12,10 +12,12 @@ from prompting import CHUNK, Process, engine_on, ids, said
 from tiers import native_kernel
 from tiny import make_hf_model
 
+from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
 from offload.events import Prefilled
 from offload.native.operations import NativeOperations
 from offload.operations import TorchOperations
+from offload.prompts import cache
 from offload.prompts.cache import Race
 from offload.prompts.folder import PromptFolder
 from offload.prompts.header import read_header
@@ -237,6 +239,20 @@ def test_killed_at_any_moment_the_next_run_says_the_same(folder, home, tmp_path)
     assert said(engine_on(folder, home), prompt) == (expected, 2999 // TOKENS * TOKENS)
 
 
+@pytest.mark.parametrize("settings", [None, TierSettings("stream", piece=192)])
+def test_what_was_read_before_an_interrupt_is_kept(folder, home, monkeypatch, settings):
+    """Also where a prompt is read layer by layer, which is done so many tokens at a time."""
+    monkeypatch.setattr(cache, "STRIDE", 2 * TOKENS)
+    prompt = ids(LENGTH)
+    expected, _ = said(engine_on(folder, None, settings), prompt)
+    events = engine_on(folder, home, settings).generate(prompt, Sampling(temperature=0), GenerationConfig())
+    while next(events).done < 5 * TOKENS:
+        assert len(files(home)) < 6
+    events.close()
+    assert (there := len(files(home))) in (4, 5)
+    assert said(engine_on(folder, home, settings), prompt) == (expected, there * TOKENS)
+
+
 def test_two_processes_at_once(folder, home):
     prompt = ids(2000)
     expected, _ = said(engine_on(folder, None), prompt)
@@ -318,8 +334,6 @@ def test_reading_that_takes_longer_than_computing_is_given_up():
 
 
 def test_a_slow_disk_is_not_read_to_the_end(folder, home, monkeypatch):
-    from offload.prompts import cache
-
     prompt = ids(LENGTH)
     expected, _ = said(engine_on(folder, home), prompt)
     read = cache.read_block
