@@ -73,6 +73,12 @@ def set_threads():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def patient_reading(monkeypatch):
+    """A tiny model computes faster than a busy machine reads; prompts are read from disk all the same."""
+    monkeypatch.setattr("offload.prompts.cache.TRIAL", 1000.0)
+
+
 @pytest.fixture
 def written(tmp_path):
     """Writes a profile (a mapping or raw text) to a file, returns its path as text."""

@@ -322,12 +322,13 @@ def test_shrinking_a_folder(folder, home):
 # Load or recompute ------------------------------------------------------------------------------------------------
 
 
-def test_reading_that_takes_longer_than_computing_is_given_up():
+def test_reading_that_takes_longer_than_computing_is_given_up(monkeypatch):
+    monkeypatch.setattr(cache, "TRIAL", 1.0)
     race = Race()
     for _ in range(4):
-        race.observe(0.05, 0.04)
+        race.observe(0.2, 0.1)
     assert not race.lost  # too early to tell
-    race.observe(0.1, 0.04)
+    race.observe(0.4, 0.1)
     assert race.lost
     race.observe(0.01, 1.0)
     assert not race.lost
@@ -336,8 +337,9 @@ def test_reading_that_takes_longer_than_computing_is_given_up():
 def test_a_slow_disk_is_not_read_to_the_end(folder, home, monkeypatch):
     prompt = ids(LENGTH)
     expected, _ = said(engine_on(folder, home), prompt)
-    read = cache.read_block
-    monkeypatch.setattr(cache, "read_block", lambda *args: (time.sleep(0.15), read(*args))[1])
+    read = cache.Prompt.read
+    monkeypatch.setattr(cache.Prompt, "read", lambda *args: (time.sleep(0.15), read(*args))[1])
+    monkeypatch.setattr(cache, "TRIAL", 0.25)
     tokens, restored = said(engine_on(folder, home), prompt)
     assert tokens == expected
     assert restored == 2 * TOKENS

@@ -23,7 +23,7 @@ def write_block(path: Path, header: Header, ids: Sequence[int], keys: Tensor, va
     return len(data)
 
 
-def read_block(path: Path, key: str, ids: Sequence[int]) -> tuple[Tensor, Tensor, Header]:
+def read_block(path: Path, key: str, ids: Sequence[int], part: str = "") -> tuple[Tensor, Tensor, Header]:
     """Keys and values from a file, in memory that is mapped to it; only what was checked against its sum.
 
     Raises FileNotFoundError, and UnusableBlock for anything else that is wrong.
@@ -31,7 +31,7 @@ def read_block(path: Path, key: str, ids: Sequence[int]) -> tuple[Tensor, Tensor
     try:
         with safe_open(path, framework="pt") as file:
             texts = file.metadata() or {}
-            if texts.get("key") != key:
+            if (texts.get("key"), texts.get("part")) != (key, part):
                 raise UnusableBlock("it belongs to something else")
             tensors = {name: file.get_tensor(name) for name in ("ids", "keys", "values")}
             header = Header.read(texts)

@@ -12,7 +12,6 @@ from ..context import Context
 from ..errors import Degraded
 from ..events import Prefilled, Restored
 from ..runner import Runner
-from .block import read_block
 from .folder import PromptFolder
 from .header import UnusableBlock
 from .identity import LEAST, TOKENS, fingerprint
@@ -20,7 +19,7 @@ from .prompt import Prompt
 from .saving import Saver
 
 STRIDE = 128 * TOKENS  # tokens between two chances to save, where a prompt is read layer by layer
-TRIAL = 0.25  # seconds of reading before it is judged
+TRIAL = 1.0  # seconds of reading before it is judged
 
 
 class PromptCache:
@@ -30,11 +29,12 @@ class PromptCache:
         weights: the digest of the model's weights (`identity.weights_digest`).
         model: its name, for people; `label`, which may be set at any time, is the next prompt's.
         least: prompts with fewer tokens are not kept.
+        part: which heads these are, where several processes share a model.
     """
 
-    def __init__(self, folder: PromptFolder, weights: str, model: str, least: int = LEAST) -> None:
+    def __init__(self, folder: PromptFolder, weights: str, model: str, least: int = LEAST, part: str = "") -> None:
         self.folder = folder
-        self.weights, self.model, self.least = weights, model, least
+        self.weights, self.model, self.least, self.part = weights, model, least, part
         self.label = ""
 
     def bind(self, runner: Runner) -> SequencePrompts:
@@ -81,7 +81,7 @@ class SequencePrompts:
         for index in range(held // TOKENS, _reach(runner, context, prompt)):
             start = self._clock()
             try:
-                keys, values, header = read_block(prompt.paths[index], prompt.keys[index], prompt.ids(index))
+                keys, values, header = prompt.read(index)
             except FileNotFoundError:  # another process has made room
                 break
             except UnusableBlock as error:

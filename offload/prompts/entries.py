@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from .folder import PromptFolder, Stored
 from .header import Header, UnusableBlock, read_header
@@ -29,20 +30,30 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    stored: Stored
+    """A block and its files: one for each part."""
+
     header: Header
+    files: list[Stored]
+
+    @property
+    def name(self) -> tuple[Path, str]:
+        return self.files[0].path.parent, self.header.key
+
+    @property
+    def index(self) -> int:
+        return self.files[0].index
 
 
 def entries(folder: PromptFolder) -> list[Entry]:
     """What is stored, the latest used first. Files that cannot be read are left out."""
-    blocks = {(block.stored.path.parent, block.header.key): block for block in _read(folder)}
-    parents = {(folder, block.header.parent) for (folder, _), block in blocks.items()}
-    leaves = sorted((key for key in blocks if key not in parents), key=lambda key: -blocks[key].stored.index)
-    owner: dict[tuple, int] = {}  # of each block, the number of its group
+    blocks = _read(folder)
+    parents = {(path, block.header.parent) for (path, _), block in blocks.items()}
+    leaves = sorted((name for name in blocks if name not in parents), key=lambda name: -blocks[name].index)
+    owner: dict[tuple[Path, str], int] = {}  # of each block, the number of its group
     groups: list[list[list[_Block]]] = []  # chains, the longest first
     for leaf in leaves:
         chain = list(_chain(blocks, leaf))
-        common = [number for block in chain if (number := owner.get(_key(block))) is not None]
+        common = [number for block in chain if (number := owner.get(block.name)) is not None]
         if 2 * len(common) > len(chain):
             number = common[0]
         else:
@@ -50,40 +61,39 @@ def entries(folder: PromptFolder) -> list[Entry]:
             groups.append([])
         groups[number].append(chain)
         for block in chain:
-            owner.setdefault(_key(block), number)
+            owner.setdefault(block.name, number)
     return sorted((_entry(folder, group) for group in groups), key=lambda entry: -entry.used)
 
 
-def _read(folder: PromptFolder) -> Iterator[_Block]:
+def _read(folder: PromptFolder) -> dict[tuple[Path, str], _Block]:
+    blocks: dict[tuple[Path, str], _Block] = {}
     for stored in folder.blocks():
         with suppress(FileNotFoundError, UnusableBlock):
-            yield _Block(stored, read_header(stored.path))
+            block = _Block(read_header(stored.path), [])
+            blocks.setdefault((stored.path.parent, block.header.key), block).files.append(stored)
+    return blocks
 
 
-def _key(block: _Block) -> tuple:
-    return block.stored.path.parent, block.header.key
-
-
-def _chain(blocks: dict[tuple, _Block], key: tuple) -> Iterator[_Block]:
+def _chain(blocks: dict[tuple[Path, str], _Block], name: tuple[Path, str]) -> Iterator[_Block]:
     """A block and those before it, from the last to the first."""
-    while (block := blocks.get(key)) is not None:
+    while (block := blocks.get(name)) is not None:
         yield block
-        key = key[0], block.header.parent
+        name = name[0], block.header.parent
 
 
 def _entry(folder: PromptFolder, chains: list[list[_Block]]) -> Entry:
-    blocks = {_key(block): block for chain in chains for block in chain}
-    stored = tuple(block.stored for block in blocks.values())
+    blocks = {block.name: block for chain in chains for block in chain}
+    stored = tuple(each for block in blocks.values() for each in block.files)
     last = chains[0][0]
     return Entry(
         id=last.header.key[:8],
         model=last.header.model,
         label=last.header.label,
-        tokens=(last.stored.index + 1) * TOKENS,
+        tokens=(last.index + 1) * TOKENS,
         prompts=len(chains),
-        size=sum(block.size for block in stored),
+        size=sum(each.size for each in stored),
         created=min(block.header.created for block in blocks.values()),
-        used=max(block.used for block in stored),
-        hits=sum(folder.hits(block.path) for block in stored),
+        used=max(each.used for each in stored),
+        hits=sum(max(folder.hits(each.path) for each in block.files) for block in blocks.values()),
         blocks=stored,
     )

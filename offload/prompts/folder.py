@@ -30,10 +30,6 @@ class Stored:
         """Its place in its prompt, from 0."""
         return int(self.path.name.partition("-")[0])
 
-    @property
-    def key(self) -> str:
-        return self.path.stem.partition("-")[2]
-
 
 class PromptFolder:
     """A folder of blocks, one sub-folder for every fingerprint, of at most `limit` bytes.
@@ -45,9 +41,10 @@ class PromptFolder:
         self.path = path
         self.limit = limit
 
-    def block(self, fingerprint: str, index: int, key: str) -> Path:
-        """Where a block belongs."""
-        return self.path / fingerprint[:16] / f"{index:06d}-{key[:32]}{SUFFIX}"
+    def block(self, fingerprint: str, index: int, key: str, part: str = "") -> Path:
+        """Where a block belongs; `part` tells apart those who hold different heads of the same one."""
+        name = "-".join(filter(None, (f"{index:06d}", key[:32], part)))
+        return self.path / fingerprint[:16] / f"{name}{SUFFIX}"
 
     def make(self, fingerprint: str) -> None:
         """Make the folders, closed to others: what is in them contains the document. Raises OSError."""

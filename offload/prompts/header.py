@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -18,6 +18,7 @@ class Header:
 
     key: str
     parent: str  # the key of the block before it, "" for the first
+    part: str  # whose heads these are, "" for all
     model: str
     label: str  # of the prompt, for people
     created: float
@@ -31,8 +32,8 @@ class Header:
     def read(cls, texts: dict[str, str]) -> Header:
         """Raises UnusableBlock."""
         try:
-            created, prefill_s = float(texts["created"]), float(texts["prefill_s"])
-            return cls(texts["key"], texts["parent"], texts["model"], texts["label"], created, prefill_s)
+            numbers = {name: float(texts[name]) for name in ("created", "prefill_s")}
+            return cls(**{field.name: texts[field.name] for field in fields(cls)} | numbers)
         except (KeyError, ValueError) as error:
             raise UnusableBlock(f"its header is wrong: {error}") from None
 

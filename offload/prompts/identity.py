@@ -62,17 +62,17 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def fingerprint(model: Model, full: FullCache, chunk: int, weights: str, part: str = "") -> str:
+def fingerprint(model: Model, full: FullCache, chunk: int, weights: str) -> str:
     """Of everything but the tokens: weights, shape, RoPE, dtype, what computes, and the layout of the files.
 
     What computes is in it because another kernel rounds otherwise, and a cache must not change what is said; torch also
-    rounds otherwise in other chunks and pieces. `part` tells apart those who hold different parts of the same cache.
+    rounds otherwise in other chunks and pieces.
     """
     names = {field.name for field in fields(model.shape)}.difference(_NO_PART)
     shape = sorted((name, getattr(model.shape, name)) for name in names)
     kernel = model.operations.kernel
     how = ("torch", chunk, full.store.span) if kernel is None else (kernel.level,)
-    facts = repr((VERSION, TOKENS, weights, shape, str(model.dtype), model.device.type, how, part))
+    facts = repr((VERSION, TOKENS, weights, shape, str(model.dtype), model.device.type, how))
     return hashlib.sha256(facts.encode() + full.rope.identity()).hexdigest()
 
 

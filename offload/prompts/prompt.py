@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from .block import read_block
 from .folder import PromptFolder
+from .header import Header
 from .identity import TOKENS, chain
 
 if TYPE_CHECKING:
@@ -19,7 +23,7 @@ class Prompt:
         self.cache, self.fingerprint = cache, fingerprint
         self._ids = list(ids)
         self.keys = list(chain(fingerprint, self._ids))
-        self.paths = [self.folder.block(fingerprint, *each) for each in enumerate(self.keys)]
+        self.paths = [self.folder.block(fingerprint, *each, cache.part) for each in enumerate(self.keys)]
 
     @property
     def folder(self) -> PromptFolder:
@@ -28,6 +32,10 @@ class Prompt:
     def ids(self, index: int) -> list[int]:
         """A block's tokens."""
         return self._ids[index * TOKENS : (index + 1) * TOKENS]
+
+    def read(self, index: int) -> tuple[Tensor, Tensor, Header]:
+        """A block's keys and values. Raises FileNotFoundError, UnusableBlock."""
+        return read_block(self.paths[index], self.keys[index], self.ids(index), self.cache.part)
 
     def stored(self, first: int, last: int) -> int:
         """The end of the run of blocks from `first` on, before `last`, that are there."""

@@ -58,7 +58,7 @@ class Saver:
         keys, values = self._runner.cache.store.export(start, start + TOKENS)
         parent = prompt.keys[index - 1] if index else ""
         cache = prompt.cache
-        header = Header(prompt.keys[index], parent, cache.model, cache.label, self._now, seconds)
+        header = Header(prompt.keys[index], parent, cache.part, cache.model, cache.label, self._now, seconds)
         while len(self._pending) >= _UNDER_WAY:
             self._settle()
         if not self._stopped:
