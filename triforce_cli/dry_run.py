@@ -59,7 +59,7 @@ def request_of(
     profile = rated(opened.device, settings.profile, measured)
     draft = opened.draft.shape if opened.draft is not None else None
     hardware = this_machine(opened.device, profile)
-    request = request_for(settings, opened.checkpoint.shape, tokens, hardware, draft)
+    request = request_for(settings, opened.shape, tokens, hardware, draft)
     in_place = opened.kernel != "off" and settings.placement.link_gb_s is None
     return replace(request, itemsize=opened.dtype.itemsize, retrieves_in_place=in_place), profile
 

@@ -1,0 +1,211 @@
+"""Two and three ranks on gloo say what a single process says: models, methods, samples, decisions."""
+
+import os
+from dataclasses import replace
+from functools import cache
+
+import psutil
+import pytest
+import torch
+from crew import CPU, Crew
+from tiny import make_hf_model, make_tokenizer
+
+from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
+from offload.checkpoint import FolderCheckpoint
+from offload.config import METHODS
+from offload.context import Context
+from offload.engine import Engine
+from offload.errors import SettingsError
+from offload.parallel import ALONE, check_same, split
+from offload.parallel.split import divide
+from offload.runner import Runner
+from offload.sources import open_checkpoint
+from offload.weights import expected_sizes, load_model
+
+GREEDY = Sampling(temperature=0)
+SMALL = {"budget": 32, "chunk": 4, "sink": 4, "window": 16}
+MODELS = {
+    "llama": ("llama", {}),
+    "llama-mha-untied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+    "llama-biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen3-uneven": ("qwen3", {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "mqa": ("llama", {"num_key_value_heads": 1}),
+}
+WAYS = [*((method, "lookup") for method in METHODS if method != "naive"), ("naive", "model"), ("triforce", "model")]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def crew(request):
+    crew = Crew(request.param)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Every model, and a draft."""
+    found = {}
+    for name, (family, changes) in {**MODELS, "draft": ("llama", {"num_hidden_layers": 1})}.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        make_hf_model(family, seed=len(found), **changes).save_pretrained(found[name])
+        make_tokenizer().save_pretrained(found[name])
+    return {name: str(folder) for name, folder in found.items()}
+
+
+def ids(count, seed=0):
+    return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+# What a group does
+
+
+def sums(group):
+    """Of numbers whose sum depends on the order, of every size that a pass may have."""
+    found = []
+    for size in (1, 7, 64, 4096, 100_000):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(size, generator=torch.Generator().manual_seed(group.rank)).to(dtype) * 10**group.rank
+            found.append(group.sum(x))
+    return found
+
+
+def test_all_ranks_get_the_same_bits_of_a_sum(crew):
+    first, *others = crew.run(sums)
+    for other in others:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
+    alone = [torch.randn(4096, generator=torch.Generator().manual_seed(rank)) * 10**rank for rank in range(3)]
+    torch.testing.assert_close(first[6], sum(alone[: len(others) + 1]))
+
+
+def words(group):
+    rows = torch.full((2, group.rank + 1), float(group.rank))
+    widths = [rank + 1 for rank in range(group.size)]
+    return group.agree([group.rank + 0.1, 2**53 - group.rank]), group.told(group.rank), group.gather(rows, widths)
+
+
+def test_rank_0_decides_and_parts_are_put_together(crew):
+    for numbers, told, rows in crew.run(words):
+        assert numbers == [0.1, 2**53]
+        assert told == 0
+        assert torch.equal(rows, torch.tensor([[0.0, 1, 1, 2, 2, 2][: rows.shape[1]]] * 2))
+
+
+def differing(group):
+    check_same(group, {"model": "a", "budget": 3})
+    try:
+        check_same(group, {"model": "a", "budget": 3 + group.rank // (group.size - 1)})
+    except SettingsError as error:
+        return error.message
+
+
+def test_who_differs_is_told_on_every_rank(crew):
+    messages = crew.run(differing)
+    assert len(set(messages)) == 1
+    assert f"rank {len(messages) - 1}" in messages[0]
+    assert "budget: 3 and 4" in messages[0]
+
+
+# Shares
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_shares_make_up_the_whole(folders, name, size):
+    shape = FolderCheckpoint(open_checkpoint(_path(folders[name])).path).shape
+    shares = [split(shape, rank, size, vocab=True) for rank in range(size)]
+    assert sum((list(share.heads) for share in shares), []) == list(range(shape.heads))
+    assert sum((list(share.columns) for share in shares), []) == list(range(shape.intermediate))
+    assert sum((list(share.vocab[share.rank]) for share in shares), []) == list(range(shape.vocab))
+    for share in shares:
+        assert {head // shape.group for head in share.heads} == set(share.kv_heads)
+        assert share.shape.group * share.shape.kv_heads == share.shape.heads
+
+
+def test_more_ranks_than_heads_are_refused(folders):
+    shape = open_checkpoint(_path(folders["llama"])).shape
+    with pytest.raises(SettingsError) as caught:
+        split(shape, 0, 5)
+    assert "--tensor-parallel 4" in caught.value.hint
+
+
+def test_uneven_runs():
+    assert divide(7, 3) == (range(0, 3), range(3, 5), range(5, 7))
+
+
+def _path(name):
+    from pathlib import Path
+
+    return Path(name)
+
+
+# Models
+
+
+def hidden(group, folder, vocab, kernel_on=False):
+    """Logits of a prompt in two passes, and how many numbers of weights were read."""
+    checkpoint = open_checkpoint(_path(folder))
+    share = None if group.size == 1 else split(checkpoint.shape, group.rank, group.size, vocab)
+    model = load_model(checkpoint, torch.float32, CPU, lambda *_: None, group=group, share=share)
+    runner = Runner(model, model.new_cache(64), 16)
+    rows = runner.rows(Context(ids(40)), ids(8, seed=1))
+    held = sum(x.numel() for layer in model._layers for x in layer.qkv.tensors() + layer.down.tensors())
+    return model.logits(rows), held
+
+
+@pytest.mark.parametrize("vocab", [True, False])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_logits_are_those_of_the_whole_model(crew, folders, name, vocab):
+    whole, held = hidden(ALONE, folders[name], None)
+    found = crew.run(hidden, folders[name], vocab)
+    for logits, own in found:
+        assert torch.equal(logits, found[0][0]), "ranks differ"
+        torch.testing.assert_close(logits, whole, atol=2e-5, rtol=2e-5)
+        assert own < 0.8 * held
+
+
+# Sessions
+
+
+def engine(group, folder, draft, **more):
+    config = EngineConfig(model=folder, dtype="float32", device="cpu", prefill_chunk=16, **more)
+    opened = open_model(config, speculation=Speculation("naive", draft, **SMALL), group=group)
+    loaded = opened.load()
+    return Engine(loaded.model, (), 16, loaded._draft)
+
+
+_kept = {}
+
+
+def decode(group, folder, draft, ways, sampling=GREEDY, count=40, **more):
+    """The tokens of each method, all with one engine, which is kept for the next call."""
+    key = folder, draft
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = engine(group, folder, draft)
+    found = []
+    for method, drafter in ways:
+        wanted = Speculation(method, "a model" if drafter == "model" else drafter, **SMALL | more)
+        events = _kept[key].generate(ids(100), sampling, GenerationConfig(max_new_tokens=count, seed=7), wanted)
+        found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-uneven"])
+def test_every_method_gives_the_single_process_greedy_output(crew, folders, name):
+    (plain,) = decode(ALONE, folders[name], folders["draft"], [("ar", "lookup")])
+    for found in crew.run(decode, folders[name], folders["draft"], WAYS):
+        for way, tokens in zip(WAYS, found, strict=True):
+            assert tokens == plain, way
+
+
+def test_the_same_seed_gives_the_single_process_sample(crew, folders):
+    sampling, fixed = Sampling(temperature=0.8, top_p=0.95), {"gamma1": 2, "gamma2": 5}
+    ways = [way for way in WAYS if way[0] != "auto"]  # its choices hang on the clock
+    expected = decode(ALONE, folders["llama"], folders["draft"], ways, sampling, **fixed)
+    for found in crew.run(_sampled, folders["llama"], folders["draft"], ways, sampling, fixed):
+        assert found == expected
+
+
+def _sampled(group, folder, draft, ways, sampling, fixed):
+    return decode(group, folder, draft, ways, sampling, **fixed)
