@@ -236,7 +236,23 @@ class Placement:
         _require(link is None or 0 < link < math.inf, f"link is {link} GB/s", "use a positive number, such as 25")
 
 
-GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation, Placement)  # everything that can be set
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How many ranks share the model, each with a device of its own. None of it changes what the model says.
+
+    `tensor_parallel` None is one for each GPU of the profile; `join_timeout` is seconds until all ranks must be there.
+    """
+
+    tensor_parallel: int | None = None
+    join_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        count, seconds = self.tensor_parallel, self.join_timeout
+        _require(count is None or 1 <= count <= 1024, f"tensor-parallel is {count}", "use a number of ranks, such as 2")
+        _require(0 < seconds < 2**31, f"join-timeout is {seconds}", "use a positive number of seconds, such as 300")
+
+
+GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation, Placement, Parallel)  # everything that can be set
 
 
 def check_part(values: Mapping[str, Any]) -> None:

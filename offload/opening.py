@@ -29,13 +29,17 @@ from .tiers import Spread, TierSettings, WeightTier, make_link
 from .weights import Progress, check_tensors, load_model
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the first CUDA GPU, else the CPU. Raises SettingsError for a device that is not there."""
+def resolve_device(name: str, index: int = 0) -> torch.device:
+    """`auto` is the CUDA GPU of that index, else the CPU. Raises SettingsError for a device that is not there."""
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("no CUDA device is available to this torch", "use --device cpu, or install torch for CUDA")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+    if name == "cuda" and index >= torch.cuda.device_count():
+        raise SettingsError(
+            f"there is no GPU {index}: torch sees {torch.cuda.device_count()}", "start as many ranks as there are GPUs"
+        )
+    return torch.device(name, index) if name == "cuda" else torch.device(name)
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -121,6 +125,8 @@ class OpenModel:
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raises OutOfMemory if a sequence of `tokens` does not fit the device (or `memory_limit` bytes of it)."""
         free = available(self.device)
+        if self.device.type == "cpu":
+            free //= self.group.mates
         check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))
 
     def load(self, progress: Progress = lambda done, total: None, tiers: TierSettings | None = None) -> Engine:
@@ -176,7 +182,9 @@ def open_model(
     Raises:
         ModelNotFound, UnsupportedModel, CheckpointError, FetchError, SettingsError.
     """
-    device = resolve_device(config.device)
+    device = resolve_device(config.device, group.local)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     check_kernel(config.kernel)  # before a model is fetched for nothing
     checkpoint = open_checkpoint(locate(config.model, home, progress))
     check_tensors(checkpoint)

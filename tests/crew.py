@@ -42,7 +42,7 @@ class Crew:
         for pipe in self._pipes:
             pipe.send((function, args))
         answers = [pipe.recv() for pipe in self._pipes]
-        for rank, (result, error) in enumerate(answers):
+        for rank, (_, error) in enumerate(answers):
             assert error is None, f"rank {rank}: {error}"
         return [result for result, _ in answers]
 

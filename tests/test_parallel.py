@@ -1,10 +1,5 @@
 """Two and three ranks on gloo say what a single process says: models, methods, samples, decisions."""
 
-import os
-from dataclasses import replace
-from functools import cache
-
-import psutil
 import pytest
 import torch
 from crew import CPU, Crew
@@ -20,7 +15,7 @@ from offload.parallel import ALONE, check_same, split
 from offload.parallel.split import divide
 from offload.runner import Runner
 from offload.sources import open_checkpoint
-from offload.weights import expected_sizes, load_model
+from offload.weights import load_model
 
 GREEDY = Sampling(temperature=0)
 SMALL = {"budget": 32, "chunk": 4, "sink": 4, "window": 16}
@@ -114,9 +109,9 @@ def test_who_differs_is_told_on_every_rank(crew):
 def test_shares_make_up_the_whole(folders, name, size):
     shape = FolderCheckpoint(open_checkpoint(_path(folders[name])).path).shape
     shares = [split(shape, rank, size, vocab=True) for rank in range(size)]
-    assert sum((list(share.heads) for share in shares), []) == list(range(shape.heads))
-    assert sum((list(share.columns) for share in shares), []) == list(range(shape.intermediate))
-    assert sum((list(share.vocab[share.rank]) for share in shares), []) == list(range(shape.vocab))
+    assert [head for share in shares for head in share.heads] == list(range(shape.heads))
+    assert [column for share in shares for column in share.columns] == list(range(shape.intermediate))
+    assert [row for share in shares for row in share.vocab[share.rank]] == list(range(shape.vocab))
     for share in shares:
         assert {head // shape.group for head in share.heads} == set(share.kv_heads)
         assert share.shape.group * share.shape.kv_heads == share.shape.heads

@@ -18,6 +18,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from offload.errors import Degraded, TriforceError, UsageError
 
+from . import ranks
 from .commands.bench import bench
 from .commands.doctor import doctor
 from .commands.generate import generate
@@ -59,7 +60,7 @@ def _start(
 ) -> None:
     if color not in ("auto", "always", "never"):
         raise UsageError(f"--color is {color!r}", "use auto, always or never")
-    ctx.obj = Context(Terminal(color=color), cache_home(os.environ))
+    ctx.obj = Context(ranks.terminal_of(ranks.place(os.environ), color), cache_home(os.environ))
     _pass_on(ctx.obj.terminal)
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
@@ -98,7 +99,7 @@ def _report(error: Exception, terminal: Terminal) -> int:
     if os.environ.get("TRIFORCE_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
     message, hint, code = _explain(error)
-    terminal.error(message, hint)
+    ranks.report(message, hint, code, type(error).__name__ == "RankLost", terminal)
     return code
 
 

@@ -58,7 +58,7 @@ def request_of(
     """
     profile = rated(opened.device, settings.profile, measured)
     draft = opened.draft.shape if opened.draft is not None else None
-    hardware = this_machine(opened.device, profile)
+    hardware = this_machine(opened.device, profile, opened.group.mates)
     request = request_for(settings, opened.shape, tokens, hardware, draft)
     in_place = opened.kernel != "off" and settings.placement.link_gb_s is None
     return replace(request, itemsize=opened.dtype.itemsize, retrieves_in_place=in_place), profile
@@ -79,9 +79,9 @@ def rated(device: torch.device, profile: Profile, measured: Measured | None) -> 
     return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # by which it can be asked for
 
 
-def this_machine(device: torch.device, profile: Profile) -> Hardware:
-    """The profile's rates, and the memory that is really free; one GPU, as long as only one is used."""
-    hardware = replace(describe(profile, free_host_memory(), cores()), gpus=1)
-    free = available(device)
+def this_machine(device: torch.device, profile: Profile, mates: int = 1) -> Hardware:
+    """The profile's rates, and the memory that is really free, of which `mates` ranks each take their part."""
+    hardware = replace(describe(profile, free_host_memory() // mates, cores()), gpus=1)
+    free = available(device) // (mates if hardware.shared else 1)
     memory = free if hardware.memory is None else min(free, hardware.memory)
     return replace(hardware, memory=memory, host_memory=memory if hardware.shared else hardware.host_memory)

@@ -17,6 +17,7 @@ from offload.engine import Engine
 from offload.errors import PromptError
 from offload.events import Event, Finished, Text, Tokens
 from offload.opening import OpenModel, open_model
+from offload.parallel import ALONE, Group
 from offload.statistics import Meter, Summary
 from offload.text import StopStrings, StreamDecoder, Tokenizer, held_text, stream_text
 from offload.tiers import TierSettings
@@ -26,6 +27,7 @@ from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
 from .following import tiers_for
 from .progress import RunFacts
+from .ranks import check_alike
 from .render import JsonRenderer, Renderer, TextRenderer
 from .settings import Settings, refuse_unverifiable
 from .terminal import Terminal
@@ -43,6 +45,7 @@ class Request:
     home: Path | None
     verify: bool = False
     dry_run: bool = False  # tell the plan, and load nothing
+    group: Group | None = None  # the ranks that share the model; None: this process has all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,9 @@ def _check(request: Request, terminal: Terminal, quiet: bool) -> _Job:
     """Everything that can go wrong before the weights are loaded goes wrong here."""
     settings = request.settings
     with FetchBar(terminal, shown=not quiet) as progress:
-        opened = open_model(settings.engine, request.home, progress, settings.speculation)
-    if settings.profile.gpus > 1:
+        opened = open_model(settings.engine, request.home, progress, settings.speculation, request.group or ALONE)
+    check_alike(opened, settings, {"system": request.system, "raw": request.raw, "verify": request.verify})
+    if settings.profile.gpus > 1 and opened.group.size == 1 and not request.dry_run:
         terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
     sampling = settings.sampling(opened.sampling)
     if request.verify:

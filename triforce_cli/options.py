@@ -147,6 +147,15 @@ PLACEMENT = {
     "host_share": HostShare,
     "link_gb_s": LinkRate,
 }
+PARALLEL = {
+    "tensor_parallel": Annotated[
+        int | None,
+        _setting("tensor_parallel", "Share the model among so many GPUs.", "the profile's GPUs"),
+    ],
+    "join_timeout": Annotated[
+        float | None, _setting("join_timeout", "Wait so long for the other ranks.", metavar="SECONDS")
+    ],
+}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and load nothing.")]
 ContextLength = Annotated[
     int | None,

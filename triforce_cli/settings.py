@@ -8,7 +8,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from offload import profile as profiles
-from offload.config import GIB, GROUPS, EngineConfig, GenerationConfig, Placement, Sampling, Speculation, check_part
+from offload.config import (
+    GIB,
+    GROUPS,
+    EngineConfig,
+    GenerationConfig,
+    Parallel,
+    Placement,
+    Sampling,
+    Speculation,
+    check_part,
+)
 from offload.errors import SettingsError
 from offload.profile import Profile
 
@@ -32,6 +42,7 @@ class Settings:
     generation: GenerationConfig
     speculation: Speculation
     placement: Placement
+    parallel: Parallel
     profile: Profile
     values: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -50,7 +61,7 @@ class Settings:
     def described(self, sampling: Sampling) -> dict[str, Any]:
         """Every resolved setting by name, for --json and --verbose."""
         known = asdict(self.engine) | asdict(self.generation) | asdict(self.speculation) | asdict(sampling)
-        return {"profile": self.profile.name} | known | asdict(self.placement)
+        return {"profile": self.profile.name} | known | asdict(self.placement) | asdict(self.parallel)
 
 
 def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +93,8 @@ def resolve_with(
     engine = EngineConfig(**_subset(EngineConfig, values))
     speculation = Speculation(**_subset(Speculation, values))
     placement = Placement(**_subset(Placement, values))
-    return Settings(engine, generation, speculation, placement, chosen, values, named | dict(origins))
+    parallel = Parallel(**_subset(Parallel, values))
+    return Settings(engine, generation, speculation, placement, parallel, chosen, values, named | dict(origins))
 
 
 def _profile_of_this_machine() -> Profile:

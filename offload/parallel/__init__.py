@@ -5,7 +5,7 @@ and MLP give all ranks the same bits, so each can draw the same tokens; what the
 """
 
 from .group import ALONE, Alone, Group, RankLost, RankMissing
-from .same import check_same
+from .same import check_same, fingerprint
 from .split import Share, split
 
-__all__ = ["ALONE", "Alone", "Group", "RankLost", "RankMissing", "Share", "check_same", "split"]
+__all__ = ["ALONE", "Alone", "Group", "RankLost", "RankMissing", "Share", "check_same", "fingerprint", "split"]

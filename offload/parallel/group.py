@@ -23,6 +23,8 @@ class Group(Protocol):
 
     rank: int
     size: int
+    local: int  # number of this rank among the `mates` on its machine
+    mates: int
 
     def sum(self, x: Tensor) -> Tensor:
         """All ranks' `x`, of one size and type, added up; in place, and the same bits everywhere."""
@@ -49,6 +51,7 @@ class Alone:
     """A group of one."""
 
     rank, size = 0, 1
+    local, mates = 0, 1
 
     def sum(self, x: Tensor) -> Tensor:
         return x

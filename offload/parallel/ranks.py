@@ -25,6 +25,7 @@ class Ranks:
         timeout: seconds until all must have joined.
         backend: of the sums; None for nccl on a GPU, gloo on a CPU.
         lost: called once, by a thread of its own, with a rank that has ended without `leave`.
+        local, mates: number of this rank among those on its machine, and how many they are.
 
     Raises RankMissing.
     """
@@ -35,7 +36,10 @@ class Ranks:
         timeout: float = 300.0,
         backend: str | None = None,
         lost: Callable[[int], None] | None = None,
+        local: int = 0,
+        mates: int = 1,
     ) -> None:
+        self.local, self.mates = local, mates
         with _joining(timeout):
             dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
             self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from ..checkpoint import Checkpoint
 from ..errors import SettingsError
 from .group import Group
+
+_SAMPLE = 2**16  # bytes at the beginning, in the middle and at the end of a file
+_FILES = ("config.json", "generation_config.json", "tokenizer.json", "*.safetensors")
 
 
 def check_same(group: Group, facts: Mapping[str, Any]) -> None:
@@ -21,3 +26,18 @@ def check_same(group: Group, facts: Mapping[str, Any]) -> None:
                 f"rank 0 and rank {rank} differ in {shown[:500]}",
                 "give all nodes the same command, version and model",
             )
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """Of a model's files: their sizes and samples of what is in them. Reading all of them would take minutes."""
+    path = checkpoint.path
+    files = [path] if path.is_file() else sorted(file for pattern in _FILES for file in path.glob(pattern))
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name if len(files) > 1 else ''} {size}".encode())
+        with file.open("rb") as stream:
+            for start in (0, size // 2, max(size - _SAMPLE, 0)):
+                stream.seek(start)
+                digest.update(stream.read(_SAMPLE))
+    return digest.hexdigest()[:16]

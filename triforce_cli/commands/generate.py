@@ -10,11 +10,13 @@ from offload.config import Sampling, check_part
 
 from .. import options
 from ..context import given
+from ..launching import launch, ranks_to_start
 from ..prompt import read_prompt
+from ..ranks import joined, told
 from ..settings import refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
 
-@options.accepts(options.PLACEMENT)
+@options.accepts(options.PLACEMENT | options.PARALLEL)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
@@ -83,13 +85,15 @@ def generate(
         refuse_broken_text(name, texts)
     check_part(flags)
     terminal = ctx.obj.terminal
-    text = read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn)
     settings = resolve(flags, origins, profile)
-
     if verify:
         refuse_unverifiable(settings.sampling(Sampling(temperature=0)))  # as far as it was chosen here
+    if not dry_run and (count := ranks_to_start(settings)):
+        return launch(count, settings, ctx.obj.home, terminal)
+    group, settings = joined(settings)
+    text = told(group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
     from ..generation import Output, Request, run_request  # from here on torch is needed
 
-    request = Request(text, system, raw, settings, ctx.obj.home, verify, dry_run)
+    request = Request(text, system, raw, settings, ctx.obj.home, verify, dry_run, group)
     return run_request(request, terminal, Output(json=json, quiet=quiet, verbose=verbose))
