@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 class Crew:
-    """`run(function, *args)` calls `function(group, *args)` on every rank, and returns what each gave."""
+    """`run(function, *args)` calls `function(group, *args)` on every rank: what each gave, None if it was killed."""
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -41,7 +41,7 @@ class Crew:
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, args))
-        answers = [pipe.recv() for pipe in self._pipes]
+        answers = [_answer(pipe) for pipe in self._pipes]
         for rank, (_, error) in enumerate(answers):
             assert error is None, f"rank {rank}: {error}"
         return [result for result, _ in answers]
@@ -52,6 +52,13 @@ class Crew:
         for process in self.processes:
             process.join(10)
             assert not process.is_alive(), "a rank does not end"
+
+
+def _answer(pipe: Connection) -> tuple[Any, str | None]:
+    try:
+        return pipe.recv()
+    except EOFError:  # killed
+        return None, None
 
 
 def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:

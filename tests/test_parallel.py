@@ -1,17 +1,26 @@
 """Two and three ranks on gloo say what a single process says: models, methods, samples, decisions."""
 
+import math
+import os
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 import torch
 from crew import CPU, Crew
+from gguf import GGMLQuantizationType
+from tables import DRAFTS, hierarchy, p_value
+from test_checkpoints import write_gguf
 from tiny import make_hf_model, make_tokenizer
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
-from offload.checkpoint import FolderCheckpoint
 from offload.config import METHODS
 from offload.context import Context
 from offload.engine import Engine
 from offload.errors import SettingsError
-from offload.parallel import ALONE, check_same, split
+from offload.parallel import ALONE, RankLost, check_same, split
 from offload.parallel.split import divide
 from offload.runner import Runner
 from offload.sources import open_checkpoint
@@ -107,7 +116,7 @@ def test_who_differs_is_told_on_every_rank(crew):
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_shares_make_up_the_whole(folders, name, size):
-    shape = FolderCheckpoint(open_checkpoint(_path(folders[name])).path).shape
+    shape = open_checkpoint(Path(folders[name])).shape
     shares = [split(shape, rank, size, vocab=True) for rank in range(size)]
     assert [head for share in shares for head in share.heads] == list(range(shape.heads))
     assert [column for share in shares for column in share.columns] == list(range(shape.intermediate))
@@ -118,7 +127,7 @@ def test_shares_make_up_the_whole(folders, name, size):
 
 
 def test_more_ranks_than_heads_are_refused(folders):
-    shape = open_checkpoint(_path(folders["llama"])).shape
+    shape = open_checkpoint(Path(folders["llama"])).shape
     with pytest.raises(SettingsError) as caught:
         split(shape, 0, 5)
     assert "--tensor-parallel 4" in caught.value.hint
@@ -128,35 +137,49 @@ def test_uneven_runs():
     assert divide(7, 3) == (range(0, 3), range(3, 5), range(5, 7))
 
 
-def _path(name):
-    from pathlib import Path
-
-    return Path(name)
-
-
 # Models
 
 
-def hidden(group, folder, vocab, kernel_on=False):
-    """Logits of a prompt in two passes, and how many numbers of weights were read."""
-    checkpoint = open_checkpoint(_path(folder))
+def hidden(group, path, vocab=None):
+    """Logits of a prompt in two passes, and the part of the checkpoint's numbers that was read."""
+    checkpoint = open_checkpoint(Path(path))
     share = None if group.size == 1 else split(checkpoint.shape, group.rank, group.size, vocab)
+    read, tensors = [], checkpoint.tensors
+
+    @contextmanager
+    def counted():
+        with tensors() as take:
+            yield lambda *args: (part := take(*args), read.append(part.numel()))[0]
+
+    checkpoint.tensors = counted
     model = load_model(checkpoint, torch.float32, CPU, lambda *_: None, group=group, share=share)
     runner = Runner(model, model.new_cache(64), 16)
     rows = runner.rows(Context(ids(40)), ids(8, seed=1))
-    held = sum(x.numel() for layer in model._layers for x in layer.qkv.tensors() + layer.down.tensors())
-    return model.logits(rows), held
+    return model.logits(rows), sum(read) / sum(math.prod(size) for size in checkpoint.sizes().values())
 
 
-@pytest.mark.parametrize("vocab", [True, False])
-@pytest.mark.parametrize("name", list(MODELS))
-def test_logits_are_those_of_the_whole_model(crew, folders, name, vocab):
-    whole, held = hidden(ALONE, folders[name], None)
-    found = crew.run(hidden, folders[name], vocab)
-    for logits, own in found:
+def check_logits(crew, path, vocab=None):
+    whole, everything = hidden(ALONE, path)
+    assert everything == 1
+    found = crew.run(hidden, path, vocab)
+    for logits, _ in found:
         assert torch.equal(logits, found[0][0]), "ranks differ"
         torch.testing.assert_close(logits, whole, atol=2e-5, rtol=2e-5)
-        assert own < 0.8 * held
+    return [part for _, part in found]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_logits_are_those_of_the_whole_model(crew, folders, name):
+    check_logits(crew, folders[name], vocab=False)
+    parts = check_logits(crew, folders[name], vocab=True)
+    # Nobody reads all of it; norms, and KV heads where there are fewer of them than ranks, are read by several.
+    assert max(parts) < 0.7
+    assert sum(parts) < 1.2
+
+
+def test_gguf_is_shared_as_well(crew, tmp_path):
+    write_gguf(tmp_path / "model.gguf", make_hf_model("llama"), GGMLQuantizationType.Q8_0)
+    check_logits(crew, str(tmp_path / "model.gguf"), vocab=True)
 
 
 # Sessions
@@ -172,7 +195,7 @@ def engine(group, folder, draft, **more):
 _kept = {}
 
 
-def decode(group, folder, draft, ways, sampling=GREEDY, count=40, **more):
+def decode(group, folder, draft, ways, sampling=GREEDY, count=24, **more):
     """The tokens of each method, all with one engine, which is kept for the next call."""
     key = folder, draft
     if key not in _kept:
@@ -204,3 +227,82 @@ def test_the_same_seed_gives_the_single_process_sample(crew, folders):
 
 def _sampled(group, folder, draft, ways, sampling, fixed):
     return decode(group, folder, draft, ways, sampling, **fixed)
+
+
+@pytest.mark.slow
+def test_the_embedded_model_with_three_kv_heads(crew, embedded_model_dir):
+    text = (Path(__file__).parent / "data" / "pride-and-prejudice-opening.txt").read_text("utf-8")[:1500]
+    ways = [("ar", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("auto", "lookup")]
+    plain = book(ALONE, str(embedded_model_dir), text, ways[:1])[0]
+    for found in crew.run(book, str(embedded_model_dir), text, ways):
+        assert found == [plain] * len(ways)
+
+
+def book(group, folder, text, ways):
+    opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
+    one, prompt, found = opened.load(), opened.tokenizer.encode(text, special_tokens=True), []
+    for method, draft in ways:
+        wanted = Speculation(method, draft, budget=128, chunk=16)
+        events = one.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=24), wanted)
+        found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
+    return found
+
+
+# Decisions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "draft", "gammas"),
+    [("triforce", "good", (2, 3)), ("naive", "uniform", (2, 3)), ("auto", "good", (None, None))],
+)
+def test_tokens_are_distributed_as_plain_decoding_has_it_on_ranks_that_draw_other_numbers(crew, method, draft, gammas):
+    assert draft in DRAFTS
+    found = crew.run(table_p_value, method, draft, gammas)
+    assert len(set(found)) == 1, "ranks went apart"
+    assert found[0] > 1e-3
+
+
+def table_p_value(group, method, draft, gammas):
+    sampling = Sampling(temperature=1, top_p=1)
+    return p_value(hierarchy(method, draft, sampling, gammas, group).top, sampling, 3_000)
+
+
+# Faults
+
+
+@pytest.mark.parametrize("phase", ["prefill", "draft", "verification"])
+def test_the_end_of_a_rank_ends_the_others_at_once(folders, phase):
+    crew = Crew(2)
+    took, _ = crew.run(until_lost, folders["llama"], folders["draft"], phase)
+    crew.close()
+    assert took < 10
+
+
+def until_lost(group, folder, draft, phase):
+    """Rank 1 is killed in a phase of its work; rank 0 gives the seconds between its last event and the error."""
+    one = engine(group, folder, draft)
+    wanted, last = Speculation("triforce", "a model", gamma1=2, gamma2=4, **SMALL), time.perf_counter()
+    events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=200), wanted)
+    if group.rank == 1:
+        die_in(phase, one)
+    try:
+        for _ in events:
+            last = time.perf_counter()
+    except RankLost:
+        return time.perf_counter() - last
+    raise AssertionError("nothing was lost")
+
+
+def die_in(phase, one):
+    """From now on this process is killed as it does something for the fifth time."""
+    model = one._draft if phase == "draft" else one.model
+    forward, calls = model.forward, []
+
+    def deadly(ids, cache):
+        calls.append(len(ids))
+        if len(calls) == 5 + 10 * (phase == "verification"):  # a prompt of 100 tokens is read in seven passes
+            os.kill(os.getpid(), signal.SIGKILL)
+        return forward(ids, cache)
+
+    model.forward = deadly
