@@ -4,8 +4,8 @@
     python scripts/bench_parallel.py --ranks 1 2 4 --bandwidth 0.05 --json out.json
 
 The links are simulated, one for each rank, so this runs without a GPU; ranks talk over gloo. The model is a seeded one
-with as many KV heads as can be divided; its weights are small, so that what takes time is the link, as it is for a large
-model on GPUs. All KV is streamed. Plain decoding, and verifications of drafts from the retrieval cache.
+with KV heads that can be divided evenly; its weights are small, so that what takes time is the link, as it is for a
+large model on GPUs. All KV is streamed. Plain decoding, and verifications of drafts from the retrieval cache.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def main() -> int:
                 rows[size][method] = {"s": own["s"], "bytes_per_s": rate, "tokens": own["tokens"]}
                 same = "the same tokens" if own["tokens"] == base["tokens"] else "other tokens"
                 print(
-                    f"  {size} ranks, {method:9} {1e3 * own['s']:6.0f} ms a verification, {rate / 1e9:.3f} GB/s together: "
+                    f"  {size} ranks, {method:9} {1e3 * own['s']:6.0f} ms a verification, {rate / 1e9:.3f} GB/s: "
                     f"{base['s'] / own['s']:.2f} and {rate / base['bytes_per_s']:.2f} of {args.ranks[0]}, {same}",
                     flush=True,
                 )

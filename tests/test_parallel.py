@@ -230,6 +230,7 @@ def _sampled(group, folder, draft, ways, sampling, fixed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("crew", [2], indirect=True)
 def test_the_embedded_model_with_three_kv_heads(crew, embedded_model_dir):
     text = (Path(__file__).parent / "data" / "pride-and-prejudice-opening.txt").read_text("utf-8")[:1500]
     ways = [("ar", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("auto", "lookup")]
@@ -252,6 +253,7 @@ def book(group, folder, text, ways):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("crew", [2], indirect=True)
 @pytest.mark.parametrize(
     ("method", "draft", "gammas"),
     [("triforce", "good", (2, 3)), ("naive", "uniform", (2, 3)), ("auto", "good", (None, None))],
