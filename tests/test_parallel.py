@@ -19,8 +19,8 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Token
 from offload.config import METHODS
 from offload.context import Context
 from offload.engine import Engine
-from offload.errors import SettingsError
-from offload.parallel import ALONE, RankLost, check_same, split
+from offload.errors import RankLost, SettingsError
+from offload.parallel import ALONE, check_same, split
 from offload.parallel.split import divide
 from offload.runner import Runner
 from offload.sources import open_checkpoint

@@ -30,8 +30,8 @@ def start(environment):
     """Starts a command; nothing of it is left when the test ends."""
     started = []
 
-    def begin(command, **more):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    def begin(command, stdin=subprocess.DEVNULL, **more):
+        pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = subprocess.Popen(command, env=environment | more, text=True, **pipes)
         started.append(process)
         return process
@@ -67,8 +67,8 @@ def ended(processes, seconds=10):
 
 
 def test_two_ranks_say_what_one_says_and_read_stdin_once(start, environment):
-    alone = start([*GENERATE, "-n", "20"]).communicate("a text from a pipe")
-    both = start([*GENERATE, "-n", "20", "--tensor-parallel", "2"])
+    alone = start([*GENERATE, "-n", "20"], stdin=subprocess.PIPE).communicate("a text from a pipe")
+    both = start([*GENERATE, "-n", "20", "--tensor-parallel", "2"], stdin=subprocess.PIPE)
     out, err = both.communicate("a text from a pipe")
     assert both.returncode == 0
     assert out == alone[0]

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, Exit, TyperException
 
-from offload.errors import Degraded, TriforceError, UsageError
+from offload.errors import Degraded, RankLost, TriforceError, UsageError
 
 from . import ranks
 from .commands.bench import bench
@@ -87,6 +87,7 @@ def run(args: Sequence[str]) -> int:
     except (KeyboardInterrupt, Abort):
         return INTERRUPTED
     except BrokenPipeError:
+        ranks.abandon()
         return _abandon_output()
     except SystemExit as exit_:  # rich's answer to a closed pipe, in --help
         return _abandon_output() if isinstance(exit_.__context__, BrokenPipeError) else int(exit_.code or DONE)
@@ -99,7 +100,7 @@ def _report(error: Exception, terminal: Terminal) -> int:
     if os.environ.get("TRIFORCE_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
     message, hint, code = _explain(error)
-    ranks.report(message, hint, code, type(error).__name__ == "RankLost", terminal)
+    ranks.report(message, hint, code, isinstance(error, RankLost), terminal)
     return code
 
 

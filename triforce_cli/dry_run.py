@@ -16,6 +16,7 @@ from offload.profile import AUTO, Profile, undescribed
 from offload.resources import Hardware, describe
 from offload.system import cores, free_host_memory
 
+from .launching import ranks_to_start
 from .measuring import saved
 from .planning import plan_with_ways, request_for, tell
 from .settings import NO_PROFILE, Settings, gpu_names
@@ -27,6 +28,8 @@ def tell_dry_run(opened: OpenModel, settings: Settings, tokens: int, terminal: T
     check_tiers(opened, settings.placement)
     measured = saved(terminal)
     request, profile = request_of(opened, settings, tokens, measured)
+    if opened.device.type == "cuda" and (count := ranks_to_start(settings)):
+        request = replace(request, hardware=replace(request.hardware, gpus=count))
     plan, ways = plan_with_ways(request)
     used = measured if profile.host != settings.profile.host else None  # the host is always measured
     return tell(plan, ways, terminal, None, used, json)

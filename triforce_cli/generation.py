@@ -26,6 +26,7 @@ from .dry_run import tell_dry_run
 from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
 from .following import tiers_for
+from .launching import ranks_to_start
 from .progress import RunFacts
 from .ranks import check_alike
 from .render import JsonRenderer, Renderer, TextRenderer
@@ -130,7 +131,7 @@ def _check(request: Request, terminal: Terminal, quiet: bool) -> _Job:
     with FetchBar(terminal, shown=not quiet) as progress:
         opened = open_model(settings.engine, request.home, progress, settings.speculation, request.group or ALONE)
     check_alike(opened, settings, {"system": request.system, "raw": request.raw, "verify": request.verify})
-    if settings.profile.gpus > 1 and opened.group.size == 1 and not request.dry_run:
+    if settings.profile.gpus > 1 and opened.group.size == 1 and not ranks_to_start(settings):
         terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
     sampling = settings.sampling(opened.sampling)
     if request.verify:

@@ -64,6 +64,7 @@ def terminal_of(here: Place | None, color: str) -> Terminal:
 class _State:
     group: Any = None
     lost: bool = False
+    abandoned: bool = False
 
 
 _state = _State()
@@ -129,6 +130,11 @@ def report(message: str, hint: str, code: int, lost: bool, terminal: Terminal) -
         Terminal().error(f"rank {here.rank}: {message}", hint)
 
 
+def abandon() -> None:
+    """Nobody reads what comes out: this rank ends, though the others go on."""
+    _state.abandoned = True
+
+
 def finish(code: int) -> None:
     """End this rank, whatever its threads do; nothing happens where there is no group."""
     here = place(os.environ)
@@ -136,7 +142,7 @@ def finish(code: int) -> None:
         return
     if here.reports is not None and here.rank == 0 and not _state.lost and code != SIGNALLED + signal.SIGTERM:
         (here.reports / "code").write_text(str(code), "utf-8")
-    if _state.group is not None and code == DONE:
+    if _state.group is not None and code == DONE and not _state.abandoned:
         with suppress(Exception):
             _state.group.leave()
     for stream in (sys.stdout, sys.stderr):

@@ -4,8 +4,8 @@ Every rank runs the same program on its share of the heads, of the MLP and of th
 and MLP give all ranks the same bits, so each can draw the same tokens; what the clock decides, rank 0 decides for all.
 """
 
-from .group import ALONE, Alone, Group, RankLost, RankMissing
+from .group import ALONE, Alone, Group
 from .same import check_same, fingerprint
 from .split import Share, split
 
-__all__ = ["ALONE", "Alone", "Group", "RankLost", "RankMissing", "Share", "check_same", "fingerprint", "split"]
+__all__ = ["ALONE", "Alone", "Group", "Share", "check_same", "fingerprint", "split"]

@@ -7,16 +7,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..errors import TriforceError
-
-
-class RankLost(TriforceError):
-    """Another rank of the group has ended, so that nothing can be computed any more."""
-
-
-class RankMissing(TriforceError):
-    """Not all ranks have joined the group in time."""
-
 
 class Group(Protocol):
     """Ranks 0 to `size - 1`. Each call is made by all of them, in the same order. All raise RankLost."""

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .group import RankLost, RankMissing
+from ..errors import RankLost, RankMissing
 
+_FAREWELL_S = 2.0  # the others' last words may still be on their way
 _PATIENCE = timedelta(days=7)  # the user may page through the output; a rank that has died is noticed otherwise
 
 
@@ -50,11 +51,12 @@ class Ranks:
                 self._summing = dist.new_group(backend=backend, timeout=_PATIENCE)
             self._watching = dist.new_group(backend="gloo", timeout=_PATIENCE) if lost else None
         self._left = False
-        peers = range(1, self.size) if self.rank == 0 else range(1)
-        self._peers = list(peers)
+        self._watchers: dict[int, threading.Thread] = {}
         if lost is not None:
-            for peer in peers:
-                threading.Thread(target=self._watch, args=(peer, lost), daemon=True, name="watch").start()
+            for peer in range(1, self.size) if self.rank == 0 else range(1):
+                thread = threading.Thread(target=self._watch, args=(peer, lost), daemon=True, name="watch")
+                self._watchers[peer] = thread
+                thread.start()
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -91,10 +93,11 @@ class Ranks:
     def leave(self) -> None:
         """This rank has done its part. Without it, its end counts as a failure."""
         self._left = True
-        if self._watching is not None:
-            for peer in self._peers:
-                with _together():
-                    dist.send(torch.ones(1), peer, group=self._watching)
+        for peer in self._watchers:
+            with _together():
+                dist.send(torch.ones(1), peer, group=self._watching)
+        for thread in self._watchers.values():
+            thread.join(_FAREWELL_S)
 
     def _watch(self, peer: int, lost: Callable[[int], None]) -> None:
         """Until a farewell comes; the connection of a rank that dies is closed at once, by its system."""
@@ -113,7 +116,7 @@ def _joining(timeout: float) -> Iterator[None]:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RankMissing(
             f"the ranks did not come together within {timeout:g} s: {reason[:200]}",
-            "start the same command on every node, with the same rendezvous address, and let their ports through",
+            "start the same command on every node, with the same address; GLOO_SOCKET_IFNAME names the network to use",
         ) from error
 
 

@@ -102,4 +102,5 @@ def bench(
     from ..benchmark import Plan, run_benchmark  # from here on torch is needed
 
     plan = Plan(text, settings, wanted, context, repeats, ctx.obj.home, group)
+    plot = plot if group is None or group.rank == 0 else None
     return run_benchmark(plan, terminal, json=json, plot=plot, quiet=quiet, dry_run=dry_run)
