@@ -24,6 +24,7 @@ from offload.parallel import ALONE, check_same, split
 from offload.parallel.split import divide
 from offload.runner import Runner
 from offload.sources import open_checkpoint
+from offload.tiers import SimulatedLink, Spread, TierSettings
 from offload.weights import load_model
 
 GREEDY = Sampling(temperature=0)
@@ -39,7 +40,7 @@ MODELS = {
 WAYS = [*((method, "lookup") for method in METHODS if method != "naive"), ("naive", "model"), ("triforce", "model")]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def crew(request):
     crew = Crew(request.param)
     yield crew
@@ -227,6 +228,26 @@ def test_the_same_seed_gives_the_single_process_sample(crew, folders):
 
 def _sampled(group, folder, draft, ways, sampling, fixed):
     return decode(group, folder, draft, ways, sampling, **fixed)
+
+
+def test_every_rank_streams_its_own_heads(crew, folders):
+    (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")])
+    whole = streamed(ALONE, folders["llama"])
+    assert whole[0] == plain
+    found = crew.run(streamed, folders["llama"])
+    assert all(tokens == plain for tokens, _ in found)
+    heads = 2 / len(split(open_checkpoint(Path(folders["llama"])).shape, 0, len(found)).kv_heads)
+    assert found[0][1] == pytest.approx(whole[1] / heads, rel=0.2)
+
+
+def streamed(group, folder):
+    """The tokens, and the bytes that came over this rank's link."""
+    opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
+    model, link = opened.load().model, SimulatedLink(1e9, poison=True)
+    spread = Spread(model.operations, CPU, TierSettings("stream", piece=16, resident_layers=1), link)
+    one = Engine(model, (), 16, spread=spread)
+    events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=24), Speculation("ar"))
+    return [token for event in events if isinstance(event, Tokens) for token in event.ids], link.statistics.bytes
 
 
 @pytest.mark.slow

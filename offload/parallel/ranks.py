@@ -50,6 +50,8 @@ class Ranks:
             if backend != "gloo":
                 self._summing = dist.new_group(backend=backend, timeout=_PATIENCE)
             self._watching = dist.new_group(backend="gloo", timeout=_PATIENCE) if lost else None
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # nccl asks which one is this rank's
         self._left = False
         self._watchers: dict[int, threading.Thread] = {}
         if lost is not None:
