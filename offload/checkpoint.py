@@ -33,7 +33,10 @@ class Checkpoint(Protocol):
         ...
 
     def tensors(self) -> Any:
-        """A context manager that yields `read(name) -> Tensor`, on the CPU, in the stored dtype."""
+        """A context manager that yields `read(name, part=None) -> Tensor`, on the CPU, in the stored dtype.
+
+        `part`, slices of rows and columns, leaves the rest on the disk as far as the format lets it.
+        """
         ...
 
     def load_tokenizer(self) -> Any:
@@ -84,7 +87,11 @@ class FolderCheckpoint:
         with ExitStack() as stack:
             files = [stack.enter_context(_opened(self.path / name)) for name in self._files]
             homes = {key: file for file in files for key in file.keys()}  # noqa: SIM118
-            yield lambda name: homes[name].get_tensor(name)
+
+            def read(name: str, part: tuple[slice, ...] | None = None) -> Any:
+                return homes[name].get_tensor(name) if part is None else homes[name].get_slice(name)[part]
+
+            yield read
 
     def load_tokenizer(self) -> Any:
         return load_hf_tokenizer(self.path, {})

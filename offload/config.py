@@ -217,7 +217,31 @@ class Caching:
         _require(self.cache_limit >= 0, f"cache-limit is {self.cache_limit}", "use a size such as 20GiB")
 
 
-GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation, Placement, Caching)  # everything that can be set
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How many ranks share the model, each with a device of its own. None of it changes what the model says.
+
+    `tensor_parallel` None is one for each GPU of the profile; `join_timeout` is seconds until all ranks must be there.
+    """
+
+    tensor_parallel: int | None = None
+    join_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        count, seconds = self.tensor_parallel, self.join_timeout
+        _require(count is None or 1 <= count <= 1024, f"tensor-parallel is {count}", "use a number of ranks, such as 2")
+        _require(0 < seconds < 2**31, f"join-timeout is {seconds}", "use a positive number of seconds, such as 300")
+
+
+GROUPS = (
+    EngineConfig,
+    GenerationConfig,
+    Sampling,
+    Speculation,
+    Placement,
+    Caching,
+    Parallel,
+)  # everything that can be set
 
 
 def check_part(values: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .context import Context
+from .parallel import ALONE, Group
 from .runner import Runner
 from .sampling import Sampler, sample
 
@@ -54,9 +55,11 @@ class ModelDrafter:
     share = 0.2
     prior = 0.6
 
-    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
+        """Every rank of a `group` has all of the draft model; what rank 0 draws is what counts."""
         self._runner = runner
         self._sampler = sampler
+        self._group = group
 
     def outlook(self, context: Context) -> Hashable:
         return True
@@ -70,7 +73,7 @@ class ModelDrafter:
                 logits = self._fitted(self._runner.model.logits(self._runner.rows(context)))
                 rows.append(self._sampler.distribution(logits, context.tentative))
                 context.extend([sample(rows[-1][0], self._sampler.generator)])
-            return Draft(context.tokens[start:], torch.cat(rows))
+            return Draft([int(token) for token in self._group.agree(context.tokens[start:])], torch.cat(rows))
         finally:
             context.truncate(start)
 

@@ -45,6 +45,14 @@ class OutOfMemory(TriforceError):
     """The model and its KV cache do not fit the memory that is there."""
 
 
+class RankLost(TriforceError):
+    """Another rank of the group has ended, so that nothing can be computed any more."""
+
+
+class RankMissing(TriforceError):
+    """Not all ranks have joined the group in time."""
+
+
 class UnusableMeasurement(TriforceError):
     """The file of what was measured on this machine is unreadable or corrupt; everything works without it."""
 

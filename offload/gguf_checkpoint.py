@@ -123,7 +123,8 @@ class GGUFCheckpoint:
     @contextmanager
     def tensors(self) -> Iterator[Any]:
         names = {_transformers_name(name): name for name in self._tensors}
-        yield lambda name: self._dequantised(names[name])
+        # Quantised in blocks, and reordered: a tensor is made whole, then cut.
+        yield lambda name, part=None: self._dequantised(names[name])[part or ...]
 
     def _dequantised(self, name: str) -> Tensor:
         from gguf import dequantize

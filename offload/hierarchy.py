@@ -25,6 +25,7 @@ from .model import Model
 from .native.blocks import BlockStore
 from .native.table import TableCache
 from .pace import Pace
+from .parallel import ALONE, Group
 from .retrieval import SelectedCache
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
@@ -77,29 +78,32 @@ class Parts:
     lookup: LookupDrafter
 
 
-def build(parts: Parts, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter) -> Hierarchy:
-    """Stack the levels of a method."""
+def build(
+    parts: Parts, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter, group: Group = ALONE
+) -> Hierarchy:
+    """Stack the levels of a method; `group` shares the target."""
     full = ModelVerifier("full", parts.full, sampler)
     auto = settings.method == "auto"
-    drafter = _drafter(parts, settings, sampler)
+    drafter = _drafter(parts, settings, sampler, group)
+    rest = sampler.generator, clock, group
     if settings.method == "ar" or (parts.middle is None and drafter is None):
-        top = speculate("target", full, Pace(), sampler.generator, clock)
+        top = speculate("target", full, Pace(), *rest)
         return Hierarchy(settings.method, top, (top,))
     if parts.middle is None:
-        top = speculate("target", full, Pace([drafter], settings.gamma2, rests=auto), sampler.generator, clock)
+        top = speculate("target", full, Pace([drafter], settings.gamma2, rests=auto), *rest)
         return Hierarchy(settings.method, top, (top,))
     name = "streaming" if settings.method == "streaming" else "retrieval"
     drafters = [drafter] if drafter is not None and settings.method != "retrieval" else []
     middle = ModelVerifier(name, parts.middle, sampler)
-    lower = speculate(name, middle, Pace(drafters, settings.gamma1, rests=auto), sampler.generator, clock)
+    lower = speculate(name, middle, Pace(drafters, settings.gamma1, rests=auto), *rest)
     over = [*drafters, lower] if auto else [lower]
-    top = speculate("target", full, Pace(over, settings.gamma2, rests=auto), sampler.generator, clock)
+    top = speculate("target", full, Pace(over, settings.gamma2, rests=auto), *rest)
     return Hierarchy(settings.method, top, (top, lower))
 
 
-def _drafter(parts: Parts, settings: Speculation, sampler: Sampler) -> Drafter | None:
+def _drafter(parts: Parts, settings: Speculation, sampler: Sampler, group: Group) -> Drafter | None:
     if settings.draft == "none" and settings.method != "lookup":
         return None
     if parts.draft is not None and settings.method != "lookup":
-        return ModelDrafter(parts.draft, sampler)
+        return ModelDrafter(parts.draft, sampler, group)
     return parts.lookup

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .cache import Attends, FullCache, KVCache
 from .operations import Linear, Operations
+from .parallel import ALONE, Group
 from .rope import Rope
 from .shape import ModelShape
 from .store import Store
@@ -44,10 +45,13 @@ class Model:
         layers: Iterable[Layer],
         norm: Tensor,
         head: Linear,
+        group: Group = ALONE,
     ) -> None:
         """`embedding` gives the rows of token ids: `[tokens]` -> `[tokens, hidden]`; a layer of `layers` need be there
-        only from when it is asked for until the next one is."""
+        only from when it is asked for until the next one is. `shape` is that of this rank's share, where the model is
+        shared by a `group`: the linears see to it that the hidden rows are those of the whole model."""
         self.shape = shape
+        self.group = group
         self.operations = operations
         self._embedding = embedding
         self._layers = layers

@@ -21,10 +21,12 @@ from .levels import draft_chunk, draft_room, has_draft_model, has_middle
 from .memory import MemoryEstimate, available, check_fit, estimate
 from .model import Model
 from .operations import Operations, check_kernel, choose_operations
+from .parallel import ALONE, Group, Share, split
 from .parts import retrieval_bytes
 from .prompts.cache import PromptCache
 from .prompts.folder import PromptFolder
 from .prompts.identity import LEAST, weights_digest
+from .shape import ModelShape
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .stretching import factor_for, stretched
 from .text import Tokenizer
@@ -32,13 +34,17 @@ from .tiers import Spread, TierSettings, WeightTier, make_link
 from .weights import Progress, check_tensors, load_model
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the first CUDA GPU, else the CPU. Raises SettingsError for a device that is not there."""
+def resolve_device(name: str, index: int = 0) -> torch.device:
+    """`auto` is the CUDA GPU of that index, else the CPU. Raises SettingsError for a device that is not there."""
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("no CUDA device is available to this torch", "use --device cpu, or install torch for CUDA")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+    if name == "cuda" and index >= torch.cuda.device_count():
+        raise SettingsError(
+            f"there is no GPU {index}: torch sees {torch.cuda.device_count()}", "start as many ranks as there are GPUs"
+        )
+    return torch.device(name, index) if name == "cuda" else torch.device(name)
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -60,6 +66,17 @@ class OpenModel:
     dtype: torch.dtype
     speculation: Speculation
     draft: Checkpoint | None  # the draft model's, where the method uses one
+    group: Group = ALONE  # who shares the model; each rank has all of the draft model
+
+    @cached_property
+    def share(self) -> Share | None:
+        """What this rank has of the model; None for all of it. Raises SettingsError for too many ranks."""
+        return None if self.group.size == 1 else split(self.checkpoint.shape, self.group.rank, self.group.size)
+
+    @property
+    def shape(self) -> ModelShape:
+        """Of what is in this rank's memory."""
+        return self.checkpoint.shape if self.share is None else self.share.stored
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -68,7 +85,7 @@ class OpenModel:
     @property
     def kernel(self) -> str:
         """The level of the native kernel that will compute; "off" where torch does."""
-        kernel = self._operations(self.checkpoint).kernel
+        kernel = self._operations(self.shape).kernel
         return "off" if kernel is None else kernel.level
 
     @property
@@ -111,7 +128,7 @@ class OpenModel:
 
     def estimate(self, tokens: int) -> MemoryEstimate:
         """Memory for a sequence of so many tokens."""
-        shape, size = self.checkpoint.shape, self.dtype.itemsize
+        shape, size = self.shape, self.dtype.itemsize
         plain = estimate(shape, tokens, self.config.prefill_chunk, size)
         settings = self.speculation
         retrieval = draft = 0
@@ -125,6 +142,8 @@ class OpenModel:
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raises OutOfMemory if a sequence of `tokens` does not fit the device (or `memory_limit` bytes of it)."""
         free = available(self.device)
+        if self.device.type == "cpu":
+            free //= self.group.mates
         check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))
 
     def load(
@@ -141,7 +160,7 @@ class OpenModel:
         if tiers is not None:
             link = make_link(self.device, tiers.link_gb_s)
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
-        model, draft = self._load(self.checkpoint, progress, weights), self._load(self.draft, progress)
+        model, draft = self._load(progress, weights), self._load_draft(progress)
         spread = None if tiers is None else Spread(model.operations, self.device, tiers, link)
         return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, spread, prompts)
 
@@ -152,23 +171,27 @@ class OpenModel:
         """
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
-        return PromptCache(folder, digest, self.config.model, least)
+        return PromptCache(folder, digest, self.config.model, least, self.group)
 
-    def _load(self, checkpoint: Checkpoint | None, progress: Progress, tier: WeightTier | None = None) -> Model | None:
-        if checkpoint is None:
+    def _load(self, progress: Progress, tier: WeightTier | None) -> Model:
+        do = self._operations(self.shape)
+        return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)
+
+    def _load_draft(self, progress: Progress) -> Model | None:
+        if self.draft is None:
             return None
-        return load_model(checkpoint, self.dtype, self.device, progress, self._operations(checkpoint), tier)
+        return load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
 
-    def _operations(self, checkpoint: Checkpoint) -> Operations:
+    def _operations(self, shape: ModelShape) -> Operations:
         """Each model has its own: they keep the memory of their results. Raises SettingsError."""
-        return choose_operations(self.config.kernel, checkpoint.shape, self.dtype, self.device)
+        return choose_operations(self.config.kernel, shape, self.dtype, self.device)
 
     def check_kernel(self) -> None:
         """Raises SettingsError if a level was asked for that cannot serve both models."""
-        for name, checkpoint in (("", self.checkpoint), ("the draft model: ", self.draft)):
+        for name, shape in (("", self.shape), ("the draft model: ", self.draft and self.draft.shape)):
             try:
-                if checkpoint is not None:
-                    self._operations(checkpoint)
+                if shape is not None:
+                    self._operations(shape)
             except SettingsError as error:
                 raise SettingsError(name + error.message, error.hint) from error
 
@@ -178,6 +201,7 @@ def open_model(
     home: Path | None = None,
     progress: FetchProgress = silent,
     speculation: Speculation | None = None,
+    group: Group = ALONE,
 ) -> OpenModel:
     """Find a model (fetching it if need be), and check its config, its headers, device, dtype and kernel.
 
@@ -185,11 +209,14 @@ def open_model(
         home: triforce's cache folder; None for the platform's.
         progress: called while something is fetched.
         speculation: how it will decode; a draft model is found and checked as well.
+        group: the ranks that share the model.
 
     Raises:
         ModelNotFound, UnsupportedModel, CheckpointError, FetchError, SettingsError.
     """
-    device = resolve_device(config.device)
+    device = resolve_device(config.device, group.local)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     check_kernel(config.kernel)  # before a model is fetched for nothing
     checkpoint = open_checkpoint(locate(config.model, home, progress))
     check_tensors(checkpoint)
@@ -197,7 +224,7 @@ def open_model(
     draft = None
     if has_draft_model(settings):
         draft = _open_draft(settings.draft_model, home, progress)
-    opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft)
+    opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft, group)
     opened.check_kernel()
     if draft is not None:
         check_draft(opened.tokenizer, Tokenizer(draft.load_tokenizer()), draft.shape, settings)

@@ -184,5 +184,6 @@ class SelectedRunner(Runner):
 
 def _is_recordable(model: Model, cache: SelectedCache | TableCache) -> bool:
     """Whether steps can be CUDA graphs: all that they use must stay where it is."""
-    on_gpu = model.device.type == "cuda" and model.keeps_weights
+    # Sums with other ranks are left out of graphs: not every backend can record them.
+    on_gpu = model.device.type == "cuda" and model.keeps_weights and model.group.size == 1
     return on_gpu and isinstance(cache, SelectedCache) and isinstance(cache.store, PlainStore)

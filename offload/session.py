@@ -69,7 +69,8 @@ class Session:
             parts.lookup.outlook(context)  # reading the prompt is no part of decoding
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
         sampler.observe(context.tokens)
-        yield from self._decode(build(parts, settings, sampler), sampler, config.max_new_tokens, eos_ids)
+        hierarchy = build(parts, settings, sampler, group=self._model.group)
+        yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)
 
     def _prefill(self) -> Generator[Event]:
         if self._prompts is None:

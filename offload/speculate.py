@@ -17,6 +17,7 @@ from .context import Context
 from .draft import NOTHING, Draft
 from .events import LevelStatistics
 from .pace import Cycle, Pace
+from .parallel import ALONE, Group
 from .runner import Runner
 from .sampling import Sampler, sample
 
@@ -100,9 +101,16 @@ class Level:
     prior = 0.9
 
     def __init__(
-        self, name: str, verifier: Verifier, pace: Pace, generator: Generator, clock: Callable[[], float]
+        self,
+        name: str,
+        verifier: Verifier,
+        pace: Pace,
+        generator: Generator,
+        clock: Callable[[], float],
+        group: Group = ALONE,
     ) -> None:
         self.name = name
+        self._group = group
         self._verifier = verifier
         self._pace = pace
         self._generator = generator
@@ -127,15 +135,18 @@ class Level:
         draft = drafter.propose(context, gamma) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._verifier.score(context, draft.tokens)
-        accepted, token = verify(draft, target, self._generator)
+        judged = verify(draft, target, self._generator)
         end = self._clock()
+        # Rank 0's word and rank 0's times: no two clocks agree, and no two kinds of processor in every last bit.
+        *judged, draft_s, verify_s = self._group.agree((*judged, drafted - start, end - drafted))
+        accepted, token = map(int, judged)
         emitted = [*draft.tokens[:accepted], token]
         context.extend(emitted)
         self._verifier.settle(context)
         if draft.tokens:
             drafter.observe(len(draft.tokens), accepted)
         drafter = drafter if draft.tokens else None
-        cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, drafted - start, end - drafted)
+        cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, draft_s, verify_s)
         self._pace.observe(cycle)
         self._count(cycle)
         return Draft(emitted, target[: len(emitted)])
@@ -158,7 +169,12 @@ class Level:
 
 
 def speculate(
-    name: str, verifier: Verifier, pace: Pace, generator: Generator, clock: Callable[[], float] = time.perf_counter
+    name: str,
+    verifier: Verifier,
+    pace: Pace,
+    generator: Generator,
+    clock: Callable[[], float] = time.perf_counter,
+    group: Group = ALONE,
 ) -> Level:
     """A level of speculation over the drafters that `pace` chooses from; without any it is plain decoding."""
-    return Level(name, verifier, pace, generator, clock)
+    return Level(name, verifier, pace, generator, clock, group)

@@ -11,6 +11,8 @@ from .checkpoint import Checkpoint
 from .errors import CheckpointError
 from .model import Layer, Model
 from .operations import Linear, Operations, TorchOperations
+from .parallel import ALONE, Group, Share
+from .parallel.linear import GatheredLinear, SummedLinear, Table
 from .shape import ModelShape
 from .tiers import StreamedLayers, WeightTier
 
@@ -62,20 +64,19 @@ def load_model(
     progress: Progress,
     operations: Operations | None = None,
     tier: WeightTier | None = None,
+    group: Group = ALONE,
+    share: Share | None = None,
 ) -> Model:
     """Read the weights of a checkpoint that `check_tensors` has passed; they are used by `operations` (torch's).
 
-    `tier` says which layers' weights do not stay on the device.
+    `tier` says which layers' weights do not stay on the device; `share` what this rank of `group` has of the model.
     """
-    shape, do = checkpoint.shape, operations or TorchOperations()
+    shape, do = checkpoint.shape if share is None else share.shape, operations or TorchOperations()
     with checkpoint.tensors() as read:
-        place = _Placer(read, dtype, device, do)
-        table = place.stacked("model.embed_tokens.weight")
-        head = do.linear(table if shape.tied_embeddings else place.stacked("lm_head.weight"))
-        embedding = head.rows if shape.tied_embeddings else table.__getitem__
-        del table  # shared or not: a tied one lives in the head's layout alone
+        place = _Placer(read, dtype, device, do, group, share)
+        embedding, head = _load_ends(place, shape, do)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
-        outside = _Placer(read, dtype, torch.device("cpu"), do)
+        outside = _Placer(read, dtype, torch.device("cpu"), do, group, share)
         loaded = []
         for index in range(shape.layers):
             loaded.append(_load_layer(place if index < resident else outside, shape, f"model.layers.{index}."))
@@ -83,7 +84,14 @@ def load_model(
         layers = loaded
         if resident < shape.layers:
             layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
-        return Model(shape, do, embedding, layers, place.stacked("model.norm.weight"), head)
+        return Model(shape, do, embedding, layers, place.stacked("model.norm.weight"), head, group)
+
+
+def _load_ends(place: _Placer, shape: ModelShape, do: Operations) -> tuple[Callable[[Tensor], Tensor], Linear]:
+    """The embedding and the output head; a tied table lives in the head's layout alone."""
+    table = place.stacked("model.embed_tokens.weight")
+    head = place.gathered(do.linear(table if shape.tied_embeddings else place.stacked("lm_head.weight")))
+    return (head if shape.tied_embeddings else place.gathered(Table(table))).rows, head
 
 
 def _load_layer(place: _Placer, shape: ModelShape, prefix: str) -> Layer:
@@ -94,27 +102,35 @@ def _load_layer(place: _Placer, shape: ModelShape, prefix: str) -> Layer:
         qkv=place.linear(shape.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
         q_norm=norms[0],
         k_norm=norms[1],
-        o=place.linear(shape.o_bias, f"{attention}o_proj"),
+        o=place.summed(shape.o_bias, f"{attention}o_proj"),
         mlp_norm=place.stacked(f"{prefix}post_attention_layernorm.weight"),
         gate_up=place.linear(shape.mlp_bias, f"{mlp}gate_proj", f"{mlp}up_proj"),
-        down=place.linear(shape.mlp_bias, f"{mlp}down_proj"),
+        down=place.summed(shape.mlp_bias, f"{mlp}down_proj"),
     )
 
 
 class _Placer:
-    """Copies tensors out of the checkpoint's mapped files to where they are used, one at a time."""
+    """Copies tensors, or a rank's part of them, out of the checkpoint's mapped files to where they are used, one at a
+    time."""
 
     def __init__(
-        self, read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device, operations: Operations
+        self,
+        read: Callable[..., Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        operations: Operations,
+        group: Group,
+        share: Share | None,
     ) -> None:
         self._read = read
         self._operations = operations
         self._dtype = dtype
         self._device = device
+        self._group, self._share = group, share
 
     def stacked(self, *names: str) -> Tensor:
         """The tensors under each other, in memory of their own."""
-        parts = [self._read(name) for name in names]
+        parts = [self._read(name, self._share and self._share.part(name)) for name in names]
         rows = sum(len(part) for part in parts)
         whole = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)
         for target, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
@@ -124,3 +140,15 @@ class _Placer:
     def linear(self, bias: bool, *names: str) -> Linear:
         weight = self.stacked(*(f"{name}.weight" for name in names))
         return self._operations.linear(weight, self.stacked(*(f"{name}.bias" for name in names)) if bias else None)
+
+    def summed(self, bias: bool, name: str) -> Linear:
+        """A linear that every rank has some columns of; its bias is added once."""
+        if self._share is None:
+            return self.linear(bias, name)
+        return SummedLinear(self.linear(bias and self._group.rank == 0, name), self._group)
+
+    def gathered(self, table: Linear | Table) -> Linear | Table:
+        """A table over the vocabulary, of which every rank may have some rows."""
+        if self._share is None or not self._share.splits_vocab:
+            return table
+        return GatheredLinear(table, self._group, self._share.vocab)

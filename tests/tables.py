@@ -9,6 +9,7 @@ from offload.config import Sampling, Speculation
 from offload.context import Context
 from offload.hierarchy import Parts, build
 from offload.lookup import LookupDrafter
+from offload.parallel import ALONE
 from offload.sampling import Sampler, warp
 
 VOCAB = 8
@@ -71,17 +72,20 @@ def warped(logits, sampling):
     return warp(logits.flatten(0, 1), sampling).view_as(logits)
 
 
-def hierarchy(method, draft, sampling, gammas=(None, None)):
-    """A method over tables; its clock is the same every time, and makes every choice the best one now and then."""
+def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE):
+    """A method over tables; its clock is the same every time, and makes every choice the best one now and then.
+
+    The ranks of a group have other random numbers and other clocks each.
+    """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1])
     tables = [TARGET, MIDDLE, DRAFTS.get(draft, TARGET)]
     full, middle, drafting = (TableRunner(warped(logits, sampling)) for logits in tables)
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     parts = Parts(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
-    sampler = ReadySampler(Sampling(temperature=1, top_p=1), 0, VOCAB, torch.device("cpu"))
-    delays = random.Random(0)
+    sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))
+    delays = random.Random(group.rank)
     times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
-    return build(parts, settings, sampler, clock=lambda: next(times))
+    return build(parts, settings, sampler, clock=lambda: next(times), group=group)
 
 
 def counted(top, runs):

@@ -16,8 +16,9 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, Exit, TyperException
 
-from offload.errors import Degraded, TriforceError, UsageError
+from offload.errors import Degraded, RankLost, TriforceError, UsageError
 
+from . import ranks
 from .commands.bench import bench
 from .commands.cache import cache
 from .commands.doctor import doctor
@@ -63,7 +64,7 @@ def _start(
 ) -> None:
     if color not in ("auto", "always", "never"):
         raise UsageError(f"--color is {color!r}", "use auto, always or never")
-    ctx.obj = Context(Terminal(color=color), cache_home(os.environ))
+    ctx.obj = Context(ranks.terminal_of(ranks.place(os.environ), color), cache_home(os.environ))
     _pass_on(ctx.obj.terminal)
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
@@ -90,6 +91,7 @@ def run(args: Sequence[str]) -> int:
     except (KeyboardInterrupt, Abort):
         return INTERRUPTED
     except BrokenPipeError:
+        ranks.abandon()
         return _abandon_output()
     except SystemExit as exit_:  # rich's answer to a closed pipe, in --help
         return _abandon_output() if isinstance(exit_.__context__, BrokenPipeError) else int(exit_.code or DONE)
@@ -102,7 +104,7 @@ def _report(error: Exception, terminal: Terminal) -> int:
     if os.environ.get("TRIFORCE_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
     message, hint, code = _explain(error)
-    terminal.error(message, hint)
+    ranks.report(message, hint, code, isinstance(error, RankLost), terminal)
     return code
 
 

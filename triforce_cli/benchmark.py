@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from offload.errors import PromptError
 from offload.events import Prefilled, Tokens
 from offload.levels import has_draft_model
 from offload.opening import OpenModel, open_model
+from offload.parallel import ALONE, Group
 from offload.statistics import Meter
 from offload.tiers import TierSettings
 
@@ -27,11 +27,12 @@ from .comparison import Comparison, Measured, Sample
 from .dry_run import tell_dry_run
 from .exit_codes import DONE, INTERRUPTED
 from .fetching import FetchBar
-from .following import tiers_for
+from .following import on_device, tiers_for
 from .machine import processor
 from .methods import BASE, speculations
 from .plotting import plot as draw
 from .progress import ProgressDisplay, RunFacts
+from .ranks import check_alike
 from .render import json_line
 from .settings import Settings
 from .status import StatusLine
@@ -48,6 +49,7 @@ class Plan:
     context: int | None
     repeats: int
     home: Path | None
+    group: Group | None = None  # the ranks that share the model; None: this process has all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ def _check(plan: Plan, terminal: Terminal, quiet: bool, dry_run: bool) -> _Job:
     # Opened for the method that needs most: a draft model is found and loaded if any of them uses one.
     widest = next((method for method in methods.values() if has_draft_model(method)), methods[BASE])
     with FetchBar(terminal, shown=not quiet) as progress:
-        opened = open_model(settings.engine, plan.home, progress, widest)
+        opened = open_model(settings.engine, plan.home, progress, widest, plan.group or ALONE)
+    check_alike(opened, settings, {"methods": list(methods), "repeats": plan.repeats, "bench": plan.context})
     ids = _first_tokens(opened.tokenizer.encode(plan.text, special_tokens=True), plan.context)
     opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
     sampling = settings.sampling(opened.sampling)
@@ -129,13 +132,8 @@ def _check(plan: Plan, terminal: Terminal, quiet: bool, dry_run: bool) -> _Job:
     ]
     spread = [tiers for tiers in found if tiers is not None]
     # All methods on one placement: that of the one which leaves least room for layers on the device.
-    tiers = min(spread, key=_on_device, default=None)
+    tiers = min(spread, key=on_device, default=None)
     return _Job(plan, opened, ids, sampling, methods, tiers)
-
-
-def _on_device(tiers: TierSettings) -> tuple[float, int]:
-    """Layers whose weights, and whose KV, stay there."""
-    return math.inf if tiers.weight_layers is None else tiers.weight_layers, tiers.resident_layers
 
 
 def _first_tokens(ids: list[int], wanted: int | None) -> list[int]:

@@ -31,12 +31,17 @@ def beginning(text: str) -> str:
 
 
 def prompts_for(opened: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:
-    """What remembers prompts; None if that is not wanted, or cannot be: then with a warning."""
+    """What remembers prompts; None if that is not wanted, or cannot be for every rank: then with a warning."""
     caching = settings.caching
     if caching.cache is False or caching.cache_limit == 0:
         return None
+    prompts = _open(opened, prompt_folder(home, caching.cache_limit), 0 if caching.cache else LEAST)
+    return prompts if all(opened.group.collect(prompts is not None)) else None
+
+
+def _open(opened: OpenModel, folder: PromptFolder, least: int) -> PromptCache | None:
     try:
-        return opened.prompt_cache(prompt_folder(home, caching.cache_limit), 0 if caching.cache else LEAST)
+        return opened.prompt_cache(folder, least)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         warnings.warn(f"prompts are not kept: {error.strerror or error}{where}", Degraded, stacklevel=2)

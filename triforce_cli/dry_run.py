@@ -16,6 +16,7 @@ from offload.profile import AUTO, Profile, undescribed
 from offload.resources import Hardware, describe
 from offload.system import cores, free_host_memory
 
+from .launching import ranks_to_start
 from .measuring import saved
 from .planning import plan_with_ways, request_for, tell
 from .settings import NO_PROFILE, Settings, gpu_names
@@ -27,6 +28,8 @@ def tell_dry_run(opened: OpenModel, settings: Settings, tokens: int, terminal: T
     check_tiers(opened, settings.placement)
     measured = saved(terminal)
     request, profile = request_of(opened, settings, tokens, measured)
+    if opened.device.type == "cuda" and (count := ranks_to_start(settings)):
+        request = replace(request, hardware=replace(request.hardware, gpus=count))
     plan, ways = plan_with_ways(request)
     used = measured if profile.host != settings.profile.host else None  # the host is always measured
     return tell(plan, ways, terminal, None, used, json)
@@ -58,8 +61,8 @@ def request_of(
     """
     profile = rated(opened.device, settings.profile, measured)
     draft = opened.draft.shape if opened.draft is not None else None
-    hardware = this_machine(opened.device, profile)
-    request = request_for(settings, opened.checkpoint.shape, tokens, hardware, draft)
+    hardware = this_machine(opened.device, profile, opened.group.mates)
+    request = request_for(settings, opened.shape, tokens, hardware, draft)
     in_place = opened.kernel != "off" and settings.placement.link_gb_s is None
     return replace(request, itemsize=opened.dtype.itemsize, retrieves_in_place=in_place), profile
 
@@ -79,9 +82,9 @@ def rated(device: torch.device, profile: Profile, measured: Measured | None) -> 
     return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # by which it can be asked for
 
 
-def this_machine(device: torch.device, profile: Profile) -> Hardware:
-    """The profile's rates, and the memory that is really free; one GPU, as long as only one is used."""
-    hardware = replace(describe(profile, free_host_memory(), cores()), gpus=1)
-    free = available(device)
+def this_machine(device: torch.device, profile: Profile, mates: int = 1) -> Hardware:
+    """The profile's rates, and the memory that is really free, of which `mates` ranks each take their part."""
+    hardware = replace(describe(profile, free_host_memory() // mates, cores()), gpus=1)
+    free = available(device) // (mates if hardware.shared else 1)
     memory = free if hardware.memory is None else min(free, hardware.memory)
     return replace(hardware, memory=memory, host_memory=memory if hardware.shared else hardware.host_memory)

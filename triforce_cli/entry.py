@@ -14,14 +14,22 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 def main() -> None:
     """The `triforce` on the PATH."""
+    listen()
+    from .app import run, settle_libraries
+    from .ranks import finish
+
+    settle_libraries()
+    code = run(sys.argv[1:])
+    finish(code)
+    sys.exit(code)
+
+
+def listen() -> None:
+    """Answer the signals that end a process."""
     signal.signal(signal.SIGINT, _interrupt)
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _terminate)
-    from .app import run, settle_libraries
-
-    settle_libraries()
-    sys.exit(run(sys.argv[1:]))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from offload.errors import SettingsError
 from offload.opening import OpenModel
 from offload.plan import Plan
@@ -17,8 +19,19 @@ from .terminal import Terminal
 def tiers_for(opened: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     """How the KV cache of a sequence of `tokens` is spread; None where all of it stays on the device.
 
-    Raises OutOfMemory with the numbers and what would fit, SettingsError for tiers that this machine has not.
+    Ranks that share the model do as the one with the least room. Raises OutOfMemory with the numbers and what would
+    fit, SettingsError for tiers that this machine has not.
     """
+    found = opened.group.collect(_tiers_for(opened, settings, tokens, terminal))
+    return min((tiers for tiers in found if tiers is not None), key=on_device, default=None)
+
+
+def on_device(tiers: TierSettings) -> tuple[float, int]:
+    """Layers whose weights, and whose KV, stay there."""
+    return math.inf if tiers.weight_layers is None else tiers.weight_layers, tiers.resident_layers
+
+
+def _tiers_for(opened: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(opened, placement)
     if opened.device.type == "cpu" and placement.link_gb_s is None:

@@ -14,9 +14,12 @@ import torch
 from offload.config import Sampling
 from offload.errors import PromptError
 from offload.opening import OpenModel, open_model
+from offload.parallel import ALONE
 
 from .fetching import FetchBar
+from .launching import ranks_to_start
 from .progress import RunFacts
+from .ranks import check_alike
 from .settings import refuse_unverifiable
 from .terminal import Terminal
 from .wish import Wish
@@ -122,8 +125,9 @@ def open_job(wish: Wish, terminal: Terminal, quiet: bool) -> Job:
     """Find and check the model. Raises TriforceError."""
     settings = wish.settings
     with FetchBar(terminal, shown=not quiet) as progress:
-        opened = open_model(settings.engine, wish.home, progress, settings.speculation)
-    if settings.profile.gpus > 1:
+        opened = open_model(settings.engine, wish.home, progress, settings.speculation, wish.group or ALONE)
+    check_alike(opened, settings, {name: getattr(wish, name) for name in ("system", "raw", "verify", "extend_context")})
+    if settings.profile.gpus > 1 and opened.group.size == 1 and not ranks_to_start(settings):
         terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
     sampling = settings.sampling(opened.sampling)
     if wish.verify:

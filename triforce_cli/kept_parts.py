@@ -7,9 +7,14 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offload.files import TEMPORARY, replace_file
+
+from .ranks import told
+
+if TYPE_CHECKING:
+    from offload.parallel import Group
 
 _FORGOTTEN = 30 * 24 * 3600  # seconds after which a part that nobody asked for again is removed
 
@@ -20,8 +25,9 @@ class KeptParts:
     Disks may be full and folders closed: then nothing is kept, with one warning, and the work goes on.
     """
 
-    def __init__(self, home: Path, facts: Any, warn: Callable[[str], None]) -> None:
-        """`facts` is all that an answer depends on beside its prompt, as JSON takes it."""
+    def __init__(self, home: Path, facts: Any, warn: Callable[[str], None], group: Group | None = None) -> None:
+        """`facts` is all that an answer depends on beside its prompt, as JSON takes it; rank 0 keeps for its group."""
+        self._group = group
         self._folder = home / "parts"
         self._facts = json.dumps(facts, sort_keys=True, default=str)
         self._used: set[Path] = set()
@@ -35,6 +41,9 @@ class KeptParts:
 
     def find(self, ids: list[int]) -> str | None:
         """The answer to a prompt, if there is one."""
+        return told(self._group, lambda: self._find(ids))
+
+    def _find(self, ids: list[int]) -> str | None:
         path = self._path(ids)
         try:
             text = json.loads(path.read_text("utf-8"))["text"]
@@ -45,6 +54,8 @@ class KeptParts:
 
     def keep(self, ids: list[int], text: str) -> None:
         """All of it or nothing, even if the power fails."""
+        if self._group is not None and self._group.rank > 0:
+            return
         path = self._path(ids)
         self._used.add(path)
         try:

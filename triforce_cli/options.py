@@ -167,6 +167,15 @@ CACHE = {
         _setting("cache_limit", "Disk for prompts; the least recently used go first.", "20GiB", **_SIZE),
     ],
 }
+PARALLEL = {
+    "tensor_parallel": Annotated[
+        int | None,
+        _setting("tensor_parallel", "Share the model among so many GPUs.", "the profile's GPUs"),
+    ],
+    "join_timeout": Annotated[
+        float | None, _setting("join_timeout", "Wait so long for the other ranks.", metavar="SECONDS")
+    ],
+}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and load nothing.")]
 ContextLength = Annotated[
     int | None,
@@ -240,6 +249,7 @@ GENERATION = {
     "prefill_chunk": PrefillChunk,
     **PLACEMENT,
     **CACHE,
+    **PARALLEL,
     "dry_run": DryRun,
     "json": Json,
     "quiet": Quiet,

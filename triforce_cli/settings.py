@@ -8,7 +8,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from offload import profile as profiles
-from offload.config import GROUPS, Caching, EngineConfig, GenerationConfig, Placement, Sampling, Speculation, check_part
+from offload.config import (
+    GROUPS,
+    Caching,
+    EngineConfig,
+    GenerationConfig,
+    Parallel,
+    Placement,
+    Sampling,
+    Speculation,
+    check_part,
+)
 from offload.errors import SettingsError
 from offload.profile import Profile
 from offload.units import GIB
@@ -34,6 +44,7 @@ class Settings:
     speculation: Speculation
     placement: Placement
     caching: Caching
+    parallel: Parallel
     profile: Profile
     values: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -52,7 +63,13 @@ class Settings:
     def described(self, sampling: Sampling) -> dict[str, Any]:
         """Every resolved setting by name, for --json and --verbose."""
         known = asdict(self.engine) | asdict(self.generation) | asdict(self.speculation) | asdict(sampling)
-        return {"profile": self.profile.name} | known | asdict(self.placement) | asdict(self.caching)
+        return (
+            {"profile": self.profile.name}
+            | known
+            | asdict(self.placement)
+            | asdict(self.caching)
+            | asdict(self.parallel)
+        )
 
 
 def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,8 +101,9 @@ def resolve_with(
     engine = EngineConfig(**_subset(EngineConfig, values))
     speculation = Speculation(**_subset(Speculation, values))
     placement = Placement(**_subset(Placement, values))
-    caching = Caching(**_subset(Caching, values))
-    return Settings(engine, generation, speculation, placement, caching, chosen, values, named | dict(origins))
+    caching, parallel = Caching(**_subset(Caching, values)), Parallel(**_subset(Parallel, values))
+    origins = named | dict(origins)
+    return Settings(engine, generation, speculation, placement, caching, parallel, chosen, values, origins)
 
 
 def _profile_of_this_machine() -> Profile:

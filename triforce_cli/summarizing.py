@@ -58,7 +58,7 @@ def run_summaries(order: Order, wish: Wish, terminal: Terminal, output: Output) 
         tasks = [_checked(task, job, order) for task in tasks]
         if output.verbose:
             tell_settings(job, wish.settings.generation.max_new_tokens, terminal)
-        kept = KeptParts(wish.home or default_home(), facts_of(job), terminal.warn)
+        kept = KeptParts(wish.home or default_home(), facts_of(job), terminal.warn, wish.group)
         reading = MapReduce(job, order.templates, kept, terminal, output.quiet)
         longest = max(_length(task, job, reading, order.wanted) for task in tasks)
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from offload.config import Sampling, check_part
 
 from .context import given
+from .launching import launch, ranks_to_start
+from .ranks import joined
 from .settings import Settings, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
+from .terminal import Terminal
+
+if TYPE_CHECKING:
+    from offload.parallel import Group
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """`raw` bypasses the chat template; `verify` compares with plain decoding; `dry_run` tells the plan and loads
-    nothing; `extend_context` stretches the model's context where it is too short."""
+    nothing; `extend_context` stretches the model's context where it is too short; `group` are the ranks that share the
+    model, None where this process has all of it."""
 
     settings: Settings
     system: str | None
@@ -27,6 +34,7 @@ class Wish:
     verify: bool = False
     dry_run: bool = False
     extend_context: bool = False
+    group: Group | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +76,14 @@ def wish_of(ctx: typer.Context) -> Wish:
 def output_of(ctx: typer.Context) -> Output:
     """--json, --quiet and --verbose."""
     return Output(*(bool(ctx.params[name]) for name in ("json", "quiet", "verbose")))
+
+
+def shared(wish: Wish, terminal: Terminal) -> tuple[Wish, int | None]:
+    """The wish of this process as one of several ranks, or alone; where it has to start them, their exit code.
+
+    Raises SettingsError, RankMissing.
+    """
+    if not wish.dry_run and (count := ranks_to_start(wish.settings)):
+        return wish, launch(count, wish.settings, wish.home, terminal)
+    group, settings = joined(wish.settings)
+    return replace(wish, settings=settings, group=group), None

@@ -6,14 +6,16 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Generator
-from pathlib import Path
+
+from torch import Tensor
 
 from ..context import Context
 from ..errors import Degraded
 from ..events import Prefilled, Restored
+from ..parallel import ALONE, Group
 from ..runner import Runner
 from .folder import PromptFolder
-from .header import UnusableBlock
+from .header import Header, UnusableBlock
 from .identity import LEAST, TOKENS, fingerprint
 from .prompt import Prompt
 from .saving import Saver
@@ -29,17 +31,25 @@ class PromptCache:
         weights: the digest of the model's weights (`identity.weights_digest`).
         model: its name, for people; `label`, which may be set at any time, is the next prompt's.
         least: prompts with fewer tokens are not kept.
-        part: which heads these are, where several processes share a model.
+        group: the ranks that share the model. Each keeps its own heads, and all take over the same blocks.
     """
 
-    def __init__(self, folder: PromptFolder, weights: str, model: str, least: int = LEAST, part: str = "") -> None:
-        self.folder = folder
-        self.weights, self.model, self.least, self.part = weights, model, least, part
+    def __init__(
+        self, folder: PromptFolder, weights: str, model: str, least: int = LEAST, group: Group = ALONE
+    ) -> None:
+        self.folder, self.group = folder, group
+        self.weights, self.model, self.least = weights, model, least
         self.label = ""
 
     def bind(self, runner: Runner) -> SequencePrompts:
         """For the sequences that a runner on a FullCache reads."""
-        return SequencePrompts(self, fingerprint(runner.model, runner.cache, runner.chunk, self.weights))
+        name = fingerprint(runner.model, runner.cache, runner.chunk, self.weights)
+        return SequencePrompts(self, self.group.told(name))
+
+    @property
+    def part(self) -> str:
+        """Which heads these are, where there are others."""
+        return f"{self.group.rank + 1}of{self.group.size}" if self.group.size > 1 else ""
 
 
 class SequencePrompts:
@@ -56,8 +66,8 @@ class SequencePrompts:
             yield from runner.prefill(context)
             return
         prompt = Prompt(self._cache, self._fingerprint, context.tokens)
-        bad = yield from self._restore(runner, context, prompt)
-        saver = Saver(prompt, runner, bad)
+        yield from self._restore(runner, context, prompt)
+        saver = Saver(prompt, runner)
         try:
             before = self._clock()
             for event in runner.prefill(context, STRIDE):
@@ -67,37 +77,39 @@ class SequencePrompts:
         finally:
             saver.close()
 
-    def _restore(
-        self, runner: Runner, context: Context, prompt: Prompt
-    ) -> Generator[Prefilled | Restored, None, Path | None]:
-        """Take over what is stored behind what the runner holds, as long as reading is quicker than computing.
-
-        Returns the path of a block that was no use.
-        """
+    def _restore(self, runner: Runner, context: Context, prompt: Prompt) -> Generator[Prefilled | Restored]:
+        """Take over what is stored behind what the runner holds, as long as reading is quicker than computing."""
         runner.settle(context)
-        held, size, bad = runner.held, 0, None
+        held, size, group = runner.held, 0, self._cache.group
         race, begun = Race(), self._clock()
         yield Prefilled(held, len(context))
-        for index in range(held // TOKENS, _reach(runner, context, prompt)):
+        for index in range(held // TOKENS, min(group.collect(_reach(runner, context, prompt)))):
             start = self._clock()
-            try:
-                keys, values, header = prompt.read(index)
-            except FileNotFoundError:  # another process has made room
+            block = _read(prompt, index)
+            if not all(group.collect(block is not None)):
                 break
-            except UnusableBlock as error:
-                bad = prompt.paths[index]
-                warnings.warn(f"a file of the prompt cache is not used: {bad}: {error}", Degraded, stacklevel=2)
-                break
+            keys, values, header = block
             runner.restore(index * TOKENS, prompt.ids(index), keys, values)
             size += keys.nbytes + values.nbytes
             yield Prefilled(runner.held, len(context))
-            race.observe(self._clock() - start, header.prefill_s)
+            race.observe(*group.agree((self._clock() - start, header.prefill_s)))
             if race.lost:
                 break
         if size:
             self._folder.hit(prompt.paths[runner.held // TOKENS - 1])
             yield Restored(runner.held - held, size, self._clock() - begun)
-        return bad
+
+
+def _read(prompt: Prompt, index: int) -> tuple[Tensor, Tensor, Header] | None:
+    """A block; None, with a warning, if it is no use, or if another process has just made room."""
+    try:
+        return prompt.read(index)
+    except FileNotFoundError:
+        return None
+    except UnusableBlock as error:
+        prompt.bad.add(prompt.paths[index])
+        warnings.warn(f"a file of the prompt cache is not used: {prompt.paths[index]}: {error}", Degraded, stacklevel=2)
+        return None
 
 
 def _reach(runner: Runner, context: Context, prompt: Prompt) -> int:

@@ -82,18 +82,18 @@ class PromptFolder:
             with suppress(FileNotFoundError):
                 each.unlink()
 
-    def shrink(self, limit: int, before: float | None = None, keep: Collection[Path] = ()) -> int:
+    def shrink(self, limit: int, before: float | None = None, keep: Collection[str] = ()) -> int:
         """Remove the least recently used blocks until at most `limit` bytes are left; returns the bytes that went.
 
         Of blocks used together the last of the prompt go first: what is left can still be used. With `before`, only
-        what was used before that time goes; what is in `keep` stays.
+        what was used before that time goes; blocks whose `stem_of` is in `keep` stay.
         """
         blocks = sorted(self.blocks(), key=lambda block: (block.used, -block.index))
         total, gone = sum(block.size for block in blocks), 0
         for block in blocks:
             if total - gone <= limit or (before is not None and block.used >= before):
                 break
-            if block.path not in keep:
+            if stem_of(block.path) not in keep:
                 self.remove(block.path)
                 gone += block.size
         self._sweep()
@@ -116,6 +116,11 @@ class PromptFolder:
         for folder in self.path.glob("*/"):
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def stem_of(path: Path) -> str:
+    """A block's name without its part."""
+    return "-".join(path.stem.split("-")[:2])
 
 
 def _private(path: str, flags: int) -> int:

@@ -72,7 +72,8 @@ def fingerprint(model: Model, full: FullCache, chunk: int, weights: str) -> str:
     shape = sorted((name, getattr(model.shape, name)) for name in names)
     kernel = model.operations.kernel
     how = ("torch", chunk, full.store.span) if kernel is None else (kernel.level,)
-    facts = repr((VERSION, TOKENS, weights, shape, str(model.dtype), model.device.type, how))
+    where = (str(model.dtype), model.device.type, model.group.size)
+    facts = repr((VERSION, TOKENS, weights, shape, where, how))
     return hashlib.sha256(facts.encode() + full.rope.identity()).hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -22,6 +23,7 @@ class Prompt:
     def __init__(self, cache: PromptCache, fingerprint: str, ids: Sequence[int]) -> None:
         self.cache, self.fingerprint = cache, fingerprint
         self._ids = list(ids)
+        self.bad: set[Path] = set()  # files that were no use, and are to be replaced
         self.keys = list(chain(fingerprint, self._ids))
         self.paths = [self.folder.block(fingerprint, *each, cache.part) for each in enumerate(self.keys)]
 

@@ -14,6 +14,7 @@ from ..files import sync_folder
 from ..runner import Runner
 from ..units import size_text
 from .block import write_block
+from .folder import stem_of
 from .header import Header
 from .identity import TOKENS
 from .prompt import Prompt
@@ -25,9 +26,8 @@ _UNDER_WAY = 2  # blocks in memory that are not on disk yet
 class Saver:
     """Saves the blocks of one prompt; what goes wrong is a warning, and the end of saving."""
 
-    def __init__(self, prompt: Prompt, runner: Runner, bad: Path | None = None) -> None:
-        """`bad` is a file to be replaced."""
-        self._prompt, self._runner, self._bad = prompt, runner, bad
+    def __init__(self, prompt: Prompt, runner: Runner) -> None:
+        self._prompt, self._runner = prompt, runner
         self._now = time.time()
         self._next = 0
         self._seconds = 0.0  # that what has been run since the last whole block took
@@ -49,7 +49,7 @@ class Saver:
         self._next, self._seconds = whole, 0.0
 
     def _is_there(self, path: Path) -> bool:
-        return path != self._bad and path.exists()
+        return path not in self._prompt.bad and path.exists()
 
     def _submit(self, index: int, seconds: float) -> None:
         prompt, start = self._prompt, index * TOKENS
@@ -73,13 +73,15 @@ class Saver:
             self._size = sum(block.size for block in prompt.folder.blocks())
         if self._size + need > prompt.folder.limit:
             self._make_room(need)
-        self._size += write_block(path, header, prompt.ids(index), keys, values)
+        size = write_block(path, header, prompt.ids(index), keys, values)
+        self._size += size * prompt.cache.group.size  # the others write theirs
         prompt.folder.touch(path, self._now)
         self._wrote = True
 
     def _make_room(self, need: int) -> None:
         """A tenth more than is needed, so that not every block has to look for some."""
-        folder, own = self._prompt.folder, set(self._prompt.paths)
+        folder = self._prompt.folder
+        own = {stem_of(path) for path in self._prompt.paths}
         folder.shrink(max(folder.limit - need - folder.limit // 10, 0), keep=own)
         self._size = sum(block.size for block in folder.blocks())
         if self._size + need > folder.limit:

@@ -11,15 +11,17 @@ from offload.config import check_part
 
 from .. import options
 from ..context import given
+from ..launching import launch, ranks_to_start
 from ..methods import DEFAULT, parse
 from ..plotting import check_plot
 from ..prompt import read_prompt
+from ..ranks import joined, told
 from ..settings import resolve
 
 NEW_TOKENS = 128
 
 
-@options.accepts(options.PLACEMENT)
+@options.accepts(options.PLACEMENT | options.PARALLEL)
 def bench(
     ctx: typer.Context,
     prompt: Annotated[
@@ -91,10 +93,14 @@ def bench(
     if plot is not None:
         check_plot(plot)
     terminal = ctx.obj.terminal
-    text = read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn)
     settings = resolve(flags, origins, profile)
+    if not dry_run and (count := ranks_to_start(settings)):
+        return launch(count, settings, ctx.obj.home, terminal)
+    group, settings = joined(settings)
+    text = told(group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
     from ..benchmark import Plan, run_benchmark  # from here on torch is needed
 
-    plan = Plan(text, settings, wanted, context, repeats, ctx.obj.home)
+    plan = Plan(text, settings, wanted, context, repeats, ctx.obj.home, group)
+    plot = plot if group is None or group.rank == 0 else None
     return run_benchmark(plan, terminal, json=json, plot=plot, quiet=quiet, dry_run=dry_run)

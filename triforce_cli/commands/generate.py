@@ -8,7 +8,8 @@ import typer
 
 from .. import options
 from ..prompt import read_prompt
-from ..wish import check_flags, output_of, wish_of
+from ..ranks import told
+from ..wish import check_flags, output_of, shared, wish_of
 
 
 @options.accepts(options.GENERATION)
@@ -40,8 +41,10 @@ def generate(
     """
     check_flags(ctx)
     terminal = ctx.obj.terminal
-    text = read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn)
-    wish = wish_of(ctx)
+    wish, code = shared(wish_of(ctx), terminal)
+    if code is not None:
+        return code
+    text = told(wish.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
     from ..generation import run_generation  # from here on torch is needed
 

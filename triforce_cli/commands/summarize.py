@@ -15,8 +15,9 @@ from ..documents import read_documents
 from ..excerpts import Range, parse_place
 from ..framing import Templates, load_templates
 from ..instructions import DEFAULT_LENGTH, LENGTHS, Wanted
+from ..ranks import told
 from ..settings import refuse_both, refuse_broken_text
-from ..wish import Wish, check_flags, output_of, wish_of
+from ..wish import Wish, check_flags, output_of, shared, wish_of
 
 _PLACE = {"parser": parse_place, "metavar": "TOKENS|%", "show_default": False}
 
@@ -93,8 +94,10 @@ def summarize(
     templates = load_templates(prompt)
     _check_template(templates, prompt, ctx)
     terminal = ctx.obj.terminal
-    documents = read_documents(files, terminal.stdin, terminal.warn)
-    wish = _with_length(wish_of(ctx), wanted)
+    wish, code = shared(_with_length(wish_of(ctx), wanted), terminal)
+    if code is not None:
+        return code
+    documents = told(wish.group, lambda: read_documents(files, terminal.stdin, terminal.warn))
 
     from ..summarizing import Order, run_summaries  # from here on torch is needed
 

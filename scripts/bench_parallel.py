@@ -1,0 +1,149 @@
+"""What a second rank brings when the KV cache is streamed: each rank brings its own heads' KV over a link of its own.
+
+    python scripts/bench_parallel.py
+    python scripts/bench_parallel.py --ranks 1 2 4 --bandwidth 0.05 --json out.json
+
+The links are simulated, one for each rank, so this runs without a GPU; ranks talk over gloo. The model is a seeded one
+with KV heads that can be divided evenly; its weights are small, so that what takes time is the link, as it is for a
+large model on GPUs. All KV is streamed. Plain decoding, and verifications of drafts from the retrieval cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_peers import machine
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, Tokens, open_model
+from offload.engine import Engine
+from offload.parallel import ALONE, Group
+from offload.parallel.ranks import Ranks
+from offload.tiers import SimulatedLink, Spread, TierSettings
+
+FAST = 1e12  # bytes a second: no limit
+GREEDY = Sampling(temperature=0)
+
+
+def save_model(folder: str) -> None:
+    """Eight layers of 8 heads and 4 KV heads, narrow."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=131072,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def measure(group: Group, folder: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens, seconds a plain step and a verification, and bytes a second over this rank's link."""
+    opened = open_model(EngineConfig(model=folder, device="cpu"), group=group)
+    loaded = opened.load()
+    link = SimulatedLink(FAST)
+    spread = Spread(loaded.model.operations, loaded.model.device, TierSettings("stream"), link)
+    engine = Engine(loaded.model, (), 512, spread=spread)
+    prompt = torch.randint(3, 1024, (args.prompt_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    decode(engine, prompt, "ar", 2)  # reads the prompt
+    link.bandwidth = args.bandwidth * 1e9
+    found = {}
+    for method in ("ar", "retrieval"):
+        before, start = link.statistics.bytes, time.perf_counter()
+        tokens, each = decode(engine, prompt, method, args.new)
+        found[method] = {"s": each, "tokens": tokens}
+        found[method]["bytes_per_s"] = (link.statistics.bytes - before) / (time.perf_counter() - start)
+    return found
+
+
+def decode(engine: Engine, prompt: list[int], method: str, new: int) -> tuple[list[int], float]:
+    """The tokens, and the median seconds of a verification by the full cache; a plain step is one of nothing."""
+    wanted = Speculation(method, "none", budget=256, chunk=16, gamma2=4)
+    tokens, times, done = [], [], 0.0
+    for event in engine.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=new), wanted):
+        if isinstance(event, Tokens):
+            tokens += event.ids
+        elif isinstance(event, Speculated):
+            total = sum(level.verify_s for level in event.levels if level.verifier == "full")
+            times.append(total - done)
+            done = total
+    return tokens, statistics.median(times[1:] or times)  # the first has no pass to wait for
+
+
+def serve(pipe: Any, rank: int, size: int, port: int, folder: str, args: argparse.Namespace) -> None:
+    """A rank in a process of its own."""
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in where.items()})
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    pipe.send(measure(Ranks(torch.device("cpu")) if size > 1 else ALONE, folder, args))
+    pipe.recv()  # all are done
+    os._exit(0)
+
+
+def run(size: int, folder: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What each of so many ranks has measured."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    context, pipes = multiprocessing.get_context("spawn"), []
+    for rank in range(size):
+        ours, theirs = context.Pipe()
+        context.Process(target=serve, args=(theirs, rank, size, port, folder, args), daemon=True).start()
+        pipes.append(ours)
+    found = [pipe.recv() for pipe in pipes]
+    for pipe in pipes:
+        pipe.send(None)
+    return found
+
+
+def main() -> int:
+    """Run, tell, and write the JSON file if one is wanted."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--prompt-tokens", type=int, default=8000)
+    parser.add_argument("--new", type=int, default=16)
+    parser.add_argument("--bandwidth", type=float, default=0.05, help="GB/s of each link")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    print(f"{args.prompt_tokens:,} tokens, {args.bandwidth} GB/s for each rank; {machine()}", flush=True)
+    rows: dict[int, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(folder)
+        for size in args.ranks:
+            found = run(size, folder, args)
+            first = rows.get(args.ranks[0])
+            rows[size] = {}
+            for method, own in found[0].items():
+                assert all(each[method]["tokens"] == own["tokens"] for each in found), "ranks went apart"
+                rate = sum(each[method]["bytes_per_s"] for each in found)
+                base = first[method] if first else {"s": own["s"], "bytes_per_s": rate, "tokens": own["tokens"]}
+                rows[size][method] = {"s": own["s"], "bytes_per_s": rate, "tokens": own["tokens"]}
+                same = "the same tokens" if own["tokens"] == base["tokens"] else "other tokens"
+                print(
+                    f"  {size} ranks, {method:9} {1e3 * own['s']:6.0f} ms a verification, {rate / 1e9:.3f} GB/s: "
+                    f"{base['s'] / own['s']:.2f} and {rate / base['bytes_per_s']:.2f} of {args.ranks[0]}, {same}",
+                    flush=True,
+                )
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), **vars(args), "ranks": rows}, indent=1, default=str))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

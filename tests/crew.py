@@ -1,0 +1,77 @@
+"""Processes that are the ranks of a group, kept for many tests: starting them takes longer than most tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from offload.parallel.ranks import Ranks
+
+CPU = torch.device("cpu")
+
+
+def free_port() -> int:
+    """One that nobody listens on just now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Crew:
+    """`run(function, *args)` calls `function(group, *args)` on every rank: what each gave, None if it was killed."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        port, self._pipes, self.processes = free_port(), [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        answers = [_answer(pipe) for pipe in self._pipes]
+        for rank, (_, error) in enumerate(answers):
+            assert error is None, f"rank {rank}: {error}"
+        return [result for result, _ in answers]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(10)
+            assert not process.is_alive(), "a rank does not end"
+
+
+def _answer(pipe: Connection) -> tuple[Any, str | None]:
+    try:
+        return pipe.recv()
+    except EOFError:  # killed
+        return None, None
+
+
+def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in where.items()})
+    torch.set_num_threads(1)
+    group = Ranks(CPU, timeout=60)
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            pipe.send((function(group, *args), None))
+        except Exception:
+            pipe.send((None, traceback.format_exc()))
