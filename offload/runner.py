@@ -82,6 +82,10 @@ class Runner:
         self.cache.restore(keys, values)
         self._held += ids
 
+    def truncate(self, length: int) -> None:
+        """Drop from the cache what is behind the first `length` tokens."""
+        self._cut(min(length, self.held))
+
     @torch.inference_mode()
     def rows(self, context: Context, draft: Sequence[int] = ()) -> Tensor:
         """Hidden rows `[len(draft) + 1, hidden]`: of the context's last token, and of each token of a draft after it.

@@ -75,7 +75,7 @@ class Session:
     def _prefill(self) -> Generator[Event]:
         if self._prompts is None:
             return self.full.prefill(self.context)
-        return self._prompts.prefill(self.full, self.context)
+        return self._prompts.prefill(self.context)
 
     def _decode(
         self, hierarchy: Hierarchy, sampler: Sampler, limit: int, eos_ids: frozenset[int]

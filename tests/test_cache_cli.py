@@ -94,12 +94,36 @@ def test_wrong_use(triforce_here, wrong):
     assert triforce_here("cache", *wrong)[0] == 2
 
 
-def test_foreign_files_are_left_out(triforce_here, ask, tmp_path):
+@pytest.mark.parametrize("command", [("list",), ("prune", "--to", "0"), ("clear", "--yes")])
+def test_foreign_files_are_no_end_of_housekeeping(triforce_here, ask, tmp_path, command):
     ask("Who?")
     folder = next((tmp_path / "home" / "prompts").glob("*/"))
-    (folder / "000000-abc.safetensors").write_bytes(b"nonsense")
-    (folder / "notes.txt").write_text("mine")
+    (folder / "000000-folder.safetensors").mkdir()
+    (loop := folder / "000000-loop.safetensors").symlink_to(loop.name)
+    for odd in ("000000-abc.safetensors", "000001-abc.safetensors", "\u00b2" * 6 + "-odd.safetensors", "notes.txt"):
+        (folder / odd).write_bytes(b"" if odd.startswith("000001") else b"nonsense")
+    (half := folder / ".part-abc").write_bytes(b"half")  # of a killed run: it holds the document too
+    os.utime(folder / "000000-abc.safetensors", (1e11, 1e11))
     assert len(json.loads(triforce_here("cache", "list", "--json")[1])["entries"]) == 1
+    code, _, err = triforce_here("cache", *command)
+    assert code == 0, err
+    if command[0] == "clear":
+        assert not half.exists()
+        assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [
+            "notes.txt",
+            "\u00b2" * 6 + "-odd.safetensors",
+        ]
+
+
+def test_a_document_s_name_need_not_be_text_nor_short(triforce_here, tmp_path):
+    paths = [os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), *(tmp_path / f"chapter-{i}.txt" for i in range(9))]
+    for path in paths:
+        with open(path, "w") as file:
+            file.write("The cat sat on the mat. ")
+    code, _, err = triforce_here("summarize", *paths, "--together", "-n", 4, "--cache")
+    assert code == 0, err
+    (entry,) = json.loads(triforce_here("cache", "list", "--json")[1])["entries"]
+    assert 0 < len(entry["label"]) <= 60
 
 
 def test_keeping_house_needs_no_torch(tmp_path):

@@ -193,3 +193,22 @@ def test_a_dry_run_and_verification(triforce, story):
     code, out, err = triforce("summarize", path, *asked, "--verify", *GREEDY, "--json")
     assert code == 0, err
     assert [event["verify"]["lossless"] for event in events(out) if event["type"] == "done"] == [True, True]
+
+
+def test_a_file_that_is_called_minus_can_be_given(triforce_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text("The cat sat on the mat.")
+    code, _, err = triforce_here("summarize", "./-", "-n", 4)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("text", ["\U0001f600 and the cat", "x\n\n\n\n\n and the cat"])
+def test_a_piece_without_text_is_refused(triforce_here, tmp_path, text):
+    (tmp_path / "x.txt").write_text(text)
+    code, out, err = triforce_here("summarize", tmp_path / "x.txt", "--from", 1, "--to", 3, "-n", 4)
+    assert (code, out) == (2, ""), err
+
+
+def test_an_empty_length_is_refused(triforce_here, tmp_path):
+    (tmp_path / "x.txt").write_text("The cat sat.")
+    assert triforce_here("summarize", tmp_path / "x.txt", "--length", "", "-n", 4)[0] == 2

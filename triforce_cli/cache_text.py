@@ -18,7 +18,7 @@ _STEPS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 def table(found: Sequence[Entry], folder: PromptFolder, now: float) -> str:
     """A line for each entry, and one for all."""
-    total = f"{size_text(sum(entry.size for entry in found))} of {size_text(folder.limit)} in {folder.path}\n"
+    total = f"{size_text(sum(block.size for block in folder.blocks()))} of {size_text(folder.limit)} in {folder.path}\n"
     if not found:
         return total
     rows = [_HEADS, *(_row(entry, now) for entry in found)]

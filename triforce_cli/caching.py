@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from offload.opening import OpenModel
     from offload.prompts.cache import PromptCache
 
-_LABEL = 60  # characters of a prompt by which a person knows it again
+LABEL = 240  # characters of a prompt by which a person knows it again; most of them may be blank
+_SHOWN = 60
 
 
 def prompt_folder(home: Path | None, limit: int) -> PromptFolder:
@@ -27,7 +28,7 @@ def prompt_folder(home: Path | None, limit: int) -> PromptFolder:
 
 def beginning(text: str) -> str:
     """Of a prompt, so that a person knows it again."""
-    return " ".join(text[: 4 * _LABEL].split())[:_LABEL]
+    return " ".join(text[:LABEL].split())[:_SHOWN]
 
 
 def prompts_for(opened: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:

@@ -46,7 +46,7 @@ def checked(files: Sequence[Path | str]) -> list[Path]:
     """Names as paths. Raises PromptError for an empty name and for standard input given twice."""
     if "" in map(str, files):
         raise PromptError("the name of a prompt file is empty", "was a shell variable not set?")
-    paths = [Path(file) for file in files]
+    paths = [Path(file) if str(file) == "-" or Path(file) != STDIN else Path(file).absolute() for file in files]  # ./-
     if paths.count(STDIN) > 1:
         raise PromptError("standard input (-) is given twice", "it can be read only once: give - once")
     return paths

@@ -66,13 +66,14 @@ class Range:
         total = len(places)
         start = self.start.of(total) if self.start else 0
         end = min(self.end.of(total), total) if self.end else total
-        if start >= end:
+        found = _between(text, places, start, end) if start < end else ""
+        if not found.strip():
             asked = " ".join(f"--{n} {p}" for n, p in (("from", self.start), ("to", self.end)) if p is not None)
             raise SettingsError(
                 f"there is nothing in {asked} of {name}, which has {total:,} tokens",
                 "use a --to behind --from and a --from before the end, in tokens or percent",
             )
-        return _between(text, places, start, end), f"{name}: tokens {start:,} to {end:,} of {total:,}"
+        return found, f"{name}: tokens {start:,} to {end:,} of {total:,}"
 
 
 def split(text: str, spans: Spans, room: int, overlap: int) -> list[str]:

@@ -19,7 +19,8 @@ from .decoding import decode
 _NAMES = {".pdf": "a PDF", ".epub": "an EPUB", ".docx": "a DOCX document", ".html": "an HTML page"}
 _CONVERTERS = {".pdf": "PdfConverter", ".epub": "EpubConverter", ".docx": "DocxConverter", ".html": "HtmlConverter"}
 _HTML_SUFFIXES = (".html", ".htm", ".xhtml")
-_HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!doctype html|<html)\b", re.IGNORECASE | re.DOTALL)
+_COMMENT = rb"<!--(?:(?!-->).)*-->\s*"
+_HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(%b)*(<!doctype html|<html)\b" % _COMMENT, re.IGNORECASE | re.DOTALL)
 _HEAD = 1024  # bytes before which a PDF may begin, and within which an HTML page must say that it is one
 _INSTALL = 'install what reads it: pip install "triforce[documents]"'
 _BY_HAND = {

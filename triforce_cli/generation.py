@@ -12,7 +12,7 @@ from offload.prompts.cache import PromptCache
 from offload.statistics import Meter, Summary
 from offload.text import StopStrings, StreamDecoder, held_text, stream_text
 
-from .caching import beginning, prompts_for
+from .caching import LABEL, beginning, prompts_for
 from .dry_run import tell_dry_run
 from .exit_codes import DONE
 from .following import tiers_for
@@ -41,7 +41,7 @@ class Speaker:
         settings = job.wish.settings
         renderer.start(job.facts(prompt, label))
         if self._prompts is not None:
-            self._prompts.label = prompt.name
+            self._prompts.label = beginning(prompt.name or label)
         meter = Meter(len(prompt.ids))
         config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
         tokens = self._engine.generate(prompt.ids, job.sampling, config, settings.speculation)
@@ -130,7 +130,7 @@ def run_generation(text: str, wish: Wish, terminal: Terminal, output: Output) ->
         ids = job.encode(text)
         if wish.extend_context:
             job = job.stretched([ids], terminal)
-        prompt = job.prompt(ids, beginning(text))
+        prompt = job.prompt(ids, text[:LABEL])
         if output.verbose:
             tell_settings(job, prompt.new_tokens, terminal)
         return run_checked(

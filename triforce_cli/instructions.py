@@ -61,7 +61,7 @@ class Wanted:
         return f"{style} Write {what} in {self.language.strip()}." if self.language else style
 
     def _length(self) -> tuple[str, int]:
-        name = (self.length or DEFAULT_LENGTH).strip().lower()
+        name = (DEFAULT_LENGTH if self.length is None else self.length).strip().lower()
         if name in LENGTHS:
             return LENGTHS[name]
         match = _WORDS.fullmatch(name)

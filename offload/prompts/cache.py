@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Generator
@@ -15,6 +14,7 @@ from ..events import Prefilled, Restored
 from ..parallel import ALONE, Group
 from ..runner import Runner
 from .folder import PromptFolder
+from .fresh import Fresh
 from .header import Header, UnusableBlock
 from .identity import LEAST, TOKENS, fingerprint
 from .prompt import Prompt
@@ -44,7 +44,7 @@ class PromptCache:
     def bind(self, runner: Runner) -> SequencePrompts:
         """For the sequences that a runner on a FullCache reads."""
         name = fingerprint(runner.model, runner.cache, runner.chunk, self.weights)
-        return SequencePrompts(self, self.group.told(name))
+        return SequencePrompts(self, self.group.told(name), runner)
 
     @property
     def part(self) -> str:
@@ -55,35 +55,48 @@ class PromptCache:
 class SequencePrompts:
     """The blocks that serve one runner's cache."""
 
-    def __init__(self, cache: PromptCache, fingerprint: str, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, cache: PromptCache, fingerprint: str, runner: Runner, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._cache, self._folder = cache, cache.folder
         self._fingerprint = fingerprint
+        self._runner, self._fresh = runner, Fresh(runner)
         self._clock = clock
 
-    def prefill(self, runner: Runner, context: Context) -> Generator[Prefilled | Restored]:
+    def prefill(self, context: Context) -> Generator[Prefilled | Restored]:
         """As `Runner.prefill`. Closed early, or killed, it has saved what was run up to the last whole block."""
-        if len(context) < max(self._cache.least, TOKENS + 1):
-            yield from runner.prefill(context)
-            return
+        runner, fresh = self._runner, self._fresh
+        runner.settle(context)
+        fresh.look()
+        try:
+            if len(context) < max(self._cache.least, TOKENS + 1):
+                fresh.expect(len(context))
+                yield from runner.prefill(context)
+            else:
+                yield from self._prefill(context)
+        finally:
+            fresh.note()
+
+    def _prefill(self, context: Context) -> Generator[Prefilled | Restored]:
         prompt = Prompt(self._cache, self._fingerprint, context.tokens)
-        yield from self._restore(runner, context, prompt)
-        saver = Saver(prompt, runner)
+        yield from self._restore(context, prompt)
+        self._fresh.expect(len(context))
+        saver = Saver(prompt, self._runner, self._fresh.length // TOKENS)
         try:
             before = self._clock()
-            for event in runner.prefill(context, STRIDE):
+            for event in self._runner.prefill(context, STRIDE):
                 saver.save(self._clock() - before)
                 yield event
                 before = self._clock()
         finally:
             saver.close()
 
-    def _restore(self, runner: Runner, context: Context, prompt: Prompt) -> Generator[Prefilled | Restored]:
+    def _restore(self, context: Context, prompt: Prompt) -> Generator[Prefilled | Restored]:
         """Take over what is stored behind what the runner holds, as long as reading is quicker than computing."""
-        runner.settle(context)
-        held, size, group = runner.held, 0, self._cache.group
-        race, begun = Race(), self._clock()
-        yield Prefilled(held, len(context))
-        for index in range(held // TOKENS, min(group.collect(_reach(runner, context, prompt)))):
+        runner, fresh, group = self._runner, self._fresh, self._cache.group
+        held, size, race, begun = runner.held, 0, Race(), self._clock()
+        yield Prefilled(min(held, len(context) - 1), len(context))
+        for index in self._stored(context, prompt):
             start = self._clock()
             block = _read(prompt, index)
             if not all(group.collect(block is not None)):
@@ -91,13 +104,26 @@ class SequencePrompts:
             keys, values, header = block
             runner.restore(index * TOKENS, prompt.ids(index), keys, values)
             size += keys.nbytes + values.nbytes
-            yield Prefilled(runner.held, len(context))
+            if runner.held > held:
+                yield Prefilled(runner.held, len(context))
             race.observe(*group.agree((self._clock() - start, header.prefill_s)))
             if race.lost:
                 break
         if size:
-            self._folder.hit(prompt.paths[runner.held // TOKENS - 1])
-            yield Restored(runner.held - held, size, self._clock() - begun)
+            runner.truncate(runner.held // TOKENS // fresh.blocks * fresh.blocks * TOKENS)
+            fresh.length = runner.held
+            self._folder.hit(prompt.paths[max(runner.held // TOKENS - 1, 0)])
+            yield Restored(max(runner.held - held, 0), size, self._clock() - begun)
+
+    def _stored(self, context: Context, prompt: Prompt) -> range:
+        """The numbers of blocks that may be taken over, in the place of what is held and not as in a fresh run.
+
+        The last token must be run, for its row.
+        """
+        first, unit = self._fresh.length // TOKENS, self._fresh.blocks
+        reach = prompt.stored(first, (len(context) - 1) // TOKENS)
+        last = min(self._cache.group.collect(reach // unit * unit))
+        return range(first, last if last * TOKENS > self._runner.held else first)
 
 
 def _read(prompt: Prompt, index: int) -> tuple[Tensor, Tensor, Header] | None:
@@ -110,16 +136,6 @@ def _read(prompt: Prompt, index: int) -> tuple[Tensor, Tensor, Header] | None:
         prompt.bad.add(prompt.paths[index])
         warnings.warn(f"a file of the prompt cache is not used: {prompt.paths[index]}: {error}", Degraded, stacklevel=2)
         return None
-
-
-def _reach(runner: Runner, context: Context, prompt: Prompt) -> int:
-    """How many leading blocks are stored and may be taken over: the last token must be run, for its row.
-
-    Where how a prompt is cut into chunks changes the rounding, the rest begins where a chunk would.
-    """
-    reach = prompt.stored(runner.held // TOKENS, (len(context) - 1) // TOKENS)
-    grain = 1 if runner.model.operations.kernel is not None else math.lcm(runner.chunk, TOKENS) // TOKENS
-    return reach // grain * grain
 
 
 class Race:

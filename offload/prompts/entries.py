@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from .folder import PromptFolder, Stored
 from .header import Header, UnusableBlock, read_header
@@ -28,72 +27,86 @@ class Entry:
     blocks: tuple[Stored, ...]
 
 
+_Name = tuple[str, str]  # of a block: its folder and its key
+
+
 @dataclass(frozen=True, slots=True)
 class _Block:
     """A block and its files: one for each part."""
 
+    name: _Name
     header: Header
     files: list[Stored]
-
-    @property
-    def name(self) -> tuple[Path, str]:
-        return self.files[0].path.parent, self.header.key
 
     @property
     def index(self) -> int:
         return self.files[0].index
 
+    @property
+    def parent(self) -> _Name:
+        return self.name[0], self.header.parent
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Prompts that belong together: their last blocks, and all of theirs."""
+
+    ends: list[_Block]
+    blocks: dict[_Name, _Block]
+
 
 def entries(folder: PromptFolder) -> list[Entry]:
     """What is stored, the latest used first. Files that cannot be read are left out."""
     blocks = _read(folder)
-    parents = {(path, block.header.parent) for (path, _), block in blocks.items()}
-    leaves = sorted((name for name in blocks if name not in parents), key=lambda name: -blocks[name].index)
-    owner: dict[tuple[Path, str], int] = {}  # of each block, the number of its group
-    groups: list[list[list[_Block]]] = []  # chains, the longest first
-    for leaf in leaves:
-        chain = list(_chain(blocks, leaf))
-        common = [number for block in chain if (number := owner.get(block.name)) is not None]
-        if 2 * len(common) > len(chain):
-            number = common[0]
+    parents = {block.parent for block in blocks.values()}
+    ends = sorted((block for block in blocks.values() if block.name not in parents), key=lambda block: -block.index)
+    groups: list[_Group] = []  # the longest prompts first
+    owner: dict[_Name, _Group] = {}
+    for end in ends:
+        new = []
+        for block in _chain(blocks, end):
+            if (group := owner.get(block.name)) is not None and 2 * (block.index + 1) > end.index + 1:
+                break  # what comes before is its own too
+            new.append(block)
         else:
-            number = len(groups)
-            groups.append([])
-        groups[number].append(chain)
-        for block in chain:
-            owner.setdefault(block.name, number)
+            groups.append(group := _Group([], {}))
+        group.ends.append(end)
+        for block in new:
+            group.blocks[block.name] = block
+            owner.setdefault(block.name, group)
     return sorted((_entry(folder, group) for group in groups), key=lambda entry: -entry.used)
 
 
-def _read(folder: PromptFolder) -> dict[tuple[Path, str], _Block]:
-    blocks: dict[tuple[Path, str], _Block] = {}
+def _read(folder: PromptFolder) -> dict[_Name, _Block]:
+    blocks: dict[_Name, _Block] = {}
     for stored in folder.blocks():
-        with suppress(FileNotFoundError, UnusableBlock):
-            block = _Block(read_header(stored.path), [])
-            blocks.setdefault((stored.path.parent, block.header.key), block).files.append(stored)
+        with suppress(OSError, UnusableBlock):
+            header = read_header(stored.path)
+            name = str(stored.path.parent), header.key
+            blocks.setdefault(name, _Block(name, header, [])).files.append(stored)
     return blocks
 
 
-def _chain(blocks: dict[tuple[Path, str], _Block], name: tuple[Path, str]) -> Iterator[_Block]:
+def _chain(blocks: dict[_Name, _Block], block: _Block | None) -> Iterator[_Block]:
     """A block and those before it, from the last to the first."""
-    while (block := blocks.get(name)) is not None:
+    while block is not None:
         yield block
-        name = name[0], block.header.parent
+        before = blocks.get(block.parent)
+        block = before if before is not None and before.index < block.index else None
 
 
-def _entry(folder: PromptFolder, chains: list[list[_Block]]) -> Entry:
-    blocks = {block.name: block for chain in chains for block in chain}
-    stored = tuple(each for block in blocks.values() for each in block.files)
-    last = chains[0][0]
+def _entry(folder: PromptFolder, group: _Group) -> Entry:
+    stored = tuple(each for block in group.blocks.values() for each in block.files)
+    last = group.ends[0]
     return Entry(
         id=last.header.key[:8],
         model=last.header.model,
         label=last.header.label,
         tokens=(last.index + 1) * TOKENS,
-        prompts=len(chains),
+        prompts=len(group.ends),
         size=sum(each.size for each in stored),
-        created=min(block.header.created for block in blocks.values()),
+        created=min(block.header.created for block in group.blocks.values()),
         used=max(each.used for each in stored),
-        hits=sum(max(folder.hits(each.path) for each in block.files) for block in blocks.values()),
+        hits=sum(max(folder.hits(each.path) for each in block.files) for block in group.blocks.values()),
         blocks=stored,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -53,10 +54,10 @@ class PromptFolder:
 
     def blocks(self) -> Iterator[Stored]:
         """Every block there is."""
-        for path in self.path.glob(f"*/??????-*{SUFFIX}"):
-            if path.name.partition("-")[0].isdigit():
-                with suppress(FileNotFoundError):
-                    state = path.stat()
+        for path in self.path.glob(f"*/[0-9][0-9][0-9][0-9][0-9][0-9]-*{SUFFIX}"):
+            with suppress(OSError):
+                state = path.stat()
+                if stat.S_ISREG(state.st_mode):
                     yield Stored(path, state.st_size, state.st_mtime)
 
     def touch(self, path: Path, now: float) -> None:
@@ -79,7 +80,7 @@ class PromptFolder:
     def remove(self, path: Path) -> None:
         """A block and its hits; another process may have been quicker."""
         for each in (path, path.with_suffix(_HITS)):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 each.unlink()
 
     def shrink(self, limit: int, before: float | None = None, keep: Collection[str] = ()) -> int:
@@ -100,14 +101,19 @@ class PromptFolder:
         return gone
 
     def clear(self) -> int:
-        """Remove everything; returns the bytes that went."""
-        return self.shrink(0)
+        """Remove everything, also what others are writing; returns the bytes that went."""
+        gone = 0
+        for block in self.blocks():
+            self.remove(block.path)
+            gone += block.size
+        self._sweep(0.0)
+        return gone
 
-    def _sweep(self) -> None:
-        """What interrupted writers have left, hits without a block, and folders without anything."""
-        for path in self.path.glob(f"*/{TEMPORARY}*"):
+    def _sweep(self, age: float = _STALE) -> None:
+        """What interrupted writers have left so long ago, hits without a block, and folders without anything."""
+        for path in (*self.path.glob(f"*/{TEMPORARY}*"), *self.path.glob(f"{TEMPORARY}*")):
             with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _STALE:
+                if time.time() - path.stat().st_mtime >= age:
                     path.unlink()
         for path in self.path.glob(f"*/*{_HITS}"):
             if not path.with_suffix(SUFFIX).exists():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+_LATEST = 32503680000.0  # the year 3000, in seconds
+
 
 class UnusableBlock(Exception):
     """A file that is damaged, or not the block that its name promises."""
@@ -25,14 +27,16 @@ class Header:
     prefill_s: float
 
     def texts(self) -> dict[str, str]:
-        """As a safetensors file carries it."""
-        return {name: str(value) for name, value in asdict(self).items()}
+        """As a safetensors file carries it: names of files need not be text."""
+        return {name: str(value).encode("utf-8", "replace").decode() for name, value in asdict(self).items()}
 
     @classmethod
     def read(cls, texts: dict[str, str]) -> Header:
         """Raises UnusableBlock."""
         try:
             numbers = {name: float(texts[name]) for name in ("created", "prefill_s")}
+            if not all(0 <= number < _LATEST for number in numbers.values()):
+                raise ValueError("a time that cannot be")
             return cls(**{field.name: texts[field.name] for field in fields(cls)} | numbers)
         except (KeyError, ValueError) as error:
             raise UnusableBlock(f"its header is wrong: {error}") from None

@@ -65,13 +65,13 @@ def _digest(path: Path) -> str:
 def fingerprint(model: Model, full: FullCache, chunk: int, weights: str) -> str:
     """Of everything but the tokens: weights, shape, RoPE, dtype, what computes, and the layout of the files.
 
-    What computes is in it because another kernel rounds otherwise, and a cache must not change what is said; torch also
-    rounds otherwise in other chunks and pieces.
+    What computes is in it because another kernel rounds otherwise, and so do other pieces, and for torch other chunks:
+    a cache must not change what is said.
     """
     names = {field.name for field in fields(model.shape)}.difference(_NO_PART)
     shape = sorted((name, getattr(model.shape, name)) for name in names)
     kernel = model.operations.kernel
-    how = ("torch", chunk, full.store.span) if kernel is None else (kernel.level,)
+    how = ("torch", chunk, full.store.span) if kernel is None else (kernel.level, full.store.span)
     where = (str(model.dtype), model.device.type, model.group.size)
     facts = repr((VERSION, TOKENS, weights, shape, where, how))
     return hashlib.sha256(facts.encode() + full.rope.identity()).hexdigest()

@@ -31,6 +31,11 @@ class Prompt:
     def folder(self) -> PromptFolder:
         return self.cache.folder
 
+    @property
+    def tokens(self) -> int:
+        """All of them, also behind the last whole block."""
+        return len(self._ids)
+
     def ids(self, index: int) -> list[int]:
         """A block's tokens."""
         return self._ids[index * TOKENS : (index + 1) * TOKENS]

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import Degraded
@@ -19,34 +20,38 @@ from .header import Header
 from .identity import TOKENS
 from .prompt import Prompt
 
-_HEADER = 4096  # bytes of a file beside keys and values, at most
+_HEADER = 2048  # bytes of a file beside keys and values, about
 _UNDER_WAY = 2  # blocks in memory that are not on disk yet
 
 
 class Saver:
     """Saves the blocks of one prompt; what goes wrong is a warning, and the end of saving."""
 
-    def __init__(self, prompt: Prompt, runner: Runner) -> None:
-        self._prompt, self._runner = prompt, runner
+    def __init__(self, prompt: Prompt, runner: Runner, end: int) -> None:
+        """Blocks from number `end` on are not to be saved."""
+        self._prompt, self._runner, self._end = prompt, runner, end
         self._now = time.time()
         self._next = 0
-        self._seconds = 0.0  # that what has been run since the last whole block took
+        self._begun = min(runner.held, prompt.tokens - 1)  # the last token is always run
+        self._seconds = 0.0  # that what has been run since took
         self._size: int | None = None  # bytes in the folder, once that is known
         self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[Future[int]] = deque()
         self._stopped = self._wrote = False
 
     def save(self, seconds: float) -> None:
-        """Save what the runner holds by now; running what has come since the last call took so long."""
+        """Save what the runner holds by now; running what has come since the last call took so long.
+
+        What it held before is saved too, as if it had been run at the same pace.
+        """
         self._seconds += seconds
-        whole = min(self._runner.held // TOKENS, len(self._prompt.paths))
-        if whole <= self._next:
-            return
-        each = self._seconds / (whole - self._next)
+        if (run := self._runner.held - self._begun) <= 0:
+            return  # the pace is not known yet
+        whole = min(self._runner.held // TOKENS, self._end)
         for index in range(self._next, whole):
             if not self._stopped and not self._is_there(self._prompt.paths[index]):
-                self._submit(index, each)
-        self._next, self._seconds = whole, 0.0
+                self._submit(index, self._seconds / run * TOKENS)
+        self._next = max(whole, self._next)
 
     def _is_there(self, path: Path) -> bool:
         return path not in self._prompt.bad and path.exists()
@@ -67,34 +72,42 @@ class Saver:
 
     def _write(self, index: int, header: Header, keys, values) -> None:
         prompt, path = self._prompt, self._prompt.paths[index]
-        prompt.folder.make(prompt.fingerprint)
         need = keys.nbytes + values.nbytes + _HEADER
         if self._size is None:
             self._size = sum(block.size for block in prompt.folder.blocks())
         if self._size + need > prompt.folder.limit:
-            self._make_room(need)
-        size = write_block(path, header, prompt.ids(index), keys, values)
+            self._make_room(need, index)
+        try:
+            prompt.folder.make(prompt.fingerprint)
+            size = write_block(path, header, prompt.ids(index), keys, values)
+        except FileNotFoundError:  # another process has just removed the folder, because it was empty
+            prompt.folder.make(prompt.fingerprint)
+            size = write_block(path, header, prompt.ids(index), keys, values)
         self._size += size * prompt.cache.group.size  # the others write theirs
         prompt.folder.touch(path, self._now)
         self._wrote = True
 
-    def _make_room(self, need: int) -> None:
+    def _make_room(self, need: int, index: int) -> None:
         """A tenth more than is needed, so that not every block has to look for some."""
         folder = self._prompt.folder
+        full = OSError(errno.EDQUOT, f"its limit of {size_text(folder.limit)} is reached")
+        if (need - _HEADER) * (index + 1) * self._prompt.cache.group.size > folder.limit:
+            raise full  # though everybody else's went
         own = {stem_of(path) for path in self._prompt.paths}
         folder.shrink(max(folder.limit - need - folder.limit // 10, 0), keep=own)
         self._size = sum(block.size for block in folder.blocks())
         if self._size + need > folder.limit:
-            raise OSError(errno.EDQUOT, f"its limit of {size_text(folder.limit)} is reached")
+            raise full
 
     def _settle(self) -> None:
         """Wait for the oldest block."""
         try:
             self._pending.popleft().result()
-        except OSError as error:
+        except Exception as error:  # whatever it is: the prompt has been read, and the answer can be had
             if not self._stopped:
-                reason = f"the prompt cache is not saved any further: {error.strerror} ({self._prompt.folder.path})"
-                warnings.warn(reason, Degraded, stacklevel=2)
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                where = self._prompt.folder.path
+                warnings.warn(f"the prompt cache is not saved any further: {reason} ({where})", Degraded, stacklevel=2)
             self._stopped = True
 
     def close(self) -> None:
@@ -106,4 +119,5 @@ class Saver:
         for path in self._prompt.paths[: self._next]:
             self._prompt.folder.touch(path, self._now)
         if self._wrote:
-            sync_folder(self._prompt.paths[0].parent)
+            with suppress(OSError):  # another process has removed it
+                sync_folder(self._prompt.paths[0].parent)

@@ -65,7 +65,7 @@ def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> 
     found = entries(folder)
     if json:
         shown = [_described(entry) for entry in found]
-        total = sum(entry.size for entry in found)
+        total = sum(block.size for block in folder.blocks())
         terminal.write(json_line(type="cache", folder=str(folder.path), limit=folder.limit, size=total, entries=shown))
         return
     terminal.write(table(found, folder, time.time()))
