@@ -220,12 +220,10 @@ def test_torch_restores_every_bit_whatever_came_before(folder, home, dtype, befo
     for length in before:
         said(engine, ids(length) if length <= LENGTH else prompt + ids(length - LENGTH, 1))
     said(engine, prompt)
-    for each in (
-        fresh := engine_of(512, folder, home, dtype=dtype),
-        plain := engine_of(512, folder, None, dtype=dtype),
-    ):
+    both = [engine_of(512, folder, each, dtype=dtype) for each in (home, None)]
+    for each in both:
         said(each, prompt)
-    ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in (fresh, plain))
+    ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in both)
     assert all(map(torch.equal, ours, theirs))
 
 

@@ -53,7 +53,8 @@ def checked(files: Sequence[Path | str]) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    return "standard input" if path == STDIN else str(path)
+    """For people, and for the model: what is no text in it is replaced."""
+    return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")
 
 
 def read(path: Path, stdin: Any, warn: Warn) -> str:
