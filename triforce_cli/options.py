@@ -84,7 +84,7 @@ RepetitionPenalty = Annotated[
     float | None,
     _setting("repetition_penalty", "Above 1, tokens that occurred become less likely.", _OURS.format("off")),
 ]
-Seed = Annotated[int | None, _setting("seed", "The same seed gives the same text.", "drawn and reported")]
+Seed = Annotated[int | None, _setting("seed", "What is drawn follows from it.", "drawn and reported")]
 MaxNewTokens = Annotated[
     int | None,
     _setting("max_new_tokens", "Stop after so many tokens.", None, "--max-new-tokens", "-n"),
