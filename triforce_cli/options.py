@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import fields
-from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -144,38 +141,22 @@ LinkRate = Annotated[
     float | None,
     _setting("link_gb_s", "Simulated link in GB/s, on a CPU.", "none", "--link", metavar="GB/S"),
 ]
-PLACEMENT = {
-    "offload": Offload,
-    "memory": Memory,
-    "host_memory": HostMemory,
-    "resident_layers": ResidentLayers,
-    "host_share": HostShare,
-    "link_gb_s": LinkRate,
-}
-CACHE = {
-    "cache": Annotated[
-        bool | None,
-        typer.Option(
-            "--cache/--no-cache",
-            envvar="TRIFORCE_CACHE",
-            help="Keep the prompt's KV on disk, and use what is there.",
-            show_default="prompts over 2,000 tokens",
-        ),
-    ],
-    "cache_limit": Annotated[
-        int | None,
-        _setting("cache_limit", "Disk for prompts; the least recently used go first.", "20GiB", **_SIZE),
-    ],
-}
-PARALLEL = {
-    "tensor_parallel": Annotated[
-        int | None,
-        _setting("tensor_parallel", "Share the model among so many GPUs.", "the profile's GPUs"),
-    ],
-    "join_timeout": Annotated[
-        float | None, _setting("join_timeout", "Wait so long for the other ranks.", metavar="SECONDS")
-    ],
-}
+Cache = Annotated[
+    bool | None,
+    typer.Option(
+        "--cache/--no-cache",
+        envvar="TRIFORCE_CACHE",
+        help="Keep the prompt's KV on disk, and use what is there.",
+        show_default="prompts over 2,000 tokens",
+    ),
+]
+CacheLimit = Annotated[
+    int | None, _setting("cache_limit", "Disk for prompts; the least recently used go first.", "20GiB", **_SIZE)
+]
+TensorParallel = Annotated[
+    int | None, _setting("tensor_parallel", "Share the model among so many GPUs.", "the profile's GPUs")
+]
+JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait so long for the other ranks.", metavar="SECONDS")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and load nothing.")]
 ContextLength = Annotated[
     int | None,
@@ -216,63 +197,3 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics, no pr
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Also say the resolved settings, and where they came from.")
 ]
-
-# What every command takes that generates text; most of it is read by `given`, the rest by `wish.py`.
-GENERATION = {
-    "system": System,
-    "raw": Raw,
-    "model": Model,
-    "max_new_tokens": MaxNewTokens,
-    "temperature": Temperature,
-    "top_p": TopP,
-    "top_k": TopK,
-    "min_p": MinP,
-    "repetition_penalty": RepetitionPenalty,
-    "seed": Seed,
-    "stop": Stop,
-    "method": Method,
-    "draft": Draft,
-    "sink": Sink,
-    "window": Window,
-    "budget": Budget,
-    "chunk": Chunk,
-    "rebuild_every": RebuildEvery,
-    "gamma1": Gamma1,
-    "gamma2": Gamma2,
-    "verify": Verify,
-    "extend_context": ExtendContext,
-    "profile": ProfileName,
-    "device": Device,
-    "dtype": Dtype,
-    "kernel": Kernel,
-    "threads": Threads,
-    "prefill_chunk": PrefillChunk,
-    **PLACEMENT,
-    **CACHE,
-    **PARALLEL,
-    "dry_run": DryRun,
-    "json": Json,
-    "quiet": Quiet,
-    "verbose": Verbose,
-}
-
-
-def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command more options: those that it takes from its context (`given`) and not as arguments."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return command(*args, **{name: value for name, value in kwargs.items() if name not in options})
-
-        own = inspect.signature(command, eval_str=True)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        added = [
-            inspect.Parameter(name, kind, default=False if each.__origin__ is bool else None, annotation=each)
-            for name, each in options.items()
-        ]
-        run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
-        run.__annotations__ = {each.name: each.annotation for each in run.__signature__.parameters.values()}
-        return run
-
-    return decorate

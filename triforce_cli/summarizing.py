@@ -10,29 +10,15 @@ from offload.errors import PromptError
 from offload.system import default_home
 
 from .documents import Document
-from .excerpts import Range
-from .framing import Templates
 from .generation import Speaker, renderer_for, run_checked
 from .instructions import Wanted
 from .job import Job, Prompt, open_job, tell_settings
 from .kept_parts import KeptParts
 from .map_reduce import MapReduce, facts_of
+from .order import Order
 from .sections import Section, sections
 from .terminal import Terminal
 from .wish import Output, Wish
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be said about which documents. No `questions` ask for a summary; `range` is what to take of each."""
-
-    documents: Sequence[Document]
-    questions: Sequence[str]
-    wanted: Wanted
-    templates: Templates
-    range: Range
-    together: bool = False
-    map_reduce: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def check_flags(ctx: typer.Context) -> None:
 
 
 def wish_of(ctx: typer.Context) -> Wish:
-    """The options of `options.GENERATION`, with the profile and the defaults. Raises SettingsError."""
+    """The options of `option_groups.GENERATION`, with the profile and the defaults. Raises SettingsError."""
     params = ctx.params
     settings = resolve(*given(ctx), params["profile"])
     if params["verify"]:

@@ -9,7 +9,7 @@ import typer
 
 from offload.config import check_part
 
-from .. import options
+from .. import option_groups, options
 from ..context import given
 from ..launching import launch, ranks_to_start
 from ..methods import DEFAULT, parse
@@ -21,7 +21,7 @@ from ..settings import resolve
 NEW_TOKENS = 128
 
 
-@options.accepts(options.PLACEMENT | options.PARALLEL)
+@option_groups.accepts(option_groups.PLACEMENT | option_groups.PARALLEL)
 def bench(
     ctx: typer.Context,
     prompt: Annotated[

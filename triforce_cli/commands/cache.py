@@ -35,7 +35,7 @@ def _parse_age(text: str) -> float:
 
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
-Limit = options.CACHE["cache_limit"]
+Limit = options.CacheLimit
 
 
 def _folder(ctx: typer.Context, limit: int | None = None) -> PromptFolder:

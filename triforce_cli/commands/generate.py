@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from .. import options
+from .. import option_groups, options
 from ..prompt import read_prompt
 from ..ranks import told
 from ..wish import check_flags, output_of, shared, wish_of
 
 
-@options.accepts(options.GENERATION)
+@option_groups.accepts(option_groups.GENERATION)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[

@@ -20,7 +20,7 @@ from offload.resources import Hardware, describe
 from offload.shapes import PlanShape, shape_of
 from offload.system import cores, free_host_memory
 
-from .. import options
+from .. import option_groups, options
 from ..context import given
 from ..exit_codes import DONE
 from ..measuring import measure_here, rates_text, save, saved
@@ -44,7 +44,7 @@ _DECODING = {
 }
 
 
-@options.accepts(options.PLACEMENT | _DECODING)
+@option_groups.accepts(option_groups.PLACEMENT | _DECODING)
 def profile(
     ctx: typer.Context,
     gpu: Annotated[

@@ -10,11 +10,12 @@ import typer
 
 from offload.errors import SettingsError
 
-from .. import options
+from .. import option_groups, options
 from ..documents import read_documents
 from ..excerpts import Range, parse_place
 from ..framing import Templates, load_templates
 from ..instructions import DEFAULT_LENGTH, LENGTHS, Wanted
+from ..order import Order
 from ..ranks import told
 from ..settings import refuse_both, refuse_broken_text
 from ..wish import Wish, check_flags, output_of, shared, wish_of
@@ -26,7 +27,7 @@ def _complete_length(incomplete: str) -> list[str]:
     return [name for name in LENGTHS if name.startswith(incomplete)]
 
 
-@options.accepts(options.GENERATION | {"max_new_tokens": options.AnswerTokens})
+@option_groups.accepts(option_groups.GENERATION | {"max_new_tokens": options.AnswerTokens})
 def summarize(
     ctx: typer.Context,
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Documents; - is stdin.", show_default=False)],
@@ -97,11 +98,11 @@ def summarize(
     wish, code = shared(_with_length(wish_of(ctx), wanted), terminal)
     if code is not None:
         return code
-    documents = told(wish.group, lambda: read_documents(files, terminal.stdin, terminal.warn))
+    rest = question or [], wanted, templates, Range(start, end), together, map_reduce
+    order = told(wish.group, lambda: Order(read_documents(files, terminal.stdin, terminal.warn), *rest))
 
-    from ..summarizing import Order, run_summaries  # from here on torch is needed
+    from ..summarizing import run_summaries  # from here on torch is needed
 
-    order = Order(documents, question or [], wanted, templates, Range(start, end), together, map_reduce)
     return run_summaries(order, wish, terminal, output_of(ctx))
 
 
