@@ -44,7 +44,8 @@ class RandomCheckpoint:
     def tensors(self):
         yield self._make
 
-    def _make(self, name: str) -> Tensor:
+    def _make(self, name: str, part: None = None) -> Tensor:
+        """`part` is for models that ranks share: this one is whole."""
         size = self._sizes[name]
         if len(size) == 1:
             return torch.ones(size, dtype=self._dtype, device=self._device)

@@ -105,6 +105,7 @@ def agreement(full, middle, prompt, answer):
     return reproduced, agreed
 
 
+@pytest.mark.long
 def test_retrieval_finds_a_needle_that_a_window_has_lost(embedded_model_dir):
     config = EngineConfig(model=str(embedded_model_dir), device="cpu")
     opened = open_model(config)

@@ -13,7 +13,7 @@ from offload.pace import Pace
 from offload.sampling import Sampler
 from offload.speculate import ModelVerifier
 
-RUNS, MANY, SURE = 8_000, 20_000, 1e-3  # the mistakes below are found in 5,000
+RUNS, MANY, SURE = 5_000, 20_000, 1e-3  # the mistakes below are found in 5,000
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.7": Sampling(temperature=0.7, top_p=0.9)}
 FIXED, ADAPTIVE = (2, 3), (None, None)
 METHODS = [

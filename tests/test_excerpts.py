@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import make_tokenizer
 
@@ -61,6 +61,7 @@ def test_parts_are_cut_between_paragraphs_and_overlap():
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="ab .\n日é", max_size=400), st.integers(8, 60))
+@example("aaaaaa aé", 8)  # a border within a token
 def test_parts_fit_and_join_to_the_text(text, room):
     parts = split(text, TOKENIZER.spans(text), room, 0)
     assert "".join(parts) == text

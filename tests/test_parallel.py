@@ -40,7 +40,7 @@ MODELS = {
 WAYS = [*((method, "lookup") for method in METHODS if method != "naive"), ("naive", "model"), ("triforce", "model")]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=[pytest.mark.slow, pytest.mark.long])])
 def crew(request):
     crew = Crew(request.param)
     yield crew
@@ -277,7 +277,11 @@ def book(group, folder, text, ways):
 @pytest.mark.parametrize("crew", [2], indirect=True)
 @pytest.mark.parametrize(
     ("method", "draft", "gammas"),
-    [("triforce", "good", (2, 3)), ("naive", "uniform", (2, 3)), ("auto", "good", (None, None))],
+    [
+        pytest.param("triforce", "good", (2, 3), marks=pytest.mark.long),
+        pytest.param("naive", "uniform", (2, 3), marks=pytest.mark.long),
+        ("auto", "good", (None, None)),
+    ],
 )
 def test_tokens_are_distributed_as_plain_decoding_has_it_on_ranks_that_draw_other_numbers(crew, method, draft, gammas):
     assert draft in DRAFTS

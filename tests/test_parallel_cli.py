@@ -76,6 +76,7 @@ def test_two_ranks_say_what_one_says_and_read_stdin_once(start, environment):
     assert "20 tokens" in err
 
 
+@pytest.mark.long
 def test_bench_runs_on_ranks(start):
     command = [*GENERATE[:3], "bench", "--temperature", "0", "--methods", "lookup", "--new", "8", "--repeats", "1"]
     process = start([*command, "--json", "--quiet", "--tensor-parallel", "2", "what is measured"])
@@ -84,7 +85,7 @@ def test_bench_runs_on_ranks(start):
     assert [row["equals_ar"] for row in json.loads(out)["methods"]] == [True, True]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_killed_rank_ends_all_with_a_message(start, rank):
     process = start([*GENERATE, *LONG, "--tensor-parallel", "2"])
     wait_for(process.stdout, "text")
@@ -192,10 +193,7 @@ def test_ranks_share_a_prompt_cache(start, tmp_path):
     blocks = sorted((tmp_path / "home" / "prompts").glob("*/*.safetensors"))
     assert {block.stem.rpartition("-")[2] for block in blocks} == {"1of2", "2of2"}
     assert len({block.parent for block in blocks}) == 1
+    blocks[-1].unlink()  # of the last block, one rank's
     again, cached = answers("Who?", "When?")
     assert again == first
-    assert cached[0] >= 256
-    blocks[3].unlink()  # of the second block, one rank's
-    again, cached = answers("Who?", "When?")
-    assert again == first
-    assert cached[0] == 128
+    assert cached[0] == 128 * (len(blocks) // 2 - 1) >= 256

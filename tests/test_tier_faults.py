@@ -109,6 +109,15 @@ def test_a_link_that_becomes_ten_times_as_slow_changes_nothing(model):
     torch.testing.assert_close(model.forward(ids(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C is a KeyboardInterrupt, whatever this process has been told before."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_a_copy_is_waited_for(model):
     def interrupt():
         os.kill(os.getpid(), signal.SIGINT)

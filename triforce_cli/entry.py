@@ -15,11 +15,14 @@ _SHOW_CURSOR = b"\x1b[?25h"
 def main() -> None:
     """The `triforce` on the PATH."""
     listen()
-    from .app import run, settle_libraries
-    from .ranks import finish
+    try:
+        from .app import run, settle_libraries
+        from .ranks import finish
 
-    settle_libraries()
-    code = run(sys.argv[1:])
+        settle_libraries()
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before the command has begun
+        sys.exit(INTERRUPTED)
     finish(code)
     sys.exit(code)
 

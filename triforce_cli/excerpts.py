@@ -6,7 +6,7 @@ Both are cut from the text where tokens end, so nothing is changed on the way th
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -82,20 +82,27 @@ def split(text: str, spans: Spans, room: int, overlap: int) -> list[str]:
     Cut between paragraphs if the second half of the room has such a border, else between lines, sentences or words.
     """
     assert 0 <= 2 * overlap < room
-    parts, start = [], 0
+    parts, place, start = [], 0, 0  # where the next part begins: in the text, and the first token that is in it
     while len(spans) - start > room:
         border = _border(text, spans[start + room // 2][0], spans[start + room - 1][1])
-        parts.append(text[spans[start][0] : border])
-        following = bisect_left(spans, border, key=lambda span: span[0])
+        parts.append(text[place:border])
+        place, following = border, _token_at(spans, border)
         if overlap:
             earliest = max(following - overlap, start + 1)
             before = len(text[:border].rstrip())  # or the cut itself would be found
-            again = _border(text, spans[earliest][0], before, last=False)
-            following = bisect_left(spans, again, key=lambda span: span[0])
+            place = _border(text, spans[earliest][0], before, last=False)
+            following = _token_at(spans, place)
         start = following
-    if start < len(spans):  # a character of several tokens may have ended the text before its last token
-        parts.append(text[spans[start][0] :] if start else text)
-    return parts or [text]
+    if parts and not text[place:].strip():
+        parts[-1] += text[place:]  # no part of its own for what the tokenizer leaves out
+    else:
+        parts.append(text[place:])
+    return parts
+
+
+def _token_at(spans: Spans, place: int) -> int:
+    """The first token that ends behind a place: a border may go through a token."""
+    return bisect_right(spans, place, key=lambda span: span[1])
 
 
 def _border(text: str, low: int, high: int, last: bool = True) -> int:
