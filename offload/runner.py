@@ -47,22 +47,19 @@ class Runner:
         """Tokens that a prompt is cut into."""
         return self._chunk
 
-    def prefill(self, context: Context, stride: int | None = None) -> Generator[Prefilled]:
-        """Run what of the context is not in the cache, a chunk at a time. Closed early, it leaves a chunk's border.
-
-        Where a prompt is read layer by layer, at most `stride` tokens at once are: closed early, those before are left.
-        """
+    def prefill(self, context: Context) -> Generator[Prefilled]:
+        """Run what of the context is not in the cache, a chunk at a time. Closed early, it leaves a chunk's border."""
         self._cut(min(self._agreed(context), len(context) - 1))
         yield Prefilled(self.held, len(context))
-        while self._by_layers and len(context) - self.held > self._chunk:
-            yield from self._prefill_by_layers(context, stride or len(context))
+        if self._by_layers and len(context) - self.held > self._chunk:
+            yield from self._prefill_by_layers(context)
         while self.held < len(context):
             self._run(context.tokens[self.held : self.held + self._chunk])
             yield Prefilled(self.held, len(context))
 
-    def _prefill_by_layers(self, context: Context, stride: int) -> Generator[Prefilled]:
+    def _prefill_by_layers(self, context: Context) -> Generator[Prefilled]:
         """All at once: closed early, it leaves what was there before. A share of the layers counts as one of tokens."""
-        held, ids = self.held, context.tokens[self.held : self.held + stride]
+        held, ids = self.held, context.tokens[self.held :]
         self._last = None
         run = self.model.forward_by_layers(self._known(ids), self.cache, self._chunk)
         try:

@@ -17,7 +17,7 @@ from offload.errors import Degraded
 from offload.events import Prefilled
 from offload.native.operations import NativeOperations
 from offload.operations import TorchOperations
-from offload.prompts import cache
+from offload.prompts import cache, saving
 from offload.prompts.cache import Race
 from offload.prompts.folder import PromptFolder
 from offload.prompts.header import read_header
@@ -240,18 +240,26 @@ def test_killed_at_any_moment_the_next_run_says_the_same(folder, home, tmp_path)
     assert said(engine_on(folder, home), prompt) == (expected, 2999 // TOKENS * TOKENS)
 
 
-@pytest.mark.parametrize("settings", [None, TierSettings("stream", piece=192)])
-def test_what_was_read_before_an_interrupt_is_kept(folder, home, monkeypatch, settings):
-    """Also where a prompt is read layer by layer, which is done so many tokens at a time."""
-    monkeypatch.setattr(cache, "STRIDE", 2 * TOKENS)
+def test_what_was_read_before_an_interrupt_is_kept(folder, home):
     prompt = ids(LENGTH)
-    expected, _ = said(engine_on(folder, None, settings), prompt)
-    events = engine_on(folder, home, settings).generate(prompt, Sampling(temperature=0), GenerationConfig())
+    expected, _ = said(engine_on(folder, None), prompt)
+    events = engine_on(folder, home).generate(prompt, Sampling(temperature=0), GenerationConfig())
     while next(events).done < 5 * TOKENS:
         assert len(files(home)) < 6
     events.close()
     assert (there := len(files(home))) in (4, 5)
-    assert said(engine_on(folder, home, settings), prompt) == (expected, there * TOKENS)
+    assert said(engine_on(folder, home), prompt) == (expected, there * TOKENS)
+
+
+def test_a_disk_that_is_slower_than_reading_is_left_behind(folder, home, monkeypatch):
+    prompt = ids(3 * LENGTH)
+    expected, _ = said(engine_on(folder, None), prompt)
+    write = saving.write_block
+    monkeypatch.setattr(saving, "write_block", lambda *args: (time.sleep(0.1), write(*args))[1])
+    monkeypatch.setattr(saving, "PATIENCE", 0.2)
+    with pytest.warns(Degraded, match="slower"):
+        assert said(engine_on(folder, home), prompt)[0] == expected
+    assert 0 < len(files(home)) < 20
 
 
 def test_two_processes_at_once(folder, home):

@@ -121,7 +121,7 @@ def _check(plan: Plan, terminal: Terminal, quiet: bool, dry_run: bool) -> _Job:
     widest = next((method for method in methods.values() if has_draft_model(method)), methods[BASE])
     with FetchBar(terminal, shown=not quiet) as progress:
         opened = open_model(settings.engine, plan.home, progress, widest, plan.group or ALONE)
-    check_alike(opened, settings, {"methods": list(methods), "repeats": plan.repeats, "bench": plan.context})
+    check_alike(opened, settings, {"methods": list(methods), "repeats": plan.repeats, "context": plan.context})
     ids = _first_tokens(opened.tokenizer.encode(plan.text, special_tokens=True), plan.context)
     opened.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
     sampling = settings.sampling(opened.sampling)
@@ -184,7 +184,7 @@ def _judge(job: _Job, engine: Engine, measured: list[Measured], tell: Callable[[
         return
     known: dict[tuple[int, ...], bool] = {}
     for one in measured:
-        for ids in {sample.ids for sample in one.samples} - {measured[0].samples[0].ids}:
+        for ids in sorted({sample.ids for sample in one.samples} - {measured[0].samples[0].ids}):
             if ids not in known:
                 tell(f"bench · {one.method} · comparing with plain decoding")
                 known[ids] = engine.replay(job.ids, ids, job.sampling).lossless

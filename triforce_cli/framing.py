@@ -51,6 +51,8 @@ def load_templates(path: Path | None = None) -> Templates:
             f"the template {path} has no place for the document",
             "write {document} where the document belongs, best at the beginning, and {instruction} behind it",
         )
+    if text.count("{document}") > 1:
+        raise SettingsError(f"the template {path} has two places for the document", "write {document} once")
     return Templates(*[Template(text)] * 3)
 
 

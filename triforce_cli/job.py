@@ -19,7 +19,7 @@ from offload.parallel import ALONE
 from .fetching import FetchBar
 from .launching import ranks_to_start
 from .progress import RunFacts
-from .ranks import check_alike
+from .ranks import check_alike, told
 from .settings import refuse_unverifiable
 from .terminal import Terminal
 from .wish import Wish
@@ -53,7 +53,13 @@ class Job:
         return self.opened.checkpoint.shape.context
 
     def encode(self, text: str) -> list[int]:
-        """A prompt's tokens, with the chat template if the wish and the model have it. Raises PromptError."""
+        """A prompt's tokens, with the chat template if the wish and the model have it. Raises PromptError.
+
+        Rank 0's, for all: a template may ask the clock.
+        """
+        return told(self.wish.group, lambda: self._encode(text))
+
+    def _encode(self, text: str) -> list[int]:
         tokenizer, system = self.opened.tokenizer, self.wish.system
         if system is not None and not tokenizer.has_chat_template:
             raise PromptError(

@@ -49,18 +49,20 @@ class KeptParts:
             text = json.loads(path.read_text("utf-8"))["text"]
         except (OSError, ValueError, KeyError, TypeError):  # none, or a damaged one: done again
             return None
+        if not isinstance(text, str):
+            return None
         self._used.add(path)
-        return text if isinstance(text, str) else None
+        return text
 
     def keep(self, ids: list[int], text: str) -> None:
         """All of it or nothing, even if the power fails."""
         if self._group is not None and self._group.rank > 0:
             return
         path = self._path(ids)
-        self._used.add(path)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(path, json.dumps({"text": text}, ensure_ascii=False).encode())
+            self._used.add(path)
         except OSError as error:
             self._warn(f"finished parts cannot be kept in {self._folder}: {error.strerror or error}")
             self._warn = lambda text: None

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offload.errors import SettingsError
+
 from .exit_codes import DONE, FAILED, SIGNALLED
 from .terminal import Terminal
 
@@ -47,8 +49,12 @@ def place(environ: Mapping[str, str]) -> Place | None:
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys() or environ["WORLD_SIZE"] == "1":
         return None
     reports = environ.get(REPORTS)
-    numbers = [int(environ.get(name, least)) for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))]
-    return Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]), *numbers, Path(reports) if reports else None)
+    names = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    try:
+        numbers = [int(environ.get(name, usual)) for name, usual in names.items()]
+    except ValueError as error:
+        raise SettingsError(f"{', '.join(names)} are not all numbers: {error}", "torchrun sets them") from None
+    return Place(*numbers, Path(reports) if reports else None)
 
 
 def terminal_of(here: Place | None, color: str) -> Terminal:
@@ -106,12 +112,11 @@ def check_alike(opened: OpenModel, settings: Settings, request: Mapping[str, Any
         return
     from importlib.metadata import version
 
-    import torch
-
     from offload.parallel import check_same, fingerprint
 
     known = settings.described(settings.sampling(opened.sampling))
-    facts = {"version": version("triforce"), "torch": torch.__version__, "dtype": opened.dtype, **request}
+    facts = {name: version(name) for name in ("triforce", "torch", "transformers", "tokenizers")}
+    facts |= {"device": opened.device.type, "dtype": opened.dtype, "native kernel": opened.kernel != "off", **request}
     facts |= {name: value for name, value in known.items() if name not in (*_OWN, "dtype", "device")}
     models = {"model": opened.checkpoint, "draft": opened.draft}
     check_same(opened.group, facts | {name: each and fingerprint(each) for name, each in models.items()})

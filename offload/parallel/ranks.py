@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import RankLost, RankMissing
+from ..errors import RankLost, RankMissing, SettingsError
 
 _FAREWELL_S = 2.0  # the others' last words may still be on their way
 _PATIENCE = timedelta(days=7)  # the user may page through the output; a rank that has died is noticed otherwise
@@ -44,6 +44,7 @@ class Ranks:
         with _joining(timeout):
             dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            _refuse_mixture(device, self.size)
             self._deciding = dist.new_group(backend="gloo", timeout=_PATIENCE)
             backend = backend or ("nccl" if device.type == "cuda" else "gloo")
             self._summing = self._deciding
@@ -96,7 +97,7 @@ class Ranks:
         """This rank has done its part. Without it, its end counts as a failure."""
         self._left = True
         for peer in self._watchers:
-            with _together():
+            with suppress(RankLost), _together():  # one that has gone has no need of it
                 dist.send(torch.ones(1), peer, group=self._watching)
         for thread in self._watchers.values():
             thread.join(_FAREWELL_S)
@@ -108,6 +109,16 @@ class Ranks:
         except RuntimeError:
             if not self._left:
                 lost(peer)
+
+
+def _refuse_mixture(device: torch.device, size: int) -> None:
+    """Ranks on GPUs make other groups than ranks on CPUs, and would wait for each other. Raises SettingsError."""
+    kinds = [None] * size
+    dist.all_gather_object(kinds, device.type)
+    if len(set(kinds)) > 1:
+        raise SettingsError(
+            f"some ranks are on a GPU and some on a CPU: {', '.join(kinds)}", "use --device on all nodes"
+        )
 
 
 @contextmanager
@@ -126,6 +137,8 @@ def _joining(timeout: float) -> Iterator[None]:
 def _together() -> Iterator[None]:
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:  # gloo's and nccl's: there is nothing else that could go wrong here
         reason = (str(error).strip().splitlines() or [""])[0]
         raise RankLost("another rank has ended", "see what it said") from RuntimeError(reason)

@@ -11,7 +11,7 @@ from ..errors import SettingsError
 from .group import Group
 
 _SAMPLE = 2**16  # bytes at the beginning, in the middle and at the end of a file
-_FILES = ("config.json", "generation_config.json", "tokenizer.json", "*.safetensors")
+_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "*.safetensors")
 
 
 def check_same(group: Group, facts: Mapping[str, Any]) -> None:

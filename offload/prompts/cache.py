@@ -16,11 +16,10 @@ from ..runner import Runner
 from .folder import PromptFolder
 from .fresh import Fresh
 from .header import Header, UnusableBlock
-from .identity import LEAST, TOKENS, fingerprint
+from .identity import LEAST, TOKENS, fingerprint, name_of_all
 from .prompt import Prompt
 from .saving import Saver
 
-STRIDE = 128 * TOKENS  # tokens between two chances to save, where a prompt is read layer by layer
 TRIAL = 1.0  # seconds of reading before it is judged
 
 
@@ -43,8 +42,9 @@ class PromptCache:
 
     def bind(self, runner: Runner) -> SequencePrompts:
         """For the sequences that a runner on a FullCache reads."""
-        name = fingerprint(runner.model, runner.cache, runner.chunk, self.weights)
-        return SequencePrompts(self, self.group.told(name), runner)
+        own = fingerprint(runner.model, runner.cache, runner.chunk, self.weights)
+        names = self.group.collect(own)  # each rank's heads depend on what all of them have added up
+        return SequencePrompts(self, own if len(names) == 1 else name_of_all(names), runner)
 
     @property
     def part(self) -> str:
@@ -64,7 +64,10 @@ class SequencePrompts:
         self._clock = clock
 
     def prefill(self, context: Context) -> Generator[Prefilled | Restored]:
-        """As `Runner.prefill`. Closed early, or killed, it has saved what was run up to the last whole block."""
+        """As `Runner.prefill`. Closed early, or killed, it has saved what was run up to the last whole block.
+
+        A prompt that is read layer by layer is there, and saved, only as a whole.
+        """
         runner, fresh = self._runner, self._fresh
         runner.settle(context)
         fresh.look()
@@ -84,7 +87,7 @@ class SequencePrompts:
         saver = Saver(prompt, self._runner, self._fresh.length // TOKENS)
         try:
             before = self._clock()
-            for event in self._runner.prefill(context, STRIDE):
+            for event in self._runner.prefill(context):
                 saver.save(self._clock() - before)
                 yield event
                 before = self._clock()
@@ -94,9 +97,11 @@ class SequencePrompts:
     def _restore(self, context: Context, prompt: Prompt) -> Generator[Prefilled | Restored]:
         """Take over what is stored behind what the runner holds, as long as reading is quicker than computing."""
         runner, fresh, group = self._runner, self._fresh, self._cache.group
-        held, size, race, begun = runner.held, 0, Race(), self._clock()
+        stored = self._stored(context, prompt)
+        held = min(runner.held, fresh.length) if stored else runner.held  # what is behind that is dropped
+        size, race, begun = 0, Race(), self._clock()
         yield Prefilled(min(held, len(context) - 1), len(context))
-        for index in self._stored(context, prompt):
+        for index in stored:
             start = self._clock()
             block = _read(prompt, index)
             if not all(group.collect(block is not None)):
@@ -104,8 +109,7 @@ class SequencePrompts:
             keys, values, header = block
             runner.restore(index * TOKENS, prompt.ids(index), keys, values)
             size += keys.nbytes + values.nbytes
-            if runner.held > held:
-                yield Prefilled(runner.held, len(context))
+            yield Prefilled(runner.held, len(context))
             race.observe(*group.agree((self._clock() - start, header.prefill_s)))
             if race.lost:
                 break
@@ -113,7 +117,7 @@ class SequencePrompts:
             runner.truncate(runner.held // TOKENS // fresh.blocks * fresh.blocks * TOKENS)
             fresh.length = runner.held
             self._folder.hit(prompt.paths[max(runner.held // TOKENS - 1, 0)])
-            yield Restored(max(runner.held - held, 0), size, self._clock() - begun)
+            yield Restored(runner.held - held, size * group.size, self._clock() - begun)
 
     def _stored(self, context: Context, prompt: Prompt) -> range:
         """The numbers of blocks that may be taken over, in the place of what is held and not as in a fresh run.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ..runner import Runner
-from .identity import TOKENS
+from .identity import TOKENS, rounds_by_row
 
 
 class Fresh:
@@ -17,7 +17,7 @@ class Fresh:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._chunk = 1 if runner.model.operations.kernel is not None else runner.chunk
+        self._chunk = 1 if rounds_by_row(runner.model) else runner.chunk
         self.length = 0
 
     @property

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,10 +72,29 @@ def fingerprint(model: Model, full: FullCache, chunk: int, weights: str) -> str:
     names = {field.name for field in fields(model.shape)}.difference(_NO_PART)
     shape = sorted((name, getattr(model.shape, name)) for name in names)
     kernel = model.operations.kernel
-    how = ("torch", chunk, full.store.span) if kernel is None else (kernel.level, full.store.span)
+    how = ("torch", version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, version("triforce"))
+    cut = (full.store.span, 0 if rounds_by_row(model) else chunk)
     where = (str(model.dtype), model.device.type, model.group.size)
-    facts = repr((VERSION, TOKENS, weights, shape, where, how))
+    facts = repr((VERSION, TOKENS, weights, shape, where, how, cut))
     return hashlib.sha256(facts.encode() + full.rope.identity()).hexdigest()
+
+
+def rounds_by_row(model: Model) -> bool:
+    """Whether a token's numbers do not depend on how many are run with it: so with the native kernel, and no more than
+    two ranks, whose sums know no order."""
+    return model.operations.kernel is not None and model.group.size <= 2
+
+
+def _gpu_name(model: Model) -> str:
+    """What computes, where it is a GPU."""
+    import torch
+
+    return torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else ""
+
+
+def name_of_all(names: Sequence[str]) -> str:
+    """One fingerprint for ranks that share a model."""
+    return hashlib.sha256(" ".join(names).encode()).hexdigest()
 
 
 def chain(fingerprint: str, ids: Sequence[int]) -> Iterator[str]:

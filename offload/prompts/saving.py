@@ -21,6 +21,7 @@ from .identity import TOKENS
 from .prompt import Prompt
 
 _HEADER = 2048  # bytes of a file beside keys and values, about
+PATIENCE = 2.0  # seconds of waiting, beside a tenth of the time that the prompt takes
 _UNDER_WAY = 2  # blocks in memory that are not on disk yet
 
 
@@ -34,6 +35,7 @@ class Saver:
         self._next = 0
         self._begun = min(runner.held, prompt.tokens - 1)  # the last token is always run
         self._seconds = 0.0  # that what has been run since took
+        self._waited = 0.0  # seconds, for the disk
         self._size: int | None = None  # bytes in the folder, once that is known
         self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[Future[int]] = deque()
@@ -65,7 +67,7 @@ class Saver:
         cache = prompt.cache
         header = Header(prompt.keys[index], parent, cache.part, cache.model, cache.label, self._now, seconds)
         while len(self._pending) >= _UNDER_WAY:
-            self._settle()
+            self._wait()
         if not self._stopped:
             run = self._threads.submit(self._write, index, header, keys, values)
             self._pending.append(run)
@@ -83,7 +85,7 @@ class Saver:
         except FileNotFoundError:  # another process has just removed the folder, because it was empty
             prompt.folder.make(prompt.fingerprint)
             size = write_block(path, header, prompt.ids(index), keys, values)
-        self._size += size * prompt.cache.group.size  # the others write theirs
+        self._size += size * prompt.cache.group.mates  # the others write theirs
         prompt.folder.touch(path, self._now)
         self._wrote = True
 
@@ -91,7 +93,7 @@ class Saver:
         """A tenth more than is needed, so that not every block has to look for some."""
         folder = self._prompt.folder
         full = OSError(errno.EDQUOT, f"its limit of {size_text(folder.limit)} is reached")
-        if (need - _HEADER) * (index + 1) * self._prompt.cache.group.size > folder.limit:
+        if (need - _HEADER) * (index + 1) * self._prompt.cache.group.mates > folder.limit:
             raise full  # though everybody else's went
         own = {stem_of(path) for path in self._prompt.paths}
         folder.shrink(max(folder.limit - need - folder.limit // 10, 0), keep=own)
@@ -99,16 +101,26 @@ class Saver:
         if self._size + need > folder.limit:
             raise full
 
+    def _wait(self) -> None:
+        """For room in memory; reading a prompt must not become as slow as the disk."""
+        begun = time.perf_counter()
+        self._settle()
+        self._waited += time.perf_counter() - begun
+        if self._waited > PATIENCE + self._seconds / 10 and not self._stopped:
+            self._stop("the disk is slower than the prompt is read")
+
+    def _stop(self, reason: str) -> None:
+        where = self._prompt.folder.path
+        warnings.warn(f"the prompt cache is not saved any further: {reason} ({where})", Degraded, stacklevel=2)
+        self._stopped = True
+
     def _settle(self) -> None:
         """Wait for the oldest block."""
         try:
             self._pending.popleft().result()
         except Exception as error:  # whatever it is: the prompt has been read, and the answer can be had
             if not self._stopped:
-                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                where = self._prompt.folder.path
-                warnings.warn(f"the prompt cache is not saved any further: {reason} ({where})", Degraded, stacklevel=2)
-            self._stopped = True
+                self._stop(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
     def close(self) -> None:
         """Everything that was begun is on disk, and the prompt's blocks count as used together."""
