@@ -13,10 +13,13 @@ import torch
 import yaml
 from kernels import build_emulated
 from terminals import Pty
+from tiers import native_kernel
 from tiny import make_hf_model, make_tokenizer
 
 from offload.native import LEVELS, Kernel, KernelUnavailable, find_kernel
 from offload.native.library import open_library
+from offload.native.operations import NativeOperations
+from offload.operations import TorchOperations
 from triforce_cli.app import run, settle_libraries
 
 
@@ -75,6 +78,16 @@ def set_threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["torch", "native"])
+def operations(request):
+    """Torch's operations, and the native kernel's."""
+    if request.param == "torch":
+        return TorchOperations()
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    return NativeOperations(native_kernel())
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,6 @@ from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
 from offload.events import Prefilled
 from offload.native.operations import NativeOperations
-from offload.operations import TorchOperations
 from offload.prompts import cache, saving
 from offload.prompts.cache import Race
 from offload.prompts.folder import PromptFolder
@@ -38,15 +37,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def home(tmp_path):
     return tmp_path / "prompts"
-
-
-@pytest.fixture(params=["torch", "native"])
-def operations(request):
-    if request.param == "torch":
-        return TorchOperations()
-    if native_kernel() is None:
-        pytest.skip("there is no native kernel here")
-    return NativeOperations(native_kernel())
 
 
 def files(home):

@@ -4,11 +4,10 @@ import time
 
 import pytest
 import torch
-from tiers import CPU, dawdler, make_link, native_kernel
+from tiers import CPU, dawdler, make_link
 from tiny import make_hf_model
 
 from offload.checkpoint import FolderCheckpoint
-from offload.native.operations import NativeOperations
 from offload.operations import TorchOperations
 from offload.tiers import TransferFailed, WeightTier
 from offload.weights import load_model
@@ -18,15 +17,6 @@ LENGTH = 60
 
 def ids(count, seed=0):
     return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(params=["torch", "native"])
-def operations(request):
-    if request.param == "torch":
-        return TorchOperations()
-    if native_kernel() is None:
-        pytest.skip("there is no native kernel here")
-    return NativeOperations(native_kernel())
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])

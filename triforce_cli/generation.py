@@ -20,7 +20,7 @@ from .job import Job, Prompt, open_job, tell_settings
 from .render import JsonRenderer, Renderer, TextRenderer
 from .terminal import Terminal
 from .verification import compare, described, refuse_loss
-from .wish import Output, Wish
+from .wish import Telling, Wish
 
 
 class Speaker:
@@ -98,13 +98,13 @@ class _Told:
         raise AssertionError("a generation ends with Finished")
 
 
-def renderer_for(terminal: Terminal, output: Output) -> TextRenderer | JsonRenderer:
+def renderer_for(terminal: Terminal, output: Telling) -> TextRenderer | JsonRenderer:
     """How the output is to be told."""
     return (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet)
 
 
 def run_checked(
-    job: Job, longest: int, terminal: Terminal, output: Output, renderer: Renderer, work: Callable[[Speaker], object]
+    job: Job, longest: int, terminal: Terminal, output: Telling, renderer: Renderer, work: Callable[[Speaker], object]
 ) -> int:
     """Load the model for sequences of up to `longest` tokens and do the work, or tell the plan; the exit code.
 
@@ -122,7 +122,7 @@ def run_checked(
     return DONE
 
 
-def run_generation(text: str, wish: Wish, terminal: Terminal, output: Output) -> int:
+def run_generation(text: str, wish: Wish, terminal: Terminal, output: Telling) -> int:
     """Generate from one prompt, writing as it comes; the exit code. Raises as `run_checked`."""
     renderer = renderer_for(terminal, output)
     with closing(renderer):

@@ -34,7 +34,7 @@ _OWN = ("seed", "threads", "tensor_parallel", "join_timeout", "profile", "model"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Seat:
     """Rank `rank` of `size`, number `local` of the `mates` on this machine."""
 
     rank: int
@@ -44,7 +44,7 @@ class Place:
     reports: Path | None
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> Seat | None:
     """Where a launcher has put this process; None if it stands alone."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys() or environ["WORLD_SIZE"] == "1":
         return None
@@ -54,10 +54,10 @@ def place(environ: Mapping[str, str]) -> Place | None:
         numbers = [int(environ.get(name, usual)) for name, usual in names.items()]
     except ValueError as error:
         raise SettingsError(f"{', '.join(names)} are not all numbers: {error}", "torchrun sets them") from None
-    return Place(*numbers, Path(reports) if reports else None)
+    return Seat(*numbers, Path(reports) if reports else None)
 
 
-def terminal_of(here: Place | None, color: str) -> Terminal:
+def terminal_of(here: Seat | None, color: str) -> Terminal:
     """The user's for rank 0 and for those who stand alone; the others speak to nobody but through `report`."""
     if here is None or here.rank == 0:
         return Terminal(color=color)

@@ -18,7 +18,7 @@ from .map_reduce import MapReduce, facts_of
 from .order import Order
 from .sections import Section, sections
 from .terminal import Terminal
-from .wish import Output, Wish
+from .wish import Telling, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Task:
     prompt: Prompt | None
 
 
-def run_summaries(order: Order, wish: Wish, terminal: Terminal, output: Output) -> int:
+def run_summaries(order: Order, wish: Wish, terminal: Terminal, output: Telling) -> int:
     """Everything in its order, written as it comes; the exit code. Raises as `run_checked`."""
     renderer = renderer_for(terminal, output)
     with closing(renderer):

@@ -38,7 +38,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Telling:
     """How it is to be told."""
 
     json: bool
@@ -73,9 +73,9 @@ def wish_of(ctx: typer.Context) -> Wish:
     )
 
 
-def output_of(ctx: typer.Context) -> Output:
+def output_of(ctx: typer.Context) -> Telling:
     """--json, --quiet and --verbose."""
-    return Output(*(bool(ctx.params[name]) for name in ("json", "quiet", "verbose")))
+    return Telling(*(bool(ctx.params[name]) for name in ("json", "quiet", "verbose")))
 
 
 def shared(wish: Wish, terminal: Terminal) -> tuple[Wish, int | None]:

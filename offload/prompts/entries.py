@@ -48,7 +48,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Document:
     """Prompts that belong together: their last blocks, and all of theirs."""
 
     ends: list[_Block]
@@ -60,8 +60,8 @@ def entries(folder: PromptFolder) -> list[Entry]:
     blocks = _read(folder)
     parents = {block.parent for block in blocks.values()}
     ends = sorted((block for block in blocks.values() if block.name not in parents), key=lambda block: -block.index)
-    groups: list[_Group] = []  # the longest prompts first
-    owner: dict[_Name, _Group] = {}
+    groups: list[_Document] = []  # the longest prompts first
+    owner: dict[_Name, _Document] = {}
     for end in ends:
         new = []
         for block in _chain(blocks, end):
@@ -69,7 +69,7 @@ def entries(folder: PromptFolder) -> list[Entry]:
                 break  # what comes before is its own too
             new.append(block)
         else:
-            groups.append(group := _Group([], {}))
+            groups.append(group := _Document([], {}))
         group.ends.append(end)
         for block in new:
             group.blocks[block.name] = block
@@ -95,7 +95,7 @@ def _chain(blocks: dict[_Name, _Block], block: _Block | None) -> Iterator[_Block
         block = before if before is not None and before.index < block.index else None
 
 
-def _entry(folder: PromptFolder, group: _Group) -> Entry:
+def _entry(folder: PromptFolder, group: _Document) -> Entry:
     stored = tuple(each for block in group.blocks.values() for each in block.files)
     last = group.ends[0]
     return Entry(

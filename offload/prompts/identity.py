@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ def fingerprint(model: Model, full: FullCache, chunk: int, weights: str) -> str:
     names = {field.name for field in fields(model.shape)}.difference(_NO_PART)
     shape = sorted((name, getattr(model.shape, name)) for name in names)
     kernel = model.operations.kernel
-    how = ("torch", version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, version("triforce"))
+    how = ("torch", _version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, _version("triforce"))
     cut = (full.store.span, 0 if rounds_by_row(model) else chunk)
     where = (str(model.dtype), model.device.type, model.group.size)
     facts = repr((VERSION, TOKENS, weights, shape, where, how, cut))
@@ -83,6 +83,13 @@ def rounds_by_row(model: Model) -> bool:
     """Whether a token's numbers do not depend on how many are run with it: so with the native kernel, and no more than
     two ranks, whose sums know no order."""
     return model.operations.kernel is not None and model.group.size <= 2
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from its sources
+        return ""
 
 
 def _gpu_name(model: Model) -> str:

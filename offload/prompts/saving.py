@@ -21,7 +21,7 @@ from .identity import TOKENS
 from .prompt import Prompt
 
 _HEADER = 2048  # bytes of a file beside keys and values, about
-PATIENCE = 2.0  # seconds of waiting, beside a tenth of the time that the prompt takes
+PATIENCE = 2.0  # seconds that saving may take, beside a tenth of the time that the prompt takes
 _UNDER_WAY = 2  # blocks in memory that are not on disk yet
 
 
@@ -35,7 +35,7 @@ class Saver:
         self._next = 0
         self._begun = min(runner.held, prompt.tokens - 1)  # the last token is always run
         self._seconds = 0.0  # that what has been run since took
-        self._waited = 0.0  # seconds, for the disk
+        self._spent = 0.0  # seconds that saving took of the reader's time
         self._size: int | None = None  # bytes in the folder, once that is known
         self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[Future[int]] = deque()
@@ -52,7 +52,9 @@ class Saver:
         whole = min(self._runner.held // TOKENS, self._end)
         for index in range(self._next, whole):
             if not self._stopped and not self._is_there(self._prompt.paths[index]):
+                begun = time.perf_counter()
                 self._submit(index, self._seconds / run * TOKENS)
+                self._judge(time.perf_counter() - begun)
         self._next = max(whole, self._next)
 
     def _is_there(self, path: Path) -> bool:
@@ -67,7 +69,7 @@ class Saver:
         cache = prompt.cache
         header = Header(prompt.keys[index], parent, cache.part, cache.model, cache.label, self._now, seconds)
         while len(self._pending) >= _UNDER_WAY:
-            self._wait()
+            self._settle()
         if not self._stopped:
             run = self._threads.submit(self._write, index, header, keys, values)
             self._pending.append(run)
@@ -101,12 +103,10 @@ class Saver:
         if self._size + need > folder.limit:
             raise full
 
-    def _wait(self) -> None:
-        """For room in memory; reading a prompt must not become as slow as the disk."""
-        begun = time.perf_counter()
-        self._settle()
-        self._waited += time.perf_counter() - begun
-        if self._waited > PATIENCE + self._seconds / 10 and not self._stopped:
+    def _judge(self, seconds: float) -> None:
+        """A block has taken so much of the reader's time: reading must not become as slow as the disk."""
+        self._spent += seconds
+        if self._spent > PATIENCE + self._seconds / 10 and not self._stopped:
             self._stop("the disk is slower than the prompt is read")
 
     def _stop(self, reason: str) -> None:
