@@ -110,6 +110,7 @@ def test_ctrl_c_ends_all_ranks_and_keeps_the_statistics(start):
     assert ended(ranks)
 
 
+@pytest.mark.long
 def test_ranks_do_not_outlive_a_killed_launcher(start):
     process = start([*GENERATE, *LONG, "--tensor-parallel", "2"])
     wait_for(process.stdout, "text")
@@ -118,6 +119,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(start):
     assert ended(ranks)
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_a_request_is_said_once(start):
     process = start([*GENERATE, "-n", "20", "--tensor-parallel", "5", "hello"])
     _, err = process.communicate()
