@@ -91,9 +91,10 @@ def operations(request):
 
 
 @pytest.fixture(autouse=True)
-def patient_reading(monkeypatch):
-    """A tiny model computes faster than a busy machine reads; prompts are read from disk all the same."""
+def patience_with_disks(monkeypatch):
+    """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
     monkeypatch.setattr("offload.prompts.cache.TRIAL", 1000.0)
+    monkeypatch.setattr("offload.prompts.saving.PATIENCE", 1000.0)
 
 
 @pytest.fixture

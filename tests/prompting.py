@@ -18,7 +18,7 @@ from offload.engine import Engine
 from offload.errors import Degraded
 from offload.events import Restored
 from offload.operations import TorchOperations
-from offload.prompts import cache
+from offload.prompts import cache, saving
 from offload.prompts.cache import PromptCache
 from offload.prompts.folder import PromptFolder
 from offload.prompts.identity import weights_digest
@@ -81,7 +81,7 @@ def _speak(pipe, folder, home, prompt, largest_file):
     if largest_file is not None:  # a full disk, as far as a write call can see
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    cache.TRIAL = 1000.0  # see conftest.patient_reading
+    cache.TRIAL = saving.PATIENCE = 1000.0  # see conftest.patience_with_disks
     engine = engine_on(folder, home)
     pipe.send("ready")
     with warnings.catch_warnings(record=True) as caught:
