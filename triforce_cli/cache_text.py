@@ -12,7 +12,7 @@ from offload.units import size_text
 from .cells import visible
 from .wording import counted
 
-_HEADS = ("id", "tokens", "size", "age", "used", "hits", "model", "begins with")
+_HEADS = ("id", "tokens", "size", "age", "used", "hits", "model", "prompt")
 _STEPS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -53,7 +53,7 @@ def details(entry: Entry, now: float) -> str:
     rows = {
         "id": entry.id,
         "model": visible(entry.model),
-        "begins with": visible(entry.label),
+        "prompt": visible(entry.label),
         "tokens": f"{entry.tokens:,}",
         "prompts": f"{entry.prompts:,}",
         "size": f"{size_text(entry.size)} in {counted(len(entry.blocks), 'block')}",

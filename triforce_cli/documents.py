@@ -107,5 +107,5 @@ def _did_you_mean(path: Path) -> str:
         names = os.listdir(folder)
     except OSError:
         return f"there is no folder {folder} either; the path is looked up from {Path.cwd()}"
-    close = get_close_matches(path.name, names, n=1)
+    close = get_close_matches(path.name, names, n=1, cutoff=0.75)  # a common suffix alone is not close
     return f"did you mean {folder / close[0]}?" if close else f"the path is looked up from {Path.cwd()}"

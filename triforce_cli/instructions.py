@@ -13,7 +13,7 @@ LENGTHS = {  # in words, and the most tokens: well above what the words take, in
     "long": ("in detail, in five to eight paragraphs", 1536),
 }
 DEFAULT_LENGTH = "medium"
-_WORDS = re.compile(r"(\d{1,6})\s*words?", re.IGNORECASE)
+_WORDS = re.compile(r"(\d{1,6})(\s*words?)?", re.IGNORECASE)
 _TOKENS_A_WORD, _AT_LEAST = 3, 64
 
 
@@ -68,6 +68,6 @@ class Wanted:
         words = int(match[1]) if match else 0
         if not words:
             raise SettingsError(
-                f"length is {self.length!r}", f'use {", ".join(LENGTHS)}, or a number such as "200 words"'
+                f"length is {self.length!r}", f"use {', '.join(LENGTHS)}, or a number of words, such as 200"
             )
         return f"in about {words} words", _TOKENS_A_WORD * words + _AT_LEAST

@@ -154,7 +154,8 @@ CacheLimit = Annotated[
     int | None, _setting("cache_limit", "Disk for prompts; the least recently used go first.", "20GiB", **_SIZE)
 ]
 TensorParallel = Annotated[
-    int | None, _setting("tensor_parallel", "Share the model among so many GPUs.", "the profile's GPUs")
+    int | None,
+    _setting("tensor_parallel", "Share the model among so many GPUs (or processes on a CPU).", "the profile's GPUs"),
 ]
 JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait so long for the other ranks.", metavar="SECONDS")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and load nothing.")]
