@@ -155,7 +155,7 @@ CacheLimit = Annotated[
 ]
 TensorParallel = Annotated[
     int | None,
-    _setting("tensor_parallel", "Share the model among so many GPUs (or processes on a CPU).", "the profile's GPUs"),
+    _setting("tensor_parallel", "Share the model among so many GPUs, or processes.", "the profile's GPUs"),
 ]
 JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait so long for the other ranks.", metavar="SECONDS")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and load nothing.")]

@@ -34,7 +34,7 @@ def summarize(
     length: Annotated[
         str | None,
         typer.Option(
-            help="short, medium, long, or a number of words, such as 200.",,
+            help="short, medium, long, or a number of words, such as 200.",
             show_default=DEFAULT_LENGTH,
             autocompletion=_complete_length,
         ),
