@@ -182,10 +182,13 @@ def test_ranks_share_a_prompt_cache(start, tmp_path):
     command = [sys.executable, "-m", "triforce_cli", "summarize", str(book), "--cache", "--json", "--temperature", "0"]
     command += ["-n", "8", "--seed", "1", "--tensor-parallel", "2"]
 
+    warned = []
+
     def answers(*questions):
         asked = [word for question in questions for word in ("--question", question)]
         out, err = start([*command, *asked]).communicate()
         assert not err.startswith("error"), err
+        warned.append("rank 1: " in err)
         events = [json.loads(line) for line in out.splitlines()]
         texts = "".join(event["text"] for event in events if event["type"] == "text")
         return texts, [event["cached_tokens"] for event in events if event["type"] == "done"]
@@ -195,7 +198,9 @@ def test_ranks_share_a_prompt_cache(start, tmp_path):
     blocks = sorted((tmp_path / "home" / "prompts").glob("*/*.safetensors"))
     assert {block.stem.rpartition("-")[2] for block in blocks} == {"1of2", "2of2"}
     assert len({block.parent for block in blocks}) == 1
-    blocks[-1].unlink()  # of the last block, one rank's
+    assert blocks[-1].stem.endswith("2of2")
+    blocks[-1].write_bytes(b"damaged")  # of the last block, the other rank's
     again, cached = answers("Who?", "When?")
     assert again == first
     assert cached[0] == 128 * (len(blocks) // 2 - 1) >= 256
+    assert warned == [False, True]

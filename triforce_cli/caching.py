@@ -36,14 +36,20 @@ def prompts_for(opened: OpenModel, settings: Settings, home: Path | None) -> Pro
     caching = settings.caching
     if caching.cache is False or caching.cache_limit == 0:
         return None
-    prompts = _open(opened, prompt_folder(home, caching.cache_limit), 0 if caching.cache else LEAST)
-    return prompts if all(opened.group.collect(prompts is not None)) else None
+    prompts, trouble = _open(opened, prompt_folder(home, caching.cache_limit), 0 if caching.cache else LEAST)
+    troubles = opened.group.collect(trouble)
+    if any(troubles):
+        rank, reason = next((rank, each) for rank, each in enumerate(troubles) if each)
+        where = f"rank {rank}: " if len(troubles) > 1 else ""
+        warnings.warn(f"prompts are not kept: {where}{reason}", Degraded, stacklevel=2)
+        return None
+    return prompts
 
 
-def _open(opened: OpenModel, folder: PromptFolder, least: int) -> PromptCache | None:
+def _open(opened: OpenModel, folder: PromptFolder, least: int) -> tuple[PromptCache | None, str]:
+    """The cache, or why there is none."""
     try:
-        return opened.prompt_cache(folder, least)
+        return opened.prompt_cache(folder, least), ""
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        warnings.warn(f"prompts are not kept: {error.strerror or error}{where}", Degraded, stacklevel=2)
-        return None
+        return None, f"{error.strerror or error}{where}"

@@ -116,5 +116,5 @@ def facts_of(job: Job) -> dict[str, Any]:
     model = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files if file.is_file()]
     resolved = job.resolved(settings.generation.max_new_tokens) | {"seed": seed}
     unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s"}
-    unimportant |= {"cache", "cache_limit"}
+    unimportant |= {"cache", "cache_limit", "join_timeout"}
     return {"model": model, "settings": {name: value for name, value in resolved.items() if name not in unimportant}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 from torch import Tensor
 
@@ -103,8 +103,9 @@ class SequencePrompts:
         yield Prefilled(min(held, len(context) - 1), len(context))
         for index in stored:
             start = self._clock()
-            block = _read(prompt, index)
+            block, trouble = _read(prompt, index)
             if not all(group.collect(block is not None)):
+                _warn(group.collect(trouble))
                 break
             keys, values, header = block
             runner.restore(index * TOKENS, prompt.ids(index), keys, values)
@@ -130,16 +131,23 @@ class SequencePrompts:
         return range(first, last if last * TOKENS > self._runner.held else first)
 
 
-def _read(prompt: Prompt, index: int) -> tuple[Tensor, Tensor, Header] | None:
-    """A block; None, with a warning, if it is no use, or if another process has just made room."""
+def _read(prompt: Prompt, index: int) -> tuple[tuple[Tensor, Tensor, Header] | None, str]:
+    """A block; None if it is no use, and why, or if another process has just made room."""
     try:
-        return prompt.read(index)
+        return prompt.read(index), ""
     except FileNotFoundError:
-        return None
+        return None, ""
     except UnusableBlock as error:
         prompt.bad.add(prompt.paths[index])
-        warnings.warn(f"a file of the prompt cache is not used: {prompt.paths[index]}: {error}", Degraded, stacklevel=2)
-        return None
+        return None, f"{prompt.paths[index]}: {error}"
+
+
+def _warn(troubles: Sequence[str]) -> None:
+    """Of every rank's: only rank 0's warnings are seen."""
+    for rank, trouble in enumerate(troubles):
+        if trouble:
+            where = f"rank {rank}: " if len(troubles) > 1 else ""
+            warnings.warn(f"a file of the prompt cache is not used: {where}{trouble}", Degraded, stacklevel=2)
 
 
 class Race:
