@@ -22,17 +22,9 @@ class ModelShape(Sizes):
     """
 
     family: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
     norm_eps: float
     context: int
     sliding_window: int | None
-    tied_embeddings: bool
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool

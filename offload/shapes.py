@@ -21,14 +21,6 @@ from .sizes import Sizes
 class PlanShape(Sizes):
     """The dimensions of a decoder. `context` is the longest sequence that it was made for, in tokens."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied_embeddings: bool
     context: int
 
 

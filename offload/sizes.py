@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
+
+@dataclass(frozen=True)
 class Sizes:
     """What every description of a decoder can say about its size. Numbers of parameters leave out biases and norms,
     which are under 0.1 % of the whole."""
