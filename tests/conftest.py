@@ -90,6 +90,20 @@ def operations(request):
     return NativeOperations(native_kernel())
 
 
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory) -> Path:
+    """A seeded tiny Llama with heads that the native kernel takes; no tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    make_hf_model("llama", head_dim=32).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    """Where prompts are kept; not made yet."""
+    return tmp_path / "prompts"
+
+
 @pytest.fixture(autouse=True)
 def patience_with_disks(monkeypatch):
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""

@@ -29,6 +29,11 @@ CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24
 
 
+def files(home):
+    """The blocks that are on disk."""
+    return sorted(home.glob("*/*.safetensors"))
+
+
 def ids(count, seed=0):
     return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from prompting import CHUNK, Process, engine_on, ids, said
+from prompting import CHUNK, Process, engine_on, files, ids, said
 from tiers import native_kernel
 from tiny import make_hf_model
 
@@ -27,81 +27,65 @@ LENGTH = 900  # 7 whole blocks
 METHODS = ["ar", "lookup", "retrieval", "streaming", "triforce", "auto"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    make_hf_model("llama", head_dim=32).save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def home(tmp_path):
-    return tmp_path / "prompts"
-
-
-def files(home):
-    return sorted(home.glob("*/*.safetensors"))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_read_from_disk_changes_nothing(folder, home, operations, dtype):
+def test_what_is_read_from_disk_changes_nothing(model_dir, home, operations, dtype):
     prompt = ids(LENGTH)
-    expected, _ = said(engine_on(folder, None, operations=operations, dtype=dtype), prompt)
+    expected, _ = said(engine_on(model_dir, None, operations=operations, dtype=dtype), prompt)
     for restored in (0, 7 * TOKENS):
-        engine = engine_on(folder, home, operations=operations, dtype=dtype)
+        engine = engine_on(model_dir, home, operations=operations, dtype=dtype)
         assert said(engine, prompt) == (expected, restored)
     assert len(files(home)) == 7
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_continues_behind_what_was_read(folder, home, method):
+def test_every_method_continues_behind_what_was_read(model_dir, home, method):
     prompt = ids(LENGTH)
-    expected, _ = said(engine_on(folder, None), prompt)
-    said(engine_on(folder, home), prompt)
-    assert said(engine_on(folder, home), prompt, method) == (expected, 7 * TOKENS)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    said(engine_on(model_dir, home), prompt)
+    assert said(engine_on(model_dir, home), prompt, method) == (expected, 7 * TOKENS)
 
 
 @pytest.mark.parametrize(("mode", "resident"), [("stream", 0), ("hybrid", 1), ("host", 0)])
-def test_tiers_save_and_take_over(folder, home, operations, mode, resident):
+def test_tiers_save_and_take_over(model_dir, home, operations, mode, resident):
     """Pieces of 192 tokens: their borders are not the blocks'."""
     if mode != "stream" and operations.kernel is None:
         pytest.skip("only the native kernel attends on the host")
     settings = TierSettings(mode, resident, piece=192)
     first, second = ids(LENGTH), ids(500) + ids(400, 1)
-    answers = [said(engine_on(folder, None, operations=operations), each)[0] for each in (first, second)]
-    assert said(engine_on(folder, home, settings, operations), first) == (answers[0], 0)
-    engine = engine_on(folder, home, settings, operations)
+    answers = [said(engine_on(model_dir, None, operations=operations), each)[0] for each in (first, second)]
+    assert said(engine_on(model_dir, home, settings, operations), first) == (answers[0], 0)
+    engine = engine_on(model_dir, home, settings, operations)
     assert said(engine, second) == (answers[1], 3 * TOKENS)
     assert said(engine, first) == (answers[0], 7 * TOKENS - 500)  # the others were in memory
     assert (
-        said(engine_on(folder, home, operations=operations), second)[1] == 0
+        said(engine_on(model_dir, home, operations=operations), second)[1] == 0
     )  # one cache rounds otherwise than pieces
 
 
-def test_any_common_beginning_is_found(folder, home):
+def test_any_common_beginning_is_found(model_dir, home):
     document = ids(700)
-    said(engine_on(folder, home), document + ids(100, 1))
-    expected, _ = said(engine_on(folder, None), document + ids(200, 2))
-    assert said(engine_on(folder, home), document + ids(200, 2)) == (expected, 5 * TOKENS)
+    said(engine_on(model_dir, home), document + ids(100, 1))
+    expected, _ = said(engine_on(model_dir, None), document + ids(200, 2))
+    assert said(engine_on(model_dir, home), document + ids(200, 2)) == (expected, 5 * TOKENS)
     assert len(files(home)) == 6 + 2  # the common five are there once
-    assert said(engine_on(folder, home), document[:300])[1] == 2 * TOKENS
-    assert said(engine_on(folder, home), [5, *document])[1] == 0
+    assert said(engine_on(model_dir, home), document[:300])[1] == 2 * TOKENS
+    assert said(engine_on(model_dir, home), [5, *document])[1] == 0
 
 
-def test_a_prompt_of_whole_blocks_still_runs_its_last_token(folder, home):
+def test_a_prompt_of_whole_blocks_still_runs_its_last_token(model_dir, home):
     prompt = ids(4 * TOKENS)
-    expected, _ = said(engine_on(folder, None), prompt)
-    said(engine_on(folder, home), prompt)
-    assert said(engine_on(folder, home), prompt) == (expected, 3 * TOKENS)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    said(engine_on(model_dir, home), prompt)
+    assert said(engine_on(model_dir, home), prompt) == (expected, 3 * TOKENS)
 
 
-def test_with_torch_the_rest_is_cut_as_without_a_cache(folder, home):
+def test_with_torch_the_rest_is_cut_as_without_a_cache(model_dir, home):
     """Other chunks would round otherwise."""
     prompt = ids(LENGTH)
     for chunk, restored in ((CHUNK, 7 * TOKENS), (3 * TOKENS, 6 * TOKENS), (1024, 0), (100, 0)):
         runs = []
         for _ in range(2):
-            engine = engine_on(folder, home)
+            engine = engine_on(model_dir, home)
             engine._prefill_chunk = chunk
             runs.append([])
             said(engine, prompt, on_event=runs[-1].append)
@@ -112,9 +96,9 @@ def test_with_torch_the_rest_is_cut_as_without_a_cache(folder, home):
 
 
 @pytest.mark.parametrize("change", ["weights", "dtype", "rope", "kernel"])
-def test_what_was_computed_otherwise_is_not_taken(folder, home, tmp_path, change):
-    prompt, options, other = ids(LENGTH), {}, folder
-    said(engine_on(folder, home), prompt)
+def test_what_was_computed_otherwise_is_not_taken(model_dir, home, tmp_path, change):
+    prompt, options, other = ids(LENGTH), {}, model_dir
+    said(engine_on(model_dir, home), prompt)
     if change == "dtype":
         options = {"dtype": torch.bfloat16}
     elif change == "kernel":
@@ -144,11 +128,11 @@ def test_the_digest_of_weights_is_remembered_until_they_change(tmp_path):
         assert weights_digest([weights], notes) != first
 
 
-def test_files_are_their_owner_s_alone(folder, home):
+def test_files_are_their_owner_s_alone(model_dir, home):
     os.umask(0)
     try:
-        said(engine_on(folder, home), ids(LENGTH))
-        said(engine_on(folder, home), ids(LENGTH))
+        said(engine_on(model_dir, home), ids(LENGTH))
+        said(engine_on(model_dir, home), ids(LENGTH))
     finally:
         os.umask(0o022)
     for path in home.glob("**/*"):
@@ -173,12 +157,12 @@ def damaged(data, rng):
     return data[:place] + rng.randbytes(50) + data[place + 50 :]
 
 
-def test_flipped_and_cut_bytes_are_noticed(folder, home):
+def test_flipped_and_cut_bytes_are_noticed(model_dir, home):
     prompt, rng = ids(LENGTH), random.Random(0)
-    expected, _ = said(engine_on(folder, None), prompt)
-    said(engine_on(folder, home), prompt)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    said(engine_on(model_dir, home), prompt)
     whole = [path.read_bytes() for path in files(home)]
-    engine = engine_on(folder, home)
+    engine = engine_on(model_dir, home)
     for _ in range(60):
         index = rng.randrange(len(whole))
         path = files(home)[index]
@@ -195,88 +179,88 @@ def test_flipped_and_cut_bytes_are_noticed(folder, home):
         assert said(engine, prompt) == (expected, 7 * TOKENS)
 
 
-def test_a_foreign_file_is_not_taken(folder, home):
+def test_a_foreign_file_is_not_taken(model_dir, home):
     prompt = ids(LENGTH)
-    expected, _ = said(engine_on(folder, None), prompt)
-    said(engine_on(folder, home), prompt)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    said(engine_on(model_dir, home), prompt)
     first, second, *_ = files(home)
     shutil.copy(second, first)
     with pytest.warns(Degraded, match="something else"):
-        assert said(engine_on(folder, home), prompt) == (expected, 0)
-    shutil.copy(folder / "model.safetensors", second)
+        assert said(engine_on(model_dir, home), prompt) == (expected, 0)
+    shutil.copy(model_dir / "model.safetensors", second)
     with pytest.warns(Degraded, match="something else"):
-        assert said(engine_on(folder, home), prompt) == (expected, TOKENS)
+        assert said(engine_on(model_dir, home), prompt) == (expected, TOKENS)
     second.unlink()
     second.mkdir()
     with pytest.warns(Degraded, match="not used|not saved"):
-        assert said(engine_on(folder, home), prompt) == (expected, TOKENS)
+        assert said(engine_on(model_dir, home), prompt) == (expected, TOKENS)
 
 
-def test_killed_at_any_moment_the_next_run_says_the_same(folder, home, tmp_path):
+def test_killed_at_any_moment_the_next_run_says_the_same(model_dir, home, tmp_path):
     prompt = ids(3000)
-    expected, _ = said(engine_on(folder, None), prompt)
-    rehearsal = Process(folder, tmp_path / "rehearsal", prompt)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    rehearsal = Process(model_dir, tmp_path / "rehearsal", prompt)
     start = time.perf_counter()
     rehearsal.answer()
     took, rng, there = time.perf_counter() - start, random.Random(0), 0
     for _ in range(20):
-        Process(folder, home, prompt).kill(rng.random() * took / 4)
+        Process(model_dir, home, prompt).kill(rng.random() * took / 4)
         assert len(files(home)) >= there, "what was saved stays"
         there = len(files(home))
-    tokens, restored, warned = Process(folder, home, prompt).answer()
+    tokens, restored, warned = Process(model_dir, home, prompt).answer()
     assert tokens == expected
     assert restored >= min(there, 2999 // TOKENS) * TOKENS
     assert not warned
-    assert said(engine_on(folder, home), prompt) == (expected, 2999 // TOKENS * TOKENS)
+    assert said(engine_on(model_dir, home), prompt) == (expected, 2999 // TOKENS * TOKENS)
 
 
-def test_what_was_read_before_an_interrupt_is_kept(folder, home):
+def test_what_was_read_before_an_interrupt_is_kept(model_dir, home):
     prompt = ids(LENGTH)
-    expected, _ = said(engine_on(folder, None), prompt)
-    events = engine_on(folder, home).generate(prompt, Sampling(temperature=0), GenerationConfig())
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    events = engine_on(model_dir, home).generate(prompt, Sampling(temperature=0), GenerationConfig())
     while next(events).done < 5 * TOKENS:
         assert len(files(home)) < 6
     events.close()
     assert (there := len(files(home))) in (4, 5)
-    assert said(engine_on(folder, home), prompt) == (expected, there * TOKENS)
+    assert said(engine_on(model_dir, home), prompt) == (expected, there * TOKENS)
 
 
-def test_a_disk_that_is_slower_than_reading_is_left_behind(folder, home, monkeypatch):
+def test_a_disk_that_is_slower_than_reading_is_left_behind(model_dir, home, monkeypatch):
     prompt = ids(3 * LENGTH)
-    expected, _ = said(engine_on(folder, None), prompt)
+    expected, _ = said(engine_on(model_dir, None), prompt)
     write = saving.write_block
     monkeypatch.setattr(saving, "write_block", lambda *args: (time.sleep(0.1), write(*args))[1])
     monkeypatch.setattr(saving, "PATIENCE", 0.2)
     with pytest.warns(Degraded, match="slower"):
-        assert said(engine_on(folder, home), prompt)[0] == expected
+        assert said(engine_on(model_dir, home), prompt)[0] == expected
     assert 0 < len(files(home)) < 20
 
 
-def test_two_processes_at_once(folder, home):
+def test_two_processes_at_once(model_dir, home):
     prompt = ids(2000)
-    expected, _ = said(engine_on(folder, None), prompt)
+    expected, _ = said(engine_on(model_dir, None), prompt)
     for _ in range(3):
-        both = [Process(folder, home, prompt) for _ in range(2)]
+        both = [Process(model_dir, home, prompt) for _ in range(2)]
         for tokens, _, warned in [each.answer() for each in both]:
             assert tokens == expected
             assert not warned
 
 
-def test_a_full_disk_is_a_warning(folder, home):
+def test_a_full_disk_is_a_warning(model_dir, home):
     prompt = ids(LENGTH)
-    expected, _ = said(engine_on(folder, None), prompt)
-    tokens, restored, warned = Process(folder, home, prompt, largest_file=20_000).answer()
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    tokens, restored, warned = Process(model_dir, home, prompt, largest_file=20_000).answer()
     assert (tokens, restored) == (expected, 0)
     assert len(warned) == 1
     assert "File too large" in warned[0]
     assert files(home) == [] == list(home.glob("*/.part-*"))
 
 
-def test_a_folder_that_cannot_be_made_is_a_warning(folder, home):
-    engine = engine_on(folder, home)
+def test_a_folder_that_cannot_be_made_is_a_warning(model_dir, home):
+    engine = engine_on(model_dir, home)
     shutil.rmtree(home)
     home.write_text("a file")
-    expected, _ = said(engine_on(folder, None), ids(LENGTH))
+    expected, _ = said(engine_on(model_dir, None), ids(LENGTH))
     with pytest.warns(Degraded, match="not saved any further"):
         assert said(engine, ids(LENGTH)) == (expected, 0)
 
@@ -284,12 +268,12 @@ def test_a_folder_that_cannot_be_made_is_a_warning(folder, home):
 # Room -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_least_recently_used_go_first_and_the_end_before_the_beginning(folder, home):
-    said(engine_on(folder, home), ids(LENGTH))
+def test_the_least_recently_used_go_first_and_the_end_before_the_beginning(model_dir, home):
+    said(engine_on(model_dir, home), ids(LENGTH))
     size = files(home)[0].stat().st_size
     for path in files(home):
         os.utime(path, (1000, 1000))
-    engine = engine_on(folder, home, limit=10 * size + 1000)
+    engine = engine_on(model_dir, home, limit=10 * size + 1000)
     assert said(engine, ids(LENGTH, 1))[1] == 0
     used = {path.stat().st_mtime for path in files(home)}
     left = sorted(int(path.name[:6]) for path in files(home) if path.stat().st_mtime == 1000)
@@ -297,13 +281,13 @@ def test_the_least_recently_used_go_first_and_the_end_before_the_beginning(folde
     assert 1 <= len(left) <= 3
     assert len(used) == 2  # each prompt's blocks count as used together
     with pytest.warns(Degraded, match="limit"):
-        said(engine_on(folder, home, limit=3 * size), ids(LENGTH, 2))
+        said(engine_on(model_dir, home, limit=3 * size), ids(LENGTH, 2))
     assert len(files(home)) <= 3
 
 
-def test_shrinking_a_folder(folder, home):
+def test_shrinking_a_folder(model_dir, home):
     for seed in range(3):
-        said(engine_on(folder, home), ids(LENGTH, seed))
+        said(engine_on(model_dir, home), ids(LENGTH, seed))
         for path in files(home):
             if path.stat().st_mtime > 1e6:
                 os.utime(path, (100 * seed, 100 * seed))
@@ -333,12 +317,12 @@ def test_reading_that_takes_longer_than_computing_is_given_up(monkeypatch):
     assert not race.lost
 
 
-def test_a_slow_disk_is_not_read_to_the_end(folder, home, monkeypatch):
+def test_a_slow_disk_is_not_read_to_the_end(model_dir, home, monkeypatch):
     prompt = ids(LENGTH)
-    expected, _ = said(engine_on(folder, home), prompt)
+    expected, _ = said(engine_on(model_dir, home), prompt)
     read = cache.Prompt.read
     monkeypatch.setattr(cache.Prompt, "read", lambda *args: (time.sleep(0.15), read(*args))[1])
     monkeypatch.setattr(cache, "TRIAL", 0.25)
-    tokens, restored = said(engine_on(folder, home), prompt)
+    tokens, restored = said(engine_on(model_dir, home), prompt)
     assert tokens == expected
     assert restored == 2 * TOKENS

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from prompting import engine_on, ids, said
+from prompting import engine_on, files, ids, said
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import make_hf_model
@@ -26,18 +26,6 @@ from triforce_cli.cache_text import table
 LENGTH = 900
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    make_hf_model("llama", head_dim=32).save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def home(tmp_path):
-    return tmp_path / "prompts"
-
-
 @pytest.fixture
 def starts(monkeypatch):
     """Where each pass over the model begins."""
@@ -46,12 +34,8 @@ def starts(monkeypatch):
     return found
 
 
-def files(home):
-    return sorted(home.glob("*/*.safetensors"))
-
-
-def engine_of(chunk, folder, home, settings=None, dtype=torch.float32):
-    engine = engine_on(folder, home, settings, dtype=dtype)
+def engine_of(chunk, model_dir, home, settings=None, dtype=torch.float32):
+    engine = engine_on(model_dir, home, settings, dtype=dtype)
     engine._prefill_chunk = chunk
     return engine
 
@@ -69,31 +53,31 @@ def name(text):
 # Others ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_model_s_prompt_is_saved_where_others_fill_the_limit(folder, home, tmp_path, recwarn):
+def test_a_new_model_s_prompt_is_saved_where_others_fill_the_limit(model_dir, home, tmp_path, recwarn):
     (other := tmp_path / "other").mkdir()
     make_hf_model("llama", head_dim=32, seed=1).save_pretrained(other)
     said(engine_on(other, home), ids(LENGTH))
     limit = sum(path.stat().st_size for path in files(home)) + 1000
     for path in files(home):
         os.utime(path, (1000, 1000))
-    said(engine_on(folder, home, limit=limit), ids(LENGTH))
+    said(engine_on(model_dir, home, limit=limit), ids(LENGTH))
     assert not [str(each.message) for each in recwarn.list]
     assert len([path for path in files(home) if path.stat().st_mtime > 1000]) == 7
 
 
-def test_what_could_never_be_kept_removes_nobody_else_s(folder, home):
-    said(engine_on(folder, home), ids(LENGTH))
+def test_what_could_never_be_kept_removes_nobody_else_s(model_dir, home):
+    said(engine_on(model_dir, home), ids(LENGTH))
     for path in files(home):
         os.utime(path, (1000, 1000))
     limit = sum(path.stat().st_size for path in files(home)) + 1000
     with pytest.warns(Degraded, match="limit"):
-        said(engine_on(folder, home, limit=limit), ids(3 * LENGTH, 1))
+        said(engine_on(model_dir, home, limit=limit), ids(3 * LENGTH, 1))
     assert len(files(home)) >= 7  # what had been saved before that was known stays as well
 
 
-def test_clearing_while_a_prompt_is_saved_does_not_end_its_run(folder, home):
-    prompt, engine = ids(LENGTH), engine_on(folder, home)
-    expected, _ = said(engine_on(folder, None), prompt)
+def test_clearing_while_a_prompt_is_saved_does_not_end_its_run(model_dir, home):
+    prompt, engine = ids(LENGTH), engine_on(model_dir, home)
+    expected, _ = said(engine_on(model_dir, None), prompt)
 
     def clear(event):
         time.sleep(0.02)  # so that what was begun is written
@@ -102,11 +86,11 @@ def test_clearing_while_a_prompt_is_saved_does_not_end_its_run(folder, home):
     assert said(engine, prompt, on_event=clear)[0] == expected
 
 
-def test_a_label_that_is_no_text(folder, home):
+def test_a_label_that_is_no_text(model_dir, home):
     """A file's name need not be."""
-    engine = engine_on(folder, home)
+    engine = engine_on(model_dir, home)
     engine._prompts.label = os.fsdecode(b"caf\xe9.txt")
-    expected, _ = said(engine_on(folder, None), ids(LENGTH))
+    expected, _ = said(engine_on(model_dir, None), ids(LENGTH))
     assert said(engine, ids(LENGTH))[0] == expected
     assert read_header(files(home)[0]).label == "caf?.txt"
 
@@ -115,19 +99,21 @@ def test_a_label_that_is_no_text(folder, home):
 
 
 @pytest.mark.parametrize("how", ["layers", "small chunks"])
-def test_blocks_know_how_long_computing_them_took(folder, home, how, monkeypatch):
+def test_blocks_know_how_long_computing_them_took(model_dir, home, how, monkeypatch):
     plain = Model._forward_layer
     monkeypatch.setattr(Model, "_forward_layer", lambda *args: (time.sleep(0.002), plain(*args))[1])
     settings = TierSettings("stream", 0, piece=192) if how == "layers" else None
     times = []
-    said(engine_of(16, folder, home, settings), ids(LENGTH), on_event=lambda event: times.append(time.perf_counter()))
+    said(
+        engine_of(16, model_dir, home, settings), ids(LENGTH), on_event=lambda event: times.append(time.perf_counter())
+    )
     at_least = 0.002 * 2 * (LENGTH // 16)  # a sleep for each layer and chunk
     assert times[-1] - times[0] > at_least
     assert sum(read_header(path).prefill_s for path in files(home)) > 0.9 * at_least
 
 
-def test_what_was_held_is_saved_as_if_it_had_been_run(folder, home):
-    engine = engine_on(folder, home)
+def test_what_was_held_is_saved_as_if_it_had_been_run(model_dir, home):
+    engine = engine_on(model_dir, home)
     said(engine, ids(LENGTH))
     paid = sum(read_header(path).prefill_s for path in files(home))
     PromptFolder(home).clear()
@@ -137,8 +123,8 @@ def test_what_was_held_is_saved_as_if_it_had_been_run(folder, home):
 
 
 @pytest.mark.parametrize("created", ["-inf", "inf", "nan", "1e300", "soon"])
-def test_a_header_s_nonsense_is_left_out(folder, home, created):
-    said(engine_on(folder, home), ids(LENGTH))
+def test_a_header_s_nonsense_is_left_out(model_dir, home, created):
+    said(engine_on(model_dir, home), ids(LENGTH))
     for path in files(home):
         with_header(path, created=created)
     assert entries(PromptFolder(home)) == []
@@ -146,8 +132,8 @@ def test_a_header_s_nonsense_is_left_out(folder, home, created):
         read_header(files(home)[0])
 
 
-def test_blocks_that_claim_to_follow_themselves_have_an_end(folder, home):
-    said(engine_on(folder, home), ids(300))
+def test_blocks_that_claim_to_follow_themselves_have_an_end(model_dir, home):
+    said(engine_on(model_dir, home), ids(300))
     first, second = files(home)
     with_header(first, parent=read_header(second).key)
     assert sum(len(entry.blocks) for entry in entries(PromptFolder(home))) in (0, 2)
@@ -156,9 +142,9 @@ def test_blocks_that_claim_to_follow_themselves_have_an_end(folder, home):
     assert len(entry.blocks) == 2
 
 
-def test_the_total_counts_what_is_shared_once(folder, home):
-    said(engine_on(folder, home), ids(400) + ids(500, 1))
-    said(engine_on(folder, home), ids(400) + ids(500, 2))
+def test_the_total_counts_what_is_shared_once(model_dir, home):
+    said(engine_on(model_dir, home), ids(400) + ids(500, 1))
+    said(engine_on(model_dir, home), ids(400) + ids(500, 2))
     found = entries(PromptFolder(home))
     assert [len(entry.blocks) for entry in found] == [7, 7]
     there = sum(path.stat().st_size for path in files(home))
@@ -189,9 +175,9 @@ def test_many_questions_on_one_document_are_one_entry_and_found_in_one_walk(home
 
 
 @pytest.mark.parametrize("damage", ["cut", "slow"])
-def test_with_torch_the_rest_begins_where_a_chunk_does(folder, home, starts, monkeypatch, damage):
+def test_with_torch_the_rest_begins_where_a_chunk_does(model_dir, home, starts, monkeypatch, damage):
     prompt = ids(LENGTH)
-    said(engine_of(512, folder, home), prompt)
+    said(engine_of(512, model_dir, home), prompt)
     if damage == "slow":
         read = cache.Prompt.read
         monkeypatch.setattr(cache.Prompt, "read", lambda *args: (time.sleep(0.15), read(*args))[1])
@@ -199,7 +185,7 @@ def test_with_torch_the_rest_begins_where_a_chunk_does(folder, home, starts, mon
     else:
         path = files(home)[2]
         path.write_bytes(path.read_bytes()[:-9])
-    fresh = engine_of(512, folder, home)
+    fresh = engine_of(512, model_dir, home)
     starts.clear()
     if damage == "cut":
         with pytest.warns(Degraded):
@@ -212,24 +198,24 @@ def test_with_torch_the_rest_begins_where_a_chunk_does(folder, home, starts, mon
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("before", [[], [333], [333, 512, 700], [1200, 600]])
 @pytest.mark.parametrize("chunk", [96, 512])
-def test_torch_restores_every_bit_whatever_came_before(folder, home, dtype, before, chunk):
+def test_torch_restores_every_bit_whatever_came_before(model_dir, home, dtype, before, chunk):
     """Prompts of a session that begin alike, and what is then saved, against a fresh run without a memory."""
     prompt = ids(LENGTH)
-    engine = engine_of(chunk, folder, home, dtype=dtype)
+    engine = engine_of(chunk, model_dir, home, dtype=dtype)
     engine.reserve(3000)
     for length in before:
         said(engine, ids(length) if length <= LENGTH else prompt + ids(length - LENGTH, 1))
     said(engine, prompt)
-    both = [engine_of(512, folder, each, dtype=dtype) for each in (home, None)]
+    both = [engine_of(512, model_dir, each, dtype=dtype) for each in (home, None)]
     for each in both:
         said(each, prompt)
     ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in both)
     assert all(map(torch.equal, ours, theirs))
 
 
-def test_the_last_token_of_a_prompt_that_is_held_does_not_count_as_cached(folder, home):
+def test_the_last_token_of_a_prompt_that_is_held_does_not_count_as_cached(model_dir, home):
     for each in (None, home):
-        engine, seen = engine_on(folder, each), []
+        engine, seen = engine_on(model_dir, each), []
         said(engine, ids(LENGTH))
         said(engine, ids(LENGTH), on_event=seen.append)
         done = [event.done for event in seen if isinstance(event, Prefilled)]
