@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels import DTYPES, attention, definition, distance, draw, fill_blocks, scatter_blocks
+from kernels import DTYPES, NAN, attention, definition, distance, draw, fill_blocks, scatter_blocks
 
 from offload.native import LEVELS, KernelUnavailable, find_kernel
 
@@ -122,6 +122,33 @@ def test_threads_and_company_change_no_bit(kernel, set_threads, dtype, head_dim)
             some = slice(first, first + count)
             assert same(attention(kernel, q[some], blocks, seen + first, table), (out[some], lse[some]))
 
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [NAN, -NAN, float("inf"), float("-inf")], ids=["nan", "-nan", "inf", "-inf"])
+@pytest.mark.parametrize("damaged", ["q", "k", "v"])
+@pytest.mark.parametrize("tokens", [1, 7, 150])
+def test_what_is_no_number_stays_none(kernel, dtype, value, damaged, tokens):
+    """Damaged weights must not end as text: neither the running maximum nor the fold of pieces may hide them."""
+    seen = 1100  # three pieces
+    for at in (0, 700, seen - 1):  # a key in the first piece, in the second, the newest
+        q, k, v = inputs(tokens, 3, 2, seen + tokens - 1, 64, dtype)
+        if damaged == "q":
+            q[-1] = value
+        else:
+            (k if damaged == "k" else v)[:, at] = value
+        out, lse = attention(kernel, q, fill_blocks(k, v), seen)
+        expected_out, expected_lse = definition(q, k, v, seen)
+        assert not out[-1].isfinite()[~expected_out[-1].isfinite()].any()
+        assert not expected_out[-1].isfinite().all(), "the definition says so too"
+        assert not lse[-1].isfinite()[expected_lse[-1].isnan()].any()
+
+
+def test_every_bit_pattern_of_nan_stays_one(kernel):
+    """Erased memory is all ones; fp32 carries such a payload on."""
+    q, k, v = inputs(1, 1, 1, 600, 64, torch.float32)
+    for bits in (-1, 0x7F800001, 0x7FFFFFFF, 0x7FC00000, -0x400000):
+        k[:, 550] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+        assert attention(kernel, q, fill_blocks(k, v), 600)[0].isnan().all()
 
 def test_the_order_of_the_table_is_the_order_of_the_keys(kernel):
     """The first token of two sees all of the first block and one token of the second, whichever those are."""

@@ -11,6 +11,7 @@ from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.checkpoint import FolderCheckpoint
 from offload.context import Context
 from offload.engine import Engine
+from offload.errors import TriforceError
 from offload.native import KernelUnavailable, find_kernel
 from offload.native.library import open_library
 from offload.native.operations import NativeOperations, why_not
@@ -115,3 +116,17 @@ def test_a_library_of_other_sources_is_not_called(tmp_path):
         subprocess.run([compiler, "-shared", "-fPIC", tmp_path / f"{name}.c", "-o", library], check=True, timeout=60)
         with pytest.raises(KernelUnavailable, match="other sources"):
             open_library(library)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight", ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"])
+def test_weights_that_are_no_numbers_are_an_error(weight, dtype, kernel, tmp_path):
+    """At every level, whatever hides NaN on its way: a maximum, a fold, a rounding."""
+    source = make_hf_model("llama", **WIDE)
+    with torch.no_grad():
+        next(w for name, w in source.named_parameters() if weight in name).fill_(float("nan"))
+    source.save_pretrained(tmp_path)
+    model = load_model(FolderCheckpoint(tmp_path), dtype, CPU, lambda done, total: None, NativeOperations(kernel))
+    for count in (3, 600):
+        with pytest.raises(TriforceError, match="no numbers"):
+            list(Engine(model, (), 512).generate(ids(count).tolist(), Sampling(temperature=0), GenerationConfig(4)))

@@ -5,10 +5,10 @@
  * the borders lie depends on nothing but the keys' places, so neither the number of threads nor the number of rows
  * changes any result, and two heads keep sixteen cores busy.
  */
-/* Join a partial result to those before it. Rows that see none of its keys keep what they have. */
+/* Join a partial result to those before it. Rows that see none of its keys keep what they have; NaN does not vanish. */
 ALONE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, int rows, int dim) {
     for (int r = 0; r < rows; r++) {
-        if (p.maximum[r] == -INFINITY)
+        if (p.maximum[r] == -INFINITY && p.sum[r] == 0)
             continue;
         float most = into.maximum[r] > p.maximum[r] ? into.maximum[r] : p.maximum[r];
         float kept = exp2f(into.maximum[r] - most), added = exp2f(p.maximum[r] - most);

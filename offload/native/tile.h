@@ -23,6 +23,7 @@ INLINE vec NAME(splat)(float x) { return x - (vec){0}; }
 
 INLINE vec NAME(at)(const void *memory, int vector) { return ((const vec_at *)memory)[vector]; }
 
+/* The larger of each two; y where either is NaN. */
 INLINE vec NAME(max)(vec x, vec y) {
 #if HAS_MAX && LANES == 16
     return (vec)_mm512_max_ps((__m512)x, (__m512)y);
@@ -165,10 +166,13 @@ INLINE void NAME(run_tiles)(int rows, int wide, const struct NAME(tile) *t, cons
         (wide ? NAME(wide_tile) : NAME(narrow_tile))(rows - r < MAX_TILE ? rows - r : MAX_TILE, t, a, c);
 }
 
-/* 2^x for x <= 0: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); below -126 as at -126. */
+/*
+ * 2^x for x <= 0: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); below -126 as at -126. NaN stays NaN: the
+ * maximum gives its second operand then, and a product, unlike a sum of the exponents' bits, keeps it.
+ */
 INLINE vec NAME(exp2)(vec x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
-    x = NAME(max)(x, NAME(splat)(-126.0f));
+    x = NAME(max)(NAME(splat)(-126.0f), x);
     vec shifted = x + magic, f = x - (shifted - magic);
     vec p = f * 1.535336188e-4f + 1.339887440e-3f;
     p = p * f + 9.618437357e-3f;
@@ -176,5 +180,5 @@ INLINE vec NAME(exp2)(vec x) {
     p = p * f + 2.402264791e-1f;
     p = p * f + 6.931472028e-1f;
     p = p * f + 1.0f;
-    return (vec)((ints)p + ((ints)shifted << 23));
+    return p * (vec)(((ints)shifted << 23) + 0x3f800000); /* exact: the factor is a power of two */
 }
