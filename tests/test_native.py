@@ -150,6 +150,7 @@ def test_every_bit_pattern_of_nan_stays_one(kernel):
         k[:, 550] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
         assert attention(kernel, q, fill_blocks(k, v), 600)[0].isnan().all()
 
+
 def test_the_order_of_the_table_is_the_order_of_the_keys(kernel):
     """The first token of two sees all of the first block and one token of the second, whichever those are."""
     q, k, v = inputs(2, 1, 1, 48, 64, torch.float32)

@@ -24,6 +24,7 @@
 struct level {
     const char *name;
     int (*attend)(const struct attention *);
+    int (*merge)(const struct merge *);
     int (*linear)(const struct linear *);
     int (*norm)(const struct norm *);
     int (*gate)(const struct norm *);
@@ -100,7 +101,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 /* Says which structs and layouts this build knows: an old library beside newer Python must not be called. */
 int64_t triforce_layout(void) {
     return LAYOUT | (int64_t)sizeof(struct attention) << 8 | (int64_t)sizeof(struct append) << 20 |
-           (int64_t)sizeof(struct linear) << 32 | (int64_t)sizeof(struct norm) << 44;
+           (int64_t)sizeof(struct linear) << 32 | (int64_t)sizeof(struct norm) << 44 |
+           (int64_t)sizeof(struct merge) << 56;
 }
 
 /* The level of that name, or NULL where this processor, or this build, has not got it. */
@@ -126,6 +128,8 @@ const struct level *triforce_level(const char *name) {
 }
 
 int triforce_attend(const struct level *level, const struct attention *a) { return level->attend(a); }
+
+int triforce_merge(const struct level *level, const struct merge *m) { return level->merge(m); }
 
 int triforce_linear(const struct level *level, const struct linear *l) { return level->linear(l); }
 

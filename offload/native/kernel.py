@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .library import LEVELS, Append, Attention, KernelUnavailable, Product, Rows, open_library
+from .library import LEVELS, Append, Attention, KernelUnavailable, Merge, Product, Rows, open_library
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -39,7 +39,8 @@ class Kernel:
         self.level = level
         self._handle = handle
         self._append = library.triforce_append
-        self._attend, self._linear = library.triforce_attend, library.triforce_linear
+        self._attend, self._merge = library.triforce_attend, library.triforce_merge
+        self._linear = library.triforce_linear
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
 
     def append(self, call: Append) -> None:
@@ -49,6 +50,10 @@ class Kernel:
     def attend(self, call: Attention) -> None:
         """Attend to blocks. Raises MemoryError."""
         _check(self._attend(self._handle, ctypes.byref(call)))
+
+    def merge(self, call: Merge) -> None:
+        """Fold partial results, in order, into the one before them; write the attention if that was the last."""
+        self._merge(self._handle, ctypes.byref(call))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Tensor:
         """y = x W^T + bias + onto.

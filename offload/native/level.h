@@ -7,7 +7,8 @@
 
 #include "rows.h"
 
-static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(linear), NAME(norm), NAME(gate)};
+static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
+                                              NAME(linear), NAME(norm), NAME(gate)};
 
 #undef vec
 #undef ints

@@ -9,8 +9,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("avx512", "avx2", "portable")  # the best first
-LAYOUT = 1  # as in types.h
+LAYOUT = 2  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
+PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
 FOLDER = Path(__file__).parent
 
@@ -27,6 +28,17 @@ class Attention(ctypes.Structure):
         *((name, c_int64) for name in ("head_stride", "table_stride", "seen")),
         *((name, c_int32) for name in ("causal", "tokens", "kv_heads", "group", "head_dim", "wide", "narrow_out")),
         ("scale", c_float),
+        ("partials", c_void_p),
+    )
+
+
+class Merge(ctypes.Structure):
+    """See types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("into", "partials", "out")),
+        *((name, c_int64) for name in ("rows", "pieces")),
+        *((name, c_int32) for name in ("head_dim", "narrow_out")),
     )
 
 
@@ -88,7 +100,13 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         raise KernelUnavailable(f"not loaded: {error}") from error
     _check_layout(library)
     library.triforce_level.argtypes, library.triforce_level.restype = (ctypes.c_char_p,), c_void_p
-    for name, structure in (("attend", Attention), ("linear", Product), ("norm", Rows), ("gate", Rows)):
+    for name, structure in (
+        ("attend", Attention),
+        ("merge", Merge),
+        ("linear", Product),
+        ("norm", Rows),
+        ("gate", Rows),
+    ):
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
@@ -97,7 +115,9 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
 
 def _check_layout(library: ctypes.CDLL) -> None:
     """A library that was built from other sources would read our structs wrongly. Raises KernelUnavailable."""
-    sizes = (ctypes.sizeof(structure) << 8 + 12 * i for i, structure in enumerate((Attention, Append, Product, Rows)))
+    sizes = (
+        ctypes.sizeof(structure) << 8 + 12 * i for i, structure in enumerate((Attention, Append, Product, Rows, Merge))
+    )
     function = getattr(library, "triforce_layout", None)
     if function is not None:
         function.restype = c_int64

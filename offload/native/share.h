@@ -21,18 +21,28 @@ ALONE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, 
     }
 }
 
+/* Attention of one row from all that was folded: fp32, or bf16 where `narrow_out` is set. */
+ALONE static void NAME(finish_row)(const float *out, float sum, int dim, void *to, int narrow_out) {
+    float over = 1 / sum;
+    for (int d = 0; d < dim; d++)
+        if (narrow_out)
+            ((uint16_t *)to)[d] = narrow(out[d] * over);
+        else
+            ((float *)to)[d] = out[d] * over;
+}
+
+/* Where row `r` of a head's group of rows lies among all rows [tokens][kv_heads * group]. */
+INLINE int64_t NAME(row_at)(const struct attention *a, int head, int64_t r) {
+    return r / a->group * a->kv_heads * a->group + head * a->group + r % a->group;
+}
+
 ALONE static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
-    int dim = a->head_dim, heads = a->kv_heads * a->group;
+    int dim = a->head_dim;
     for (int r = 0; r < rows; r++) {
-        int64_t at = (first + r) / a->group * heads + head * a->group + (first + r) % a->group;
-        float over = 1 / p.sum[r];
+        int64_t at = NAME(row_at)(a, head, first + r);
         if (a->lse)
             a->lse[at] = p.maximum[r] * 0.693147181f + logf(p.sum[r]);
-        for (int d = 0; d < dim; d++)
-            if (a->narrow_out)
-                ((uint16_t *)a->out)[at * dim + d] = narrow(p.out[r * dim + d] * over);
-            else
-                ((float *)a->out)[at * dim + d] = p.out[r * dim + d] * over;
+        NAME(finish_row)(p.out + r * dim, p.sum[r], dim, (char *)a->out + at * dim * (a->narrow_out ? 2 : 4), a->narrow_out);
     }
 }
 
@@ -116,12 +126,60 @@ TARGET static int NAME(attend_split)(const struct attention *a, const struct NAM
     return failed;
 }
 
+/* One piece for one group of rows: an unfinished result for whoever merges it with those of other memories. */
+TARGET static void NAME(hand_out)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
+                                  int64_t group, int64_t piece) {
+    int rows = NAME(group_rows)(c, group), dim = a->head_dim;
+    struct NAME(partial) p = NAME(partial_at)(w->partial, rows);
+    NAME(load_queries)(a, head, group * ROW_GROUP, rows, w->queries);
+    NAME(run_piece)(a, w, head, c, group, piece, p);
+    for (int r = 0; r < rows; r++) {
+        int64_t at = piece * a->kv_heads * c->rows + NAME(row_at)(a, head, group * ROW_GROUP + r);
+        float *to = a->partials + at * (2 + dim);
+        to[0] = p.maximum[r];
+        to[1] = p.sum[r];
+        memcpy(to + 2, p.out + r * dim, sizeof(float) * dim);
+    }
+}
+
+TARGET static int NAME(attend_apart)(const struct attention *a, const struct NAME(cuts) *c) {
+    int failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) reduction(| : failed)
+    for (int64_t i = 0; i < a->kv_heads * c->groups * c->pieces; i++) {
+        struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+        int64_t task = i / c->pieces;
+        if (w)
+            NAME(hand_out)(a, w, (int)(task % a->kv_heads), c, task / a->kv_heads, i % c->pieces);
+        else
+            failed = 1;
+    }
+    return failed;
+}
+
+TARGET static int NAME(merge)(const struct merge *m) {
+    int dim = m->head_dim;
+#pragma omp parallel for schedule(static) if (m->rows > 64)
+    for (int64_t r = 0; r < m->rows; r++) {
+        float *row = m->into + r * (2 + dim);
+        struct NAME(partial) into = {row, row + 1, row + 2};
+        for (int64_t piece = 0; piece < m->pieces; piece++) {
+            float *from = (float *)m->partials + (piece * m->rows + r) * (2 + dim);
+            NAME(fold)(into, (struct NAME(partial)){from, from + 1, from + 2}, 1, dim);
+        }
+        if (m->out)
+            NAME(finish_row)(row + 2, row[1], dim, (char *)m->out + r * dim * (m->narrow_out ? 2 : 4), m->narrow_out);
+    }
+    return 0;
+}
+
 TARGET static int NAME(attend)(const struct attention *a) {
     struct NAME(cuts) c = {.rows = (int64_t)a->tokens * a->group};
     c.groups = (c.rows + ROW_GROUP - 1) / ROW_GROUP;
     c.pieces = (NAME(sight)(a, c.rows - 1) + PIECE - 1) / PIECE;
     if (!c.rows)
         return 0;
+    if (a->partials)
+        return NAME(attend_apart)(a, &c);
     int64_t tasks = a->kv_heads * c.groups, room = 4 * ROW_GROUP * (a->head_dim + 2) * tasks * c.pieces;
     int enough = tasks >= 4 * omp_get_max_threads(); /* to keep all threads busy without cutting up heads */
     int costly = tasks > a->kv_heads && room > MOST_PARTIALS;

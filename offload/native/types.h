@@ -14,7 +14,7 @@
  * and a mask. Weights lie in panels of 16 outputs in the layout of the keys.
  */
 enum {
-    LAYOUT = 1,      /* to be raised with any change of what Python sees */
+    LAYOUT = 2,      /* to be raised with any change of what Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two looks at the running maximum */
     PIECE = 512,     /* tokens of a part whose partial result stands alone, so that cores can share a head */
@@ -38,6 +38,21 @@ struct attention {
     int32_t wide;         /* 1: fp32 KV and queries, 0: bf16 */
     int32_t narrow_out;
     float scale;
+    /*
+     * NULL, or where the partial result of each PIECE of keys goes in place of out and lse, to be merged by the caller:
+     * [pieces][tokens][kv_heads * group][2 + head_dim], of each row the running maximum, the sum, the output.
+     */
+    float *partials;
+};
+
+/* Partial results over keys that follow each other: fold `pieces` of them, in order, into the one before them. */
+struct merge {
+    float *into;           /* [rows][2 + head_dim]; maximum -INFINITY, sum 0 and output 0 where nothing came before */
+    const float *partials; /* [pieces][rows][2 + head_dim] */
+    void *out;             /* NULL, or [rows][head_dim], fp32 or bf16: attention over all that has been folded */
+    int64_t rows, pieces;
+    int32_t head_dim;
+    int32_t narrow_out;
 };
 
 /* New tokens: queries are rotated, keys are rotated and stored, values are stored. */

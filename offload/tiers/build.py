@@ -14,7 +14,7 @@ from ..parts import piece_tokens
 from ..shape import ModelShape
 from ..store import Store
 from .balance import Balance
-from .forms import BlockForm, Form, PlainForm
+from .forms import BlockForm, Form, NativeForm, PlainForm
 from .host import HostAttention
 from .link import Link
 from .memory import allocator, make_link
@@ -92,8 +92,9 @@ class Spread:
 
 def _form(shape: ModelShape, piece: int, dtype: torch.dtype, operations: Operations, device: torch.device) -> Form:
     """In the native kernel's blocks wherever it can attend on the host."""
-    kernel = operations.kernel
-    if kernel is None and device.type != "cpu" and why_not(shape, dtype, torch.device("cpu")) is None:
+    if operations.kernel is not None:
+        return NativeForm(shape, piece, operations.kernel)
+    if device.type != "cpu" and why_not(shape, dtype, torch.device("cpu")) is None:
         with contextlib.suppress(KernelUnavailable):
-            kernel = find_kernel()
-    return PlainForm(shape, piece) if kernel is None else BlockForm(shape, piece, kernel)
+            return BlockForm(shape, piece, find_kernel())
+    return PlainForm(shape, piece)

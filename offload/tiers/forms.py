@@ -6,7 +6,7 @@ its partial result is the same: on the CPU, with the native kernel, bit for bit.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +14,10 @@ from torch import Tensor
 from ..attention import Partial, attend, attend_causal, merge
 from ..native import Kernel
 from ..native.layout import keys_of, values_of, write_blocks
-from ..native.library import BLOCK, Append, Attention
+from ..native.library import BLOCK, PIECE, Append, Attention
 from ..rope import rotate
 from ..shape import ModelShape
+from .accumulate import Accumulator, KernelAccumulator, TorchAccumulator
 
 Rows = tuple[Tensor, Tensor]  # as `rotate` takes them
 
@@ -35,8 +36,15 @@ class Form(Protocol):
         """
         ...
 
-    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
-        """Rotated queries over the first `seen` tokens; if causal, each further one sees one more."""
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
+        """Rotated queries over the first `seen` tokens; if causal, each further one sees one more.
+
+        The result is for an accumulator of the same form.
+        """
+        ...
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        """Begin a merge of such results, for rotated queries `[tokens, heads, head_dim]`."""
         ...
 
     def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,6 +82,9 @@ class PlainForm:
 
     def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
         return attend_seen(q, *self.read(piece), seen, causal)
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        return TorchAccumulator(q)
 
     def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
         return piece.view(self._size).unbind(2)
@@ -131,30 +142,33 @@ class BlockForm:
     def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
         if piece.device.type != "cpu":
             return attend_seen(q, *self.read(piece), seen, causal)
-        shape, wide = self._shape, piece.dtype == torch.float32
-        assert seen + (len(q) - 1) * causal <= self.tokens and q.is_contiguous()
         out = torch.empty(q.shape, dtype=torch.float32)
         lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        self._run(piece, q, seen, causal, out=out.data_ptr(), lse=lse.data_ptr())
+        return Partial(out, lse)
+
+    def _run(self, piece: Tensor, q: Tensor, seen: int, causal: bool, **results: int) -> None:
+        """Let the kernel attend to a piece in host memory; `results` says where what is wanted goes."""
+        shape = self._shape
+        assert seen + (len(q) - 1) * causal <= self.tokens and q.is_contiguous()
         call = Attention(
-            q.data_ptr(),
-            piece.data_ptr(),
-            None,
-            out.data_ptr(),
-            lse.data_ptr(),
-            self._head_stride(piece),
-            0,
-            seen,
-            causal,
-            len(q),
-            shape.kv_heads,
-            shape.group,
-            shape.head_dim,
-            wide,
-            False,
-            shape.head_dim**-0.5,
+            q=q.data_ptr(),
+            kv=piece.data_ptr(),
+            head_stride=self._head_stride(piece),
+            seen=seen,
+            causal=causal,
+            tokens=len(q),
+            kv_heads=shape.kv_heads,
+            group=shape.group,
+            head_dim=shape.head_dim,
+            wide=piece.dtype == torch.float32,
+            scale=shape.head_dim**-0.5,
+            **results,
         )
         self._kernel.attend(call)
-        return Partial(out, lse)
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        return TorchAccumulator(q)
 
     def _head_stride(self, piece: Tensor) -> int:
         return self._size[1] * self._size[2] * piece.itemsize
@@ -172,6 +186,22 @@ class BlockForm:
 
     def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(of(grains, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+
+
+class NativeForm(BlockForm):
+    """Blocks of a model that the native kernel computes: its unfinished results are merged as it merges its own.
+
+    Where pieces are whole multiples of the kernel's, attention has the same bits as over a `BlockStore`.
+    """
+
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
+        count = -(-(seen + (len(q) - 1) * causal) // PIECE)
+        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
+        self._run(piece, q, seen, causal, partials=partials.data_ptr())
+        return partials
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        return KernelAccumulator(self._kernel, q)
 
 
 def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Partial:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..attention import Partial
 from .forms import Form
 
 
 class HostPart(NamedTuple):
-    """A partial for each piece, in order, and the seconds that all of them took."""
+    """What the form's `attend` gave for each piece, in order, and the seconds that all of them took."""
 
-    partials: list[Partial]
+    partials: list[Any]
     seconds: float
 
 

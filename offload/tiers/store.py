@@ -2,7 +2,7 @@
 
 Tokens of a layer lie in pieces. Whole pieces of a layer that is not resident lie in host memory; each pass attends to
 some of them on the device, as they come over the link, and to the others on the host, at the same time. The newest,
-unfinished piece of every layer stays on the device. Every part returns its log-sum-exp, so their merge is exact.
+unfinished piece of every layer stays on the device. Partial results are merged in the order of their keys.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from ..attention import Partial
 from ..shape import ModelShape
 from ..store import Store
 from .balance import Balance
-from .fold import Part, fold
 from .forms import Form
 from .host import HostAttention, HostPart
 from .link import Link, Pair
@@ -183,18 +183,23 @@ class TieredStore(Reading):
         host: Future[HostPart] | None = None
         if self._split < self._whole:
             host = tiers.host.submit(tiers.pieces[layer, self._split : self._whole], q)
-        everyone = slice(0, len(q))
-        parts = [Part(everyone, self._streamed(layer, piece, q)) for piece in range(self._split)]
-        newest = list(self._newest(layer, q, start))
+        everyone, result = slice(0, len(q)), tiers.form.accumulator(q)
+        for piece in range(self._split):
+            result.add(everyone, self._streamed(layer, piece, q))
+        newest = self._newest(layer, q, start)
         if host is not None:
-            parts += [Part(everyone, part) for part in self._from_host(host, len(q), rest)]
-        out = fold([*parts, *newest], q)
+            newest = list(newest)  # meanwhile; its keys come behind the host's
+            for part in self._from_host(host, len(q), rest):
+                result.add(everyone, part)
+        for rows, part in newest:
+            result.add(rows, part)
+        out = result.output()
         if self._long is not None and start + len(q) == self._end:
             self._long.store(layer)
         self._clock.start()
         return out
 
-    def _streamed(self, layer: int, piece: int, q: Tensor) -> Partial:
+    def _streamed(self, layer: int, piece: int, q: Tensor) -> Any:
         tiers = self.tiers
         buffer = tiers.ring.take(self._piece(layer, piece))
         part = tiers.form.attend(buffer, q, self.span)
@@ -203,7 +208,7 @@ class TieredStore(Reading):
             tiers.balance.observe_link(tiers.ring.seconds)
         return part
 
-    def _newest(self, layer: int, q: Tensor, start: int) -> Iterator[Part]:
+    def _newest(self, layer: int, q: Tensor, start: int) -> Iterator[tuple[slice, Any]]:
         """Attention to the pieces that are on the device: those of this pass, each token up to itself."""
         form, end = self.tiers.form, start + len(q)
         for piece in range(self._whole, (end - 1) // self.span + 1):
@@ -211,12 +216,12 @@ class TieredStore(Reading):
             inside = slice(max(base - start, 0), max(min(base + self.span, end) - start, 0))
             if inside.start < inside.stop:
                 some = q[inside]
-                yield Part(inside, form.attend(buffer, some, start + inside.start - base + 1, causal=True))
+                yield inside, form.attend(buffer, some, start + inside.start - base + 1, causal=True)
             if inside.stop < len(q):
                 behind = slice(inside.stop, len(q))
-                yield Part(behind, form.attend(buffer, q[behind], self.span))
+                yield behind, form.attend(buffer, q[behind], self.span)
 
-    def _from_host(self, host: Future[HostPart], rows: int, rest: float | None) -> list[Partial]:
+    def _from_host(self, host: Future[HostPart], rows: int, rest: float | None) -> list[Any]:
         part = host.result()
         self.tiers.balance.observe_host(rows, part.seconds / len(part.partials), rest)
         if self.device.type == "cpu":
