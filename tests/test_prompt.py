@@ -147,7 +147,7 @@ def test_other_encodings(book, encoding, text):
         (b"GGUF\x03\x00\x00\x00", "GGUF"),
         (b'\x10\0\0\0\0\0\0\0{"a":', "safetensors"),
         (b"text\0text", "binary"),
-        (codecs.BOM_UTF16_LE + b"a\0b", "UTF-16"),
+        (codecs.BOM_UTF16_LE + b"\x00\xd8" * 20, "UTF-16"),
         (bytes(range(1, 256)) * 20, "unknown encoding"),
     ],
 )
