@@ -90,7 +90,27 @@ def test_blank_parts(book):
         assert "empty" in refused(**request).message
 
 
+def test_the_argument_may_be_stdin(book):
+    assert read("-", stdin=fed(b"piped\n")) == "piped\n"
+    assert read("-", [book(b"file\n")], fed(b"piped")) == "file\n\npiped"
+    assert read("- ", stdin=NO_STDIN) == "- "
+    assert "closed" in refused(argument="-").message
+    with open(os.devnull) as nothing:
+        assert "empty (standard input)" in refused(argument="-", stdin=nothing).message
+
+
+def test_stdin_as_the_argument_waits_for_the_terminal():
+    master, slave = os.openpty()
+    os.write(master, b"typed\n\x04")
+    warnings = []
+    with open(slave, encoding="utf-8") as stdin:
+        assert read("-", stdin=stdin, warn=warnings.append) == "typed\n"
+    os.close(master)
+    assert warnings == ["reading from the terminal; end it with Ctrl-D"]
+
+
 def test_stdin_only_once():
+    assert "twice" in refused(argument="-", files=[Path("-")], stdin=fed(b"x")).message
     assert "twice" in refused(files=[Path("-"), Path("-")], stdin=fed(b"x")).message
     assert "closed" in refused(files=[Path("-")], stdin=None).message
 
