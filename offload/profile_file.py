@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
+from .bounded import Unbounded, read_bounded
 from .errors import SettingsError
 from .hardware import UNITS, Key, Misfit, dotted, refuse_unknown
 from .units import parse_size
@@ -17,8 +19,10 @@ from .units import parse_size
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
 
+_LIMIT = 2**20  # bytes; those that come with the program have less than a thousandth of it
 _DEPTH = 2  # mappings in a profile: itself, and its parts
 _SIZES = ("memory", "host_memory")  # options in bytes, for which nobody wants to write 23622320128
+_SMALL = "a profile is a small YAML file"
 _SHIPPED = "see the profiles that come with the program"
 
 T = TypeVar("T")
@@ -102,9 +106,13 @@ def is_path(text: str) -> bool:
 
 def _text(file: Path | Traversable, source: str) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open("rb") as stream:
+            data = read_bounded(stream, _LIMIT)
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()  # any newline is read as \n
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{source} is not UTF-8 text", "a profile is a small YAML file") from error
+        raise SettingsError(f"{source} is not UTF-8 text", _SMALL) from error
+    except Unbounded as error:
+        raise SettingsError(f"{source} {error}", _SMALL) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"cannot read {source}: {reason}", "check the profile's path") from error

@@ -396,6 +396,17 @@ def test_settings_are_resolved_flag_environment_profile_default(triforce, tmp_pa
     assert "min_p: 0.1  (profile mine)" in result.stderr
 
 
+@pytest.mark.parametrize("command", [["generate", "--raw"], ["bench"]])
+def test_the_argument_may_be_stdin(triforce, command):
+    args = [*command, "--temperature", "0", "-n", "4", "--dry-run", "--json"]
+
+    def tokens(*words, stdin=None):
+        return json.loads(triforce(*args, *words, stdin=stdin).stdout)["plan"]["context"]
+
+    assert tokens("Once upon") == tokens("-", stdin=b"Once upon") > tokens("Once")
+    assert_error(triforce(*args, "-", "-f", "-", stdin=b"x"), 2, "twice")
+
+
 def test_closed_pipe_ends_quietly(endless_model_dir, tmp_path):
     with start(endless_model_dir, tmp_path) as process:
         assert process.stdout.read(20)

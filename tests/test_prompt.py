@@ -90,7 +90,27 @@ def test_blank_parts(book):
         assert "empty" in refused(**request).message
 
 
+def test_the_argument_may_be_stdin(book):
+    assert read("-", stdin=fed(b"piped\n")) == "piped\n"
+    assert read("-", [book(b"file\n")], fed(b"piped")) == "file\n\npiped"
+    assert read("- ", stdin=NO_STDIN) == "- "
+    assert "closed" in refused(argument="-").message
+    with open(os.devnull) as nothing:
+        assert "empty (standard input)" in refused(argument="-", stdin=nothing).message
+
+
+def test_stdin_as_the_argument_waits_for_the_terminal():
+    master, slave = os.openpty()
+    os.write(master, b"typed\n\x04")
+    warnings = []
+    with open(slave, encoding="utf-8") as stdin:
+        assert read("-", stdin=stdin, warn=warnings.append) == "typed\n"
+    os.close(master)
+    assert warnings == ["reading from the terminal; end it with Ctrl-D"]
+
+
 def test_stdin_only_once():
+    assert "twice" in refused(argument="-", files=[Path("-")], stdin=fed(b"x")).message
     assert "twice" in refused(files=[Path("-"), Path("-")], stdin=fed(b"x")).message
     assert "closed" in refused(files=[Path("-")], stdin=None).message
 
@@ -147,7 +167,7 @@ def test_other_encodings(book, encoding, text):
         (b"GGUF\x03\x00\x00\x00", "GGUF"),
         (b'\x10\0\0\0\0\0\0\0{"a":', "safetensors"),
         (b"text\0text", "binary"),
-        (codecs.BOM_UTF16_LE + b"a\0b", "UTF-16"),
+        (codecs.BOM_UTF16_LE + b"\x00\xd8" * 20, "UTF-16"),
         (bytes(range(1, 256)) * 20, "unknown encoding"),
     ],
 )

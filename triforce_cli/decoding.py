@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from offload.errors import PromptError
 
+from .replacing import Replaced, replace_broken, replace_broken_marked
+from .wording import counted
+
 # Longest first: the mark of UTF-32 LE begins with that of UTF-16 LE.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -40,11 +43,12 @@ _CHAOS, _COHERENCE = 0.01, 0.1  # charset-normalizer's scores this close are a d
 def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
     """The text of `data`, with CRLF and lone CR read as newlines, as Python's text files do.
 
-    UTF-8 with or without a byte order mark and UTF-16 and UTF-32 with one are read as they are; other bytes by the
-    best guess, with one warning that names it. Raises PromptError for what is not text; `name` says whose bytes.
+    UTF-8 with or without a byte order mark and UTF-16 and UTF-32 with one are read as they are, with U+FFFD for a few
+    broken bytes; other bytes by the best guess. One warning counts what is broken, or names what is guessed. Raises
+    PromptError for what is not text; `name` says whose bytes.
     """
     _refuse_binary(data, name)
-    text = _marked(data, name)
+    text = _marked(data, name, warn)
     if text is None:
         if b"\0" in data:
             raise PromptError(f"{name} is binary (it holds NUL bytes)", _PLAIN)
@@ -60,7 +64,7 @@ def _refuse_binary(data: bytes, name: str) -> None:
         raise PromptError(f"{name} is a safetensors file, not text", _AS_MODEL)
 
 
-def _marked(data: bytes, name: str) -> str | None:
+def _marked(data: bytes, name: str, warn: Callable[[str], None]) -> str | None:
     encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), None)
     if encoding is None:
         return None
@@ -68,10 +72,13 @@ def _marked(data: bytes, name: str) -> str | None:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         label = encoding.removesuffix("-sig").upper()
-        raise PromptError(
-            f"{name} begins with the mark of {label} but is not valid {label} at byte {error.start:,}",
-            "save it as UTF-8 again, or look whether it was cut off",
-        ) from None
+        replaced = replace_broken_marked(data, encoding)
+        if replaced is None:
+            raise PromptError(
+                f"{name} begins with the mark of {label} but is not valid {label} at byte {error.start:,}",
+                "save it as UTF-8 again, or look whether it was cut off",
+            ) from None
+        text = _told(replaced, label, name, warn)
     if "\0" in text:
         raise PromptError(f"{name} is binary (it holds NUL characters)", _PLAIN)
     return text
@@ -82,11 +89,20 @@ def _unmarked(data: bytes, name: str, warn: Callable[[str], None]) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         pass
+    replaced = replace_broken(data)
+    if replaced is not None:
+        return _told(replaced, "UTF-8", name, warn)
     encoding = guess(data)
     if encoding is None:
         raise PromptError(f"{name} is binary or in an unknown encoding", "give plain text, best saved as UTF-8")
     warn(f"{name} is not UTF-8; read as {encoding}, the best guess")
     return data.decode(encoding)
+
+
+def _told(replaced: Replaced, label: str, name: str, warn: Callable[[str], None]) -> str:
+    count = counted(replaced.broken, "broken character")
+    warn(f"{name} is {label} with {count}, {replaced.place}; read as U+FFFD")
+    return replaced.text
 
 
 def guess(data: bytes) -> str | None:

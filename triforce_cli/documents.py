@@ -9,12 +9,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from offload.bounded import Unbounded, read_bounded
 from offload.errors import PromptError
+from offload.units import GIB
 
 from .formats import text_of
 
 Warn = Callable[[str], None]
 
+LIMIT = GIB  # bytes of one document: a PDF may be large, while a text of a hundredth of this exceeds most contexts
 STDIN = Path("-")
 WAYS = (
     'give text (triforce generate "Hello"), a file (--prompt-file book.txt) '
@@ -57,29 +60,32 @@ def name_of(path: Path) -> str:
     return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")
 
 
-def read(path: Path, stdin: Any, warn: Warn) -> str:
-    """The text of a file, or of standard input. Raises PromptError."""
+def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
+    """The text of a file, or of standard input, of up to `limit` bytes. Raises PromptError."""
     if path == STDIN:
-        if is_terminal(stdin):
-            warn("reading from the terminal; end it with Ctrl-D")
-        return read_stdin(stdin, warn)
+        _tell_terminal(stdin, warn)
+        return read_stdin(stdin, warn, limit)
     try:
-        data = path.read_bytes()
+        with path.open("rb", buffering=0) as file:
+            _tell_terminal(file, warn)  # /dev/stdin
+            data = read_bounded(file, limit)
+    except Unbounded as error:
+        raise PromptError(f"{path} {error}", error.hint) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise _unreadable(path, error) from None
     return text_of(data, str(path), path.suffix, warn)
 
 
-def read_stdin(stdin: Any, warn: Warn) -> str:
-    """All of standard input. Raises PromptError."""
+def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
+    """All of standard input, of up to `limit` bytes. Raises PromptError."""
     if stdin is None:
         raise PromptError("standard input is closed", WAYS)
     try:
-        data = getattr(stdin, "buffer", stdin).read()
+        data = read_bounded(getattr(stdin, "buffer", stdin), limit)
+    except Unbounded as error:
+        raise PromptError(f"standard input {error}", error.hint) from None
     except (OSError, ValueError) as error:  # ValueError: closed
         raise PromptError(f"standard input cannot be read: {error}", WAYS) from None
-    if isinstance(data, str):  # a text stream without bytes below, as notebooks and tests have
-        data = data.encode("utf-8", errors="replace")
     return text_of(data, "standard input", "", warn)
 
 
@@ -88,6 +94,11 @@ def is_terminal(stdin: Any) -> bool:
         return bool(stdin.isatty())
     except (AttributeError, ValueError):
         return False
+
+
+def _tell_terminal(stream: Any, warn: Warn) -> None:
+    if is_terminal(stream):
+        warn("reading from the terminal; end it with Ctrl-D")
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> PromptError:

@@ -14,6 +14,7 @@ from offload.errors import SettingsError
 
 from .documents import read
 
+_LIMIT = 16 * 2**20  # bytes of a template
 _PLACES = re.compile(r"\{(document|instruction)\}")
 
 
@@ -45,7 +46,7 @@ def load_templates(path: Path | None = None) -> Templates:
     """The program's own, or the user's for everything. Raises PromptError, and SettingsError without {document}."""
     if path is None:
         return Templates(*(_own(name) for name in ("document", "part", "notes")))
-    text = read(path, None, lambda warning: None)
+    text = read(path, None, lambda warning: None, _LIMIT)
     if "{document}" not in text:
         raise SettingsError(
             f"the template {path} has no place for the document",

@@ -17,11 +17,14 @@ from .documents import STDIN, WAYS, Warn, checked, is_terminal, name_of, read, r
 def read_prompt(argument: str | None, files: Sequence[Path | str], stdin: Any, warn: Warn) -> str:
     """One text from the files in their order, standard input, and the argument last.
 
-    The file `-` is standard input; without it, standard input comes after the files if something is piped or
-    redirected into it (a terminal and /dev/null are not read). Parts are joined with exactly one blank line: newlines
-    around a joint are replaced, everything else stays as it was. Blank parts are left out, with a warning if they
-    were asked for. Raises PromptError for a file that cannot be read or is no text, and if nothing remains.
+    The file `-` is standard input, and so is the argument `-`; without them, standard input comes after the files if
+    something is piped or redirected into it (a terminal and /dev/null are not read). Parts are joined with exactly one
+    blank line: newlines around a joint are replaced, everything else stays as it was. Blank parts are left out, with a
+    warning if they were asked for. Raises PromptError for a file that cannot be read or is no text, and if nothing
+    remains.
     """
+    if argument == str(STDIN):
+        files, argument = [*files, STDIN], None
     paths = checked(files)
     parts = [(name_of(path), read(path, stdin, warn)) for path in paths]
     unasked = STDIN not in paths and _is_fed(stdin)

@@ -25,7 +25,7 @@ NEW_TOKENS = 128
 def bench(
     ctx: typer.Context,
     prompt: Annotated[
-        str | None, typer.Argument(help="Text, placed after files and stdin.", show_default=False)
+        str | None, typer.Argument(help="Text, placed after files and stdin; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
     methods: Annotated[

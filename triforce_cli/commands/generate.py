@@ -16,7 +16,7 @@ from ..wish import check_flags, output_of, shared, wish_of
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
-        str | None, typer.Argument(help="Text, placed after files and stdin.", show_default=False)
+        str | None, typer.Argument(help="Text, placed after files and stdin; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
 ) -> int:

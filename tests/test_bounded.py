@@ -1,0 +1,153 @@
+"""What has no end: devices, pipes and files beyond the limit, and signals while they are read."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from offload import profile as profiles
+from offload.bounded import Unbounded, read_bounded
+from offload.errors import PromptError, SettingsError
+from triforce_cli import documents
+from triforce_cli.framing import load_templates
+
+
+class Endless(io.RawIOBase):
+    """A pipe into which somebody writes for ever."""
+
+    def __init__(self, chunk: bytes = b"y\n"):
+        self.given, self._chunks = 0, repeat(chunk)
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        assert self.given < 10_000
+        chunk = next(self._chunks)[: len(buffer)]
+        buffer[: len(chunk)] = chunk
+        self.given += len(chunk)
+        return len(chunk)
+
+
+def refused(path, **request) -> PromptError:
+    with pytest.raises(PromptError) as caught:
+        documents.read(Path(path), None, pytest.fail, **request)
+    return caught.value
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "/dev/full"])
+def test_a_device_is_refused(device):
+    if not os.path.exists(device):
+        pytest.skip(f"there is no {device}")
+    assert f"{device} is a device" in refused(device).message
+    with open(device) as stdin, pytest.raises(PromptError, match="standard input is a device"):
+        documents.read(documents.STDIN, stdin, pytest.fail)
+    with pytest.raises(PromptError, match="is a device"):
+        load_templates(Path(device))
+    with pytest.raises(SettingsError, match="is a device") as caught:
+        profiles.load(device)
+    assert "YAML" in caught.value.hint
+
+
+def test_the_null_device_is_empty():
+    assert documents.read(Path(os.devnull), None, pytest.fail) == ""
+
+
+def test_up_to_the_limit_and_not_beyond(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"0123456789")
+    assert documents.read(path, None, pytest.fail, limit=10) == "0123456789"
+    error = refused(path, limit=9)
+    assert error.message == f"{path} has 10 bytes, more than the 9 that are read"
+    assert "head -c 9" in error.hint
+    with path.open("rb") as file:
+        file.read(4)  # what somebody has read before does not count
+        assert read_bounded(file, 6) == b"456789"
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "book.txt"
+    with path.open("wb") as file:
+        file.truncate(documents.LIMIT + 1)  # a hole, which takes no room
+    started = time.process_time()
+    assert f"{documents.LIMIT:,}" in refused(path).message
+    assert time.process_time() - started < 0.1
+
+
+def test_an_endless_pipe_is_read_up_to_the_limit():
+    endless = Endless()
+    with pytest.raises(PromptError, match="standard input has more than 1,000 bytes") as caught:
+        documents.read_stdin(io.TextIOWrapper(io.BufferedReader(endless, 64)), pytest.fail, limit=1000)
+    assert "head -c 1000" in caught.value.hint
+    assert endless.given < 1100
+    with pytest.raises(Unbounded):
+        read_bounded(io.StringIO("日" * 400), 1000)
+
+
+def test_templates_and_profiles_are_small(tmp_path):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(16 * 2**20 + 1)
+    with pytest.raises(PromptError, match="more than the 16,777,216"):
+        load_templates(path)
+    with pytest.raises(SettingsError, match="more than the 1,048,576"):
+        profiles.load(path)
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    """Makes a pipe with a name, into which a thread writes a text once somebody reads: `fifo("text") -> Path`."""
+    threads = []
+
+    def make(text: str) -> Path:
+        path = tmp_path / f"fifo-{len(threads)}"
+        os.mkfifo(path)
+        threads.append(threading.Thread(target=path.write_text, args=(text, "utf-8"), daemon=True))
+        threads[-1].start()
+        return path
+
+    yield make
+    for thread in threads:
+        thread.join(10)
+
+
+def test_pipes_with_an_end_are_read_like_files(fifo):
+    assert documents.read(fifo("a book\n" * 50_000), None, pytest.fail) == "a book\n" * 50_000
+    assert "{document}" in load_templates(fifo("Read {document}")).document.text
+    assert profiles.load(fifo(yaml.safe_dump({"name": "mine", "description": "mine", "device": "cpu"}))).name == "mine"
+    reading, writing = os.pipe()
+    os.write(writing, b"piped")
+    os.close(writing)
+    assert documents.read(Path(f"/dev/fd/{reading}"), None, pytest.fail) == "piped"
+    os.close(reading)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("as_file", [True, False])
+def test_signals_are_answered_while_an_endless_pipe_is_read(tmp_path, number, as_file):
+    path = tmp_path / "endless"
+    os.mkfifo(path)
+    opened = os.open(path, os.O_RDWR)  # or either end would wait for the other
+    command = [sys.executable, "-m", "triforce_cli", "generate", "-f", str(path) if as_file else "-"]
+    with subprocess.Popen(command, stdin=opened, stderr=subprocess.PIPE) as process:
+        os.write(opened, b"y\n" * 2**19)  # more than fits into a pipe: from here on the process reads
+        writer = subprocess.Popen(["yes"], stdout=opened)
+        try:
+            time.sleep(0.1)  # `yes` writes faster than anybody reads: no read waits, so none is interrupted
+            process.send_signal(number)
+            _, err = process.communicate(timeout=10)
+        finally:
+            for each in (process, writer):
+                each.kill()
+                each.wait()
+            os.close(opened)
+    assert process.returncode == 128 + number
+    assert b"Traceback" not in err
