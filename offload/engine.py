@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
+from .errors import PromptError
 from .events import Event
 from .linear import multiplies_natively
 from .model import Model
@@ -58,8 +59,10 @@ class Engine:
         Yields Prefilled, then Speculated and Tokens for every verification, then one Finished. An end-of-sequence token
         ends the run and is not emitted. Without a seed in `config`, the seed is 0. Stop strings are the text layer's
         (`text.stream_text`): `send(n)` in answer to Tokens says that of all the tokens emitted only the first n are
-        kept, and that this is the end. Abandoning the iterator at any point is safe.
+        kept, and that this is the end. Abandoning the iterator at any point is safe. Raises PromptError, when it is
+        begun, for ids that the model does not have and for more tokens than its context.
         """
+        self._check(ids, len(ids) + config.max_new_tokens)
         session = self._session(len(ids) + config.max_new_tokens)
         try:
             yield from session.generate(ids, sampling, config, speculation or Speculation(), self._eos_ids)
@@ -72,13 +75,35 @@ class Engine:
         """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with what was emitted.
 
         `length` is that which the sequence might have reached, prompt and `max_new_tokens`, where that is more than
-        what there is: to some RoPE scalings it matters.
+        what there is: to some RoPE scalings it matters. Raises PromptError as `generate`.
         """
+        self._check(ids, len(ids) + len(emitted))
+        self._check_vocabulary(emitted)
         session = self._session(max(len(ids) + len(emitted), length))
         try:
             return replay(session.full, ids, emitted, sampling or Sampling(temperature=0))
         finally:
             self._idle = session
+
+    def _check(self, ids: Sequence[int], length: int) -> None:
+        if not ids:
+            raise PromptError("the prompt is empty", "give at least one token")
+        self._check_vocabulary(ids)
+        if length > (context := self.model.shape.context):
+            raise PromptError(
+                f"{length:,} tokens, prompt and answer, exceed the model's context of {context:,}",
+                "shorten the prompt, ask for fewer new tokens, or stretch the context (OpenModel.stretched)",
+            )
+
+    def _check_vocabulary(self, ids: Sequence[int]) -> None:
+        vocab = self.model.shape.vocab
+        for wrong in {min(ids, default=0), max(ids, default=0)}:
+            if not 0 <= wrong < vocab:
+                raise PromptError(
+                    f"token id {wrong:,} at position {list(ids).index(wrong):,} is not in the vocabulary of "
+                    f"{vocab:,} tokens",
+                    "encode the text with this model's tokenizer",
+                )
 
     def _session(self, capacity: int) -> Session:
         """Take the idle session, or make one if there is none that serves."""
@@ -95,10 +120,13 @@ class Engine:
         return Engine(self.model, (), self._prefill_chunk, self._draft, self.spread)
 
     def describe(self) -> str:
-        """Device, dtype and what computes, for people."""
+        """Device, dtype, what computes, among how many ranks and from which memory: all that rounding may depend on."""
         where = f"{self.model.device.type}, {str(self.model.dtype).removeprefix('torch.')}"
         kernel = self.model.operations.kernel
         if kernel is not None:
-            return f"{where}, {kernel.level} kernel"
-        native = multiplies_natively(self.model.device.type, self.model.dtype)
-        return where + ("" if native else " (blocks of rows in float32)")
+            where += f", {kernel.level} kernel"
+        elif not multiplies_natively(self.model.device.type, self.model.dtype):
+            where += " (blocks of rows in float32)"
+        if self.model.group.size > 1:
+            where += f", {self.model.group.size} ranks"
+        return where if self.spread is None else f"{where}, KV offloaded ({self.spread.settings.mode})"

@@ -6,7 +6,6 @@ from collections.abc import Generator, Hashable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .context import Context
-from .errors import PromptError
 from .events import Event, Finished, Tokens
 from .hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
 from .levels import draft_chunk, has_draft_model, has_middle
@@ -57,8 +56,6 @@ class Session:
         eos_ids: frozenset[int],
     ) -> Generator[Event, int | None]:
         """See Engine.generate."""
-        if not ids:
-            raise PromptError("the prompt is empty", "give at least one token")
         context = self.context
         context.restart(ids)
         parts = self._parts(settings, len(ids) + config.max_new_tokens)

@@ -21,6 +21,7 @@ from offload.doctor import kernel_state
 from offload.engine import Engine
 from offload.errors import ModelNotFound, OutOfMemory, PromptError, SettingsError
 from offload.native import LEVELS, KernelUnavailable, find_kernel
+from offload.tiers import TierSettings
 
 GREEDY = Sampling(temperature=0)
 PROMPT = list(range(5, 45))
@@ -170,6 +171,36 @@ def test_the_engine_says_what_computes(tiny_model_dir):
         opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel=kernel))
         assert opened.kernel == kernel
         assert opened.load().describe() == "cpu, float32" + ("" if kernel == "off" else f", {kernel} kernel")
+
+
+def test_the_engine_says_from_which_memory(tiny_model_dir):
+    opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel="off"))
+    engine = opened.load(tiers=TierSettings("hybrid", link_gb_s=1.0))
+    assert engine.describe() == "cpu, float32, KV offloaded (hybrid)"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "message"),
+    [
+        ([], 4, "prompt is empty"),
+        ([5, 10**9, 7], 4, "token id 1,000,000,000 at position 1 is not in the vocabulary of 267 tokens"),
+        ([5, 6, -1], 4, "token id -1 at position 2"),
+        ([267], 4, "token id 267 at position 0"),
+        ([0] * 9000, 4, "9,004 tokens, prompt and answer, exceed the model's context of 2,048"),
+        ([0] * 2000, 49, "2,049 tokens"),
+    ],
+)
+def test_impossible_prompts_are_refused_with_the_numbers(engine, prompt, new, message):
+    with pytest.raises(PromptError, match=message) as raised:
+        list(engine.generate(prompt, Sampling(temperature=0), GenerationConfig(max_new_tokens=new)))
+    assert raised.value.hint
+    with pytest.raises(PromptError):
+        engine.replay(prompt, [0] * new)
+
+
+def test_the_whole_context_may_be_used(engine):
+    events = engine.generate([5] * 2040, Sampling(temperature=0), GenerationConfig(max_new_tokens=8))
+    assert any(isinstance(event, Finished) for event in events)
 
 
 @pytest.mark.cuda

@@ -1,6 +1,7 @@
 """Speculation on the command line, in this process: methods, --verify, and which combinations are refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -122,6 +123,18 @@ def test_a_changed_token_is_found_and_is_an_error(tiny_model_dir):
     with pytest.raises(TriforceError, match="more than rounding") as raised:
         refuse_loss(verify)
     assert raised.value.hint
+
+
+def test_the_verdict_names_what_was_compared_and_where_rounding_decides(tiny_model_dir):
+    ids = list(range(40, 80))
+    engine, emitted = greedy(tiny_model_dir, ids, 12)
+    found = compare(engine, ids, emitted, Sampling(temperature=0))
+    verify = described(found, lambda tokens: f"<{tokens[0]}>", engine.describe())
+    assert f"12 tokens equal plain decoding (ar on {engine.describe()})" in verdict(verify)
+    assert "closest" not in verdict(verify)  # fp32, and random weights: nothing is near
+    close = replace(found.closest, margin=found.closest.noise)
+    line = verdict(described(replace(found, closest=close), lambda tokens: f"<{tokens[0]}>"))
+    assert f"closest: token {close.position}, '<{close.chosen}>' before '<{close.runner_up}>' by" in line
 
 
 def test_the_end_is_compared_too(tiny_model_dir):

@@ -315,3 +315,19 @@ def test_the_replay_finds_what_plain_decoding_would_not_have_said(endless):
     assert (first.position, first.emitted, first.expected) == (12, wrong[12], emitted[12])
     assert first.margin > 10 * first.noise
     assert not result.lossless
+
+
+def test_the_replay_tells_the_narrowest_decision(endless):
+    """As a run of torch's own operations over the same tokens has it."""
+    engine, prompt = fresh(endless), ids(100)
+    emitted = tokens(run(engine, prompt, 30))
+    closest = engine.replay(prompt, emitted).closest
+    model = engine.model
+    logits = model.logits(model.forward(torch.tensor([*prompt, *emitted]), model.new_cache(130)))[99:-1]
+    best = logits.topk(2)
+    margins = best.values[:, 0] - best.values[:, 1]
+    assert closest.position == int(margins.argmin())
+    assert [closest.chosen, closest.runner_up] == best.indices[closest.position].tolist()
+    assert closest.margin == pytest.approx(float(margins.min()), rel=1e-2)
+    assert closest.within_rounding == (closest.margin <= 2 * closest.noise)
+    assert engine.replay(prompt, []).closest is None

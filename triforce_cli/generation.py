@@ -69,7 +69,7 @@ class Speaker:
         try:
             ended_by = job.opened.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
             found = compare(self._engine, prompt.ids, emitted, job.sampling, ended_by, prompt.length)
-            verify = described(found, job.opened.tokenizer.decode)
+            verify = described(found, job.opened.tokenizer.decode, self._engine.describe())
         except KeyboardInterrupt:
             renderer.interrupt(summary)
             raise

@@ -13,7 +13,7 @@ from .wording import counted
 if TYPE_CHECKING:
     from offload.config import Sampling
     from offload.engine import Engine
-    from offload.replay import Replay
+    from offload.replay import Choice, Replay
 
 SHOWN = 100  # divergences in a summary: behind a fault there may be thousands
 
@@ -40,8 +40,11 @@ def compare(
     return replace(found, divergences=(*found.divergences, nearest))
 
 
-def described(found: Replay, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-    """The comparison for JSON and for the lines below; the first divergences with the texts of their tokens."""
+def described(found: Replay, decode: Callable[[list[int]], str], engine: str = "") -> dict[str, Any]:
+    """The comparison for JSON and for the lines below; the first divergences with the texts of their tokens.
+
+    `engine` is what computed both: `Engine.describe`.
+    """
     divergences = [
         asdict(divergence)
         | {
@@ -53,19 +56,29 @@ def described(found: Replay, decode: Callable[[list[int]], str]) -> dict[str, An
     ]
     divergences.sort(key=lambda one: one["is_tie"])  # stable: what is no tie comes first, in its order
     return {
+        "compared_with": "ar" + (f" on {engine}" if engine else ""),
         "tokens": found.tokens,
         "equal": found.equal,
         "lossless": found.lossless,
         "differing": len(divergences),
         "divergences": divergences[:SHOWN],
+        "closest": None if found.closest is None else _choice(found.closest, decode),
+    }
+
+
+def _choice(choice: Choice, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    return asdict(choice) | {
+        "chosen_text": decode([choice.chosen]),
+        "runner_up_text": decode([choice.runner_up]),
+        "within_rounding": choice.within_rounding,
     }
 
 
 def verdict(verify: Mapping[str, Any]) -> str:
-    """One line for a person."""
+    """One line for a person: what was compared with what, and where rounding decides."""
     tokens = counted(verify["tokens"], "token")
     if verify["equal"]:
-        return f"verify: {tokens} equal plain decoding"
+        return f"verify: {tokens} equal plain decoding ({verify['compared_with']}){_narrow(verify['closest'])}"
     first = verify["divergences"][0]
     tie = "a floating-point tie" if first["is_tie"] else "more than rounding"
     more = verify["differing"] - 1
@@ -73,6 +86,16 @@ def verdict(verify: Mapping[str, Any]) -> str:
     return (
         f"verify: token {first['position']} is {first['emitted_text']!r} where plain decoding has "
         f"{first['expected_text']!r} (margin {first['margin']:.3g}, noise {first['noise']:.3g}: {tie}){rest}"
+    )
+
+
+def _narrow(choice: Mapping[str, Any] | None) -> str:
+    """The narrowest decision, where the same model may decide otherwise on other hardware or ranks."""
+    if choice is None or not choice["within_rounding"]:
+        return ""
+    return (
+        f"; closest: token {choice['position']}, {choice['chosen_text']!r} before {choice['runner_up_text']!r} by "
+        f"{choice['margin']:.2g}, where another kernel or number of ranks may round by {choice['noise']:.2g}"
     )
 
 
