@@ -11,6 +11,9 @@ import psutil
 import pytest
 from crew import free_port
 
+from offload.prompts.entries import entries
+from offload.prompts.folder import PromptFolder
+
 pytestmark = pytest.mark.slow  # a rank takes seconds to start
 
 GENERATE = [sys.executable, "-m", "triforce_cli", "generate", "--temperature", "0", "--seed", "1"]
@@ -208,3 +211,4 @@ def test_ranks_share_a_prompt_cache(start, tmp_path):
     assert again == first
     assert cached[0] == 128 * (len(blocks) // 2) >= 384
     assert warned == [False, True, False]
+    assert [entry.hits for entry in entries(PromptFolder(tmp_path / "home" / "prompts"))] == [2]

@@ -124,12 +124,17 @@ class Restoration:
         self._race.observe(*self._prompt.cache.group.agree((reading + writing, header.prefill_s)))
 
     def _tell(self, held: int) -> Generator[Restored]:
-        """`held`: tokens that were in memory."""
+        """`held`: tokens that were in memory.
+
+        Questions on a document that is in memory may find their own words on disk: that is no hit. As with entries,
+        it is the same prompt where more than half of it is.
+        """
         prompt, runner = self._prompt, self._runner
         taken = runner.held - held - self._computed
         if taken <= 0:
             return
-        prompt.folder.hit(prompt.paths[runner.held // TOKENS - 1])
+        if taken > held:
+            prompt.folder.hit(prompt.paths[runner.held // TOKENS - 1])
         yield Restored(taken, self._size * prompt.cache.group.size, self._seconds)
 
 
