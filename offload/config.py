@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .errors import SettingsError
-from .units import GIB
+from .units import GIB, counted
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -148,7 +148,7 @@ class Speculation:
         _require(self.chunk >= 1, f"chunk is {self.chunk}", "use a positive number of tokens, such as 8")
         _require(
             self.budget >= 4 * self.chunk,
-            f"budget is {self.budget} tokens, with chunks of {self.chunk}",
+            f"budget is {counted(self.budget, 'token')}, with chunks of {self.chunk}",
             "the budget must hold 4 chunks at least",
         )
         _require(
