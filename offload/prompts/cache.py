@@ -52,8 +52,7 @@ class SequencePrompts:
     def __init__(
         self, cache: PromptCache, fingerprint: str, runner: Runner, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._cache, self._folder = cache, cache.folder
-        self._fingerprint = fingerprint
+        self._cache, self._fingerprint = cache, fingerprint
         self._runner, self._fresh = runner, Fresh(runner)
         self._clock = clock
 

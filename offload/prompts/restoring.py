@@ -143,9 +143,9 @@ def _warn(troubles: Sequence[Sequence[str]]) -> None:
     rank, first = next((rank, each[0]) for rank, each in enumerate(troubles) if each)
     where = f"rank {rank}: " if len(troubles) > 1 else ""
     count = sum(map(len, troubles))
-    what = "a file of the prompt cache is not used: " if count == 1 else f"{count:,} files of the prompt cache are not "
-    more = "" if count == 1 else "used, the first: "
-    warnings.warn(f"{what}{more}{where}{first}", Degraded, stacklevel=2)
+    several = f"{count:,} files of the prompt cache are not used, the first: "
+    what = "a file of the prompt cache is not used: " if count == 1 else several
+    warnings.warn(f"{what}{where}{first}", Degraded, stacklevel=2)
 
 
 class Race:
