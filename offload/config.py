@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .errors import SettingsError
-from .units import GIB
+from .units import GIB, counted
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -17,6 +17,8 @@ OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
 METHODS = ("auto", "ar", "lookup", "naive", "retrieval", "streaming", "triforce")
 DRAFTS = ("lookup", "none")  # beside models
 LONGEST_GAMMA = 32
+HIGHEST_TEMPERATURE = 1_000_000  # all tokens are equally likely long before; infinite ones would divide to NaN
+LEAST_PENALTY, LARGEST_PENALTY = 0.01, 100  # beyond, logits leave what float32 holds
 DEFAULT_MODEL = "smollm2-135m"
 
 
@@ -39,19 +41,18 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        number = math.isfinite
         _require(
-            number(self.temperature) and self.temperature >= 0,
+            0 <= self.temperature <= HIGHEST_TEMPERATURE,
             f"temperature is {self.temperature}",
-            "use 0 for greedy decoding, or a positive number such as 0.6",
+            f"use 0 for greedy decoding, or a number up to {HIGHEST_TEMPERATURE:,}, such as 0.6",
         )
         _require(0 < self.top_p <= 1, f"top-p is {self.top_p}", "use a number above 0 and up to 1; 1 switches it off")
         _require(self.top_k >= 0, f"top-k is {self.top_k}", "use a whole number; 0 switches it off")
         _require(0 <= self.min_p <= 1, f"min-p is {self.min_p}", "use a number from 0 to 1; 0 switches it off")
         _require(
-            number(self.repetition_penalty) and self.repetition_penalty > 0,
+            LEAST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY,
             f"repetition-penalty is {self.repetition_penalty}",
-            "use a positive number; 1 switches it off, 1.1 is mild",
+            f"use a number from {LEAST_PENALTY} to {LARGEST_PENALTY}; 1 switches it off, 1.1 is mild",
         )
 
     @property
@@ -148,7 +149,7 @@ class Speculation:
         _require(self.chunk >= 1, f"chunk is {self.chunk}", "use a positive number of tokens, such as 8")
         _require(
             self.budget >= 4 * self.chunk,
-            f"budget is {self.budget} tokens, with chunks of {self.chunk}",
+            f"budget is {counted(self.budget, 'token')}, with chunks of {self.chunk}",
             "the budget must hold 4 chunks at least",
         )
         _require(

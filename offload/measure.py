@@ -15,7 +15,7 @@ from .hardware import Gpu, Host, Link
 from .linear import TorchLinear
 from .measured import Measured
 from .memory import available
-from .units import GIB
+from .units import GIB, counted
 
 _LEAST = 2**26  # bytes: less would measure the caches
 _SECONDS = 0.4  # for the runs of a measurement, beside the memory that it must fill first
@@ -44,7 +44,7 @@ def measure(device: torch.device | str, processor: str = "", sizes: Sizes = Size
     device = torch.device(device)
     host = _host(sizes)
     date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
-    cores = f"{processor or 'CPU'}, {host.cores or '?'} cores"
+    cores = f"{processor or 'CPU'}, {counted(host.cores, 'core') if host.cores else '? cores'}"
     if device.type != "cuda":
         return Measured(date, cores, version, "cpu", host=host)
     gpu = _gpu(device, sizes)

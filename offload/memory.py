@@ -10,7 +10,7 @@ from .errors import OutOfMemory
 from .parts import activation_bytes
 from .shape import ModelShape
 from .system import free_host_memory
-from .units import size_text
+from .units import counted, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def check_fit(need: MemoryEstimate, free: int) -> None:
         return
     others = ((need.retrieval, "retrieval cache"), (need.draft, "draft model"))
     more = "".join(f"{name} {size_text(size)}, " for size, name in others if size)
-    parts = f"weights {size_text(need.weights)}, KV cache of {need.kv_tokens:,} tokens {size_text(need.kv)}"
+    parts = f"weights {size_text(need.weights)}, KV cache of {counted(need.kv_tokens, 'token')} {size_text(need.kv)}"
     raise OutOfMemory(
         f"not enough memory: about {size_text(need.total)} needed ({parts}, "
         f"{more}activations {size_text(need.activations)}), {size_text(free)} may be used",

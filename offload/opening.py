@@ -31,6 +31,7 @@ from .sources import FetchProgress, locate, open_checkpoint, silent
 from .stretching import factor_for, stretched
 from .text import Tokenizer
 from .tiers import Spread, TierSettings, WeightTier, make_link
+from .units import counted
 from .weights import Progress, check_tensors, load_model
 
 
@@ -99,17 +100,17 @@ class OpenModel:
         Raises PromptError with the numbers where the prompt, or the prompt and an exact wish, exceed the context.
         """
         context = self.checkpoint.shape.context
-        limit = f"the model's context of {context:,} tokens"
+        limit = f"the model's context of {counted(context, 'token')}"
         if self.checkpoint.shape.sliding_window == context:
             limit += " (its sliding window)"
         if prompt_tokens >= context:
             raise PromptError(
-                f"the prompt has {prompt_tokens:,} tokens, which leaves no room in {limit}",
+                f"the prompt has {counted(prompt_tokens, 'token')}, which leaves no room in {limit}",
                 "shorten the prompt, split the document, use --model with a longer context, or --extend-context",
             )
         if exact and prompt_tokens + wanted > context:
             raise PromptError(
-                f"{prompt_tokens:,} prompt tokens and {wanted:,} new ones exceed {limit}",
+                f"{counted(prompt_tokens, 'prompt token')} and {counted(wanted, 'new one')} exceed {limit}",
                 f"use --max-new-tokens {context - prompt_tokens} or fewer, or shorten the prompt",
             )
         return min(wanted, context - prompt_tokens)

@@ -12,7 +12,7 @@ from .errors import OutOfMemory
 from .levels import has_middle
 from .placement import Placed, PlanRequest, Tier, place
 from .predictions import Decoding, Passes, candidates, prefill
-from .units import size_text
+from .units import counted, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ class Plan:
             for tier, name in ((self.device, self.device_name), (self.host, "host memory"))
             if tier.missing
         ]
-        return f"{self.request.tokens:,} tokens do not fit: " + " and ".join(short) if short else ""
+        tokens = self.request.tokens
+        fails = "does not fit" if tokens == 1 else "do not fit"
+        return f"{counted(tokens, 'token')} {fails}: {' and '.join(short)}" if short else ""
 
     @property
     def device_name(self) -> str:

@@ -47,19 +47,23 @@ class Runner:
         """Tokens that a prompt is cut into."""
         return self._chunk
 
-    def prefill(self, context: Context) -> Generator[Prefilled]:
-        """Run what of the context is not in the cache, a chunk at a time. Closed early, it leaves a chunk's border."""
-        self._cut(min(self._agreed(context), len(context) - 1))
+    def prefill(self, context: Context, end: int | None = None) -> Generator[Prefilled]:
+        """Run what of the context is not in the cache, a chunk at a time. Closed early, it leaves a chunk's border.
+
+        With `end`, run only what comes before that place.
+        """
+        end = len(context) if end is None else end
+        self._cut(min(self._agreed(context), end - 1))
         yield Prefilled(self.held, len(context))
-        if self._by_layers and len(context) - self.held > self._chunk:
-            yield from self._prefill_by_layers(context)
-        while self.held < len(context):
-            self._run(context.tokens[self.held : self.held + self._chunk])
+        if self._by_layers and end - self.held > self._chunk:
+            yield from self._prefill_by_layers(context, end)
+        while self.held < end:
+            self._run(context.tokens[self.held : min(self.held + self._chunk, end)])
             yield Prefilled(self.held, len(context))
 
-    def _prefill_by_layers(self, context: Context) -> Generator[Prefilled]:
+    def _prefill_by_layers(self, context: Context, end: int) -> Generator[Prefilled]:
         """All at once: closed early, it leaves what was there before. A share of the layers counts as one of tokens."""
-        held, ids = self.held, context.tokens[self.held :]
+        held, ids = self.held, context.tokens[self.held : end]
         self._last = None
         run = self.model.forward_by_layers(self._known(ids), self.cache, self._chunk)
         try:

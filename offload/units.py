@@ -32,6 +32,16 @@ def parse_tokens(text: str) -> int:
     return int(count)
 
 
+_SMALL = ((2**20, "MiB"), (2**10, "KiB"))
+
+
 def size_text(count: int) -> str:
-    """Bytes as the program tells them: `1.50 GiB`, `350.0 MiB`."""
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+    """Bytes as the program tells them: `1.50 GiB`, `350.0 MiB`, `12.3 KiB`, `5 B`."""
+    if count >= GIB:
+        return f"{count / GIB:.2f} GiB"
+    return next((f"{count / size:.1f} {name}" for size, name in _SMALL if count >= size), f"{count} B")
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 token`, `1,200 tokens`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -9,7 +9,7 @@ from typing import Any
 from .levels import has_draft_model, has_middle
 from .placement import PlanRequest, place
 from .resources import Hardware
-from .units import GIB
+from .units import GIB, counted
 
 MOST = 3
 SMALLEST_BUDGET = 256  # tokens; a smaller retrieval cache drafts badly
@@ -55,7 +55,7 @@ def _placements(request: PlanRequest) -> Iterator[WayOut]:
         placed = place(changed)
         away = request.shape.layers - placed.weight_layers
         kv = "a part of the KV cache" if placed.resident_layers else "the KV cache"
-        what = f"the weights of {away} layers and {kv}" if away else kv
+        what = f"the weights of {counted(away, 'layer')} and {kv}" if away else kv
         yield WayOut(f"--offload auto keeps {what} in host memory", changed)
     if placement.resident_layers is not None and placement.offload != "none":
         auto = replace(request, placement=replace(placement, resident_layers=None))

@@ -90,6 +90,14 @@ def operations(request):
     return NativeOperations(native_kernel())
 
 
+@pytest.fixture
+def native_operations() -> NativeOperations:
+    """The native kernel's operations: with them, whatever a session has computed may be saved."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    return NativeOperations(native_kernel())
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory) -> Path:
     """A seeded tiny Llama with heads that the native kernel takes; no tokenizer."""
@@ -107,7 +115,7 @@ def home(tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def patience_with_disks(monkeypatch):
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
-    monkeypatch.setattr("offload.prompts.cache.TRIAL", 1000.0)
+    monkeypatch.setattr("offload.prompts.restoring.TRIAL", 1000.0)
     monkeypatch.setattr("offload.prompts.saving.PATIENCE", 1000.0)
 
 

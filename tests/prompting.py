@@ -11,6 +11,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.checkpoint import FolderCheckpoint
@@ -18,7 +19,7 @@ from offload.engine import Engine
 from offload.errors import Degraded
 from offload.events import Restored
 from offload.operations import TorchOperations
-from offload.prompts import cache, saving
+from offload.prompts import restoring, saving
 from offload.prompts.cache import PromptCache
 from offload.prompts.folder import PromptFolder
 from offload.prompts.identity import weights_digest
@@ -34,12 +35,33 @@ def files(home):
     return sorted(home.glob("*/*.safetensors"))
 
 
+def spoil(path):
+    """Overwrite bytes of the keys and values."""
+    data = bytearray(path.read_bytes())
+    data[-600:-596] = bytes(byte ^ 255 for byte in data[-600:-596])
+    path.write_bytes(data)
+
+
+def tensors(home):
+    """What the files hold, but for the times in their headers."""
+    return [{name: tensor.tolist() for name, tensor in load_file(path).items()} for path in files(home)]
+
+
 def ids(count, seed=0):
     return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def engine_on(folder: Path, home: Path | None, settings=None, operations=None, dtype=torch.float32, limit=1 << 30):
-    """An engine with a tiny model; `home` None: without a memory on disk."""
+def engine_on(
+    folder: Path,
+    home: Path | None,
+    settings=None,
+    operations=None,
+    dtype=torch.float32,
+    limit=1 << 30,
+    chunk=CHUNK,
+    room=0,
+):
+    """An engine with a tiny model; `home` None: without a memory on disk. Prompts up to `room` share their caches."""
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
     spread = None if settings is None else Spread(operations, CPU, settings, SimulatedLink(1e12, poison=True))
@@ -49,7 +71,9 @@ def engine_on(folder: Path, home: Path | None, settings=None, operations=None, d
         digest = weights_digest(checkpoint.files(), home / "weights.json")
         prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", 0)
         prompts.label = "a prompt"
-    return Engine(model, (), CHUNK, None, spread, prompts)
+    engine = Engine(model, (), chunk, None, spread, prompts)
+    engine.reserve(room)
+    return engine
 
 
 def said(engine, prompt, method="ar", on_event=lambda event: None):
@@ -86,7 +110,7 @@ def _speak(pipe, folder, home, prompt, largest_file):
     if largest_file is not None:  # a full disk, as far as a write call can see
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    cache.TRIAL = saving.PATIENCE = 1000.0  # see conftest.patience_with_disks
+    restoring.TRIAL = saving.PATIENCE = 1000.0  # see conftest.patience_with_disks
     engine = engine_on(folder, home)
     pipe.send("ready")
     with warnings.catch_warnings(record=True) as caught:

@@ -61,7 +61,7 @@ def test_the_limit_holds(ask, triforce_here):
 
 def test_keeping_house(ask, triforce_here):
     code, out, _ = triforce_here("cache", "list")
-    assert (code, "0.0 MiB of 20.00 GiB" in out) == (0, True)
+    assert (code, "0 B of 20.00 GiB" in out) == (0, True)
     for question in ("When", "When", "Why"):
         ask(f"{question} did he behold the accomplishment of his toils, and what did he say in the end? " * 2)
     (entry,) = json.loads(triforce_here("cache", "list", "--json")[1])["entries"]

@@ -17,7 +17,7 @@ from offload.shapes import KNOWN
 from offload.units import GIB
 from offload.ways_out import ways_out
 from triforce_cli.plan_flags import flags_of
-from triforce_cli.plan_text import WIDTH, bar
+from triforce_cli.plan_text import WIDTH, bar, plan_text
 
 LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
 ON_CHIP = 122 * 1024
@@ -253,6 +253,13 @@ def test_a_refusal_has_the_numbers_and_the_cheapest_ways_out():
     texts = [way.text for way in ways_out(host.request, list(HARDWARE.values()))]
     assert any(text.startswith("--host-memory ") for text in texts)
     assert any("tokens or fewer" in text for text in texts)
+
+
+def test_a_context_of_one_token_and_a_memory_of_one_byte_are_written_as_such():
+    plan = make_plan(request("SmolLM2-135M", tokens=1, placement=Placement(memory=1), budget=1024, method="ar"))
+    assert plan.shortage().startswith("1 token does not fit: needs ")
+    assert "where 1 B may be used" in plan.shortage()
+    assert "; 1 token of prompt and answer" in plan_text(make_plan(replace(plan.request, placement=Placement())), False)
 
 
 def test_too_many_resident_layers_are_refused_with_the_right_number():

@@ -14,7 +14,7 @@ from tiny import make_hf_model
 from offload.errors import Degraded
 from offload.events import Prefilled
 from offload.model import Model
-from offload.prompts import cache
+from offload.prompts import restoring
 from offload.prompts.block import write_block
 from offload.prompts.entries import entries
 from offload.prompts.folder import PromptFolder
@@ -35,9 +35,7 @@ def starts(monkeypatch):
 
 
 def engine_of(chunk, model_dir, home, settings=None, dtype=torch.float32):
-    engine = engine_on(model_dir, home, settings, dtype=dtype)
-    engine._prefill_chunk = chunk
-    return engine
+    return engine_on(model_dir, home, settings, dtype=dtype, chunk=chunk)
 
 
 def with_header(path, **changes):
@@ -179,9 +177,9 @@ def test_with_torch_the_rest_begins_where_a_chunk_does(model_dir, home, starts, 
     prompt = ids(LENGTH)
     said(engine_of(512, model_dir, home), prompt)
     if damage == "slow":
-        read = cache.Prompt.read
-        monkeypatch.setattr(cache.Prompt, "read", lambda *args: (time.sleep(0.15), read(*args))[1])
-        monkeypatch.setattr(cache, "TRIAL", 0.25)
+        read = restoring.Prompt.read
+        monkeypatch.setattr(restoring.Prompt, "read", lambda *args: (time.sleep(0.15), read(*args))[1])
+        monkeypatch.setattr(restoring, "TRIAL", 0.25)
     else:
         path = files(home)[2]
         path.write_bytes(path.read_bytes()[:-9])

@@ -84,6 +84,31 @@ def test_extreme_temperatures_and_logits(temperature):
     assert warp(masked, Sampling(temperature=temperature))[:, 5:].sum() == 0
 
 
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 1e-38},
+        {"temperature": 1e-5},
+        {"temperature": 1e6},
+        {"top_p": 1e-38},
+        {"top_p": 1 - 1e-12},
+        {"top_k": 10**30},
+        {"min_p": 1e-38},
+        {"min_p": 1.0},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100},
+    ],
+)
+def test_every_setting_that_is_taken_gives_a_distribution(extreme):
+    seen = torch.ones(VOCAB, dtype=torch.bool)
+    for scores in (logits(), logits(scale=1e30), torch.zeros(2, VOCAB)):
+        scores[:, -1] = float("-inf")
+        found = warp(scores, Sampling(**({"temperature": 1.0, "top_p": 1.0} | extreme)), seen)
+        assert torch.isfinite(found).all()
+        assert torch.allclose(found.sum(-1), torch.ones(len(scores)))
+        assert found[:, -1].sum() == 0
+
+
 def test_one_token_always_survives():
     tight = Sampling(temperature=1, top_p=1e-6, top_k=1, min_p=1.0)
     assert torch.equal(warp(logits(), tight).max(-1).values, torch.ones(3))
@@ -168,13 +193,20 @@ def test_penalties_follow_a_draft_position_by_position_and_leave_no_trace():
         {"top_p": 1.1},
         {"top_k": -1},
         {"min_p": 2},
+        {"temperature": 1e38},
+        {"temperature": float("inf")},
+        {"min_p": float("nan")},
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-38},
+        {"repetition_penalty": 1e38},
+        {"repetition_penalty": float("nan")},
     ],
 )
 def test_impossible_settings_are_refused_with_a_hint(wrong):
-    with pytest.raises(SettingsError) as caught:
+    name = next(iter(wrong)).replace("_", "-")
+    with pytest.raises(SettingsError, match=f"{name} is ") as caught:
         Sampling(**wrong)
-    assert caught.value.hint
+    assert "use " in caught.value.hint
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 50.5}, {"temperature": "hot"}, {"top_p": 7}])

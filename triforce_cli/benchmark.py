@@ -22,6 +22,7 @@ from offload.opening import OpenModel, open_model
 from offload.parallel import ALONE, Group
 from offload.statistics import Meter
 from offload.tiers import TierSettings
+from offload.units import counted
 
 from .comparison import Comparison, Measured, Sample
 from .dry_run import tell_dry_run
@@ -139,7 +140,7 @@ def _check(plan: Plan, terminal: Terminal, quiet: bool, dry_run: bool) -> _Job:
 def _first_tokens(ids: list[int], wanted: int | None) -> list[int]:
     if wanted is not None and wanted > len(ids):
         raise PromptError(
-            f"the prompt has {len(ids):,} tokens, fewer than --context {wanted:,}",
+            f"the prompt has {counted(len(ids), 'token')}, fewer than --context {wanted:,}",
             f"give a longer text, or use --context {len(ids)}",
         )
     return ids[:wanted]

@@ -7,10 +7,9 @@ from datetime import datetime
 
 from offload.prompts.entries import Entry
 from offload.prompts.folder import PromptFolder
-from offload.units import size_text
+from offload.units import counted, size_text
 
 from .cells import visible
-from .wording import counted
 
 _HEADS = ("id", "tokens", "size", "age", "used", "hits", "model", "prompt")
 _STEPS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))

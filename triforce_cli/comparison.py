@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from offload.statistics import Summary
-from offload.units import GIB
+from offload.units import GIB, counted
 
 from .methods import BASE
-from .wording import accepted, counted, duration, milliseconds
+from .wording import accepted, duration, milliseconds
 
 _COMMON = ("ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s", "tokens_per_verification")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offload.errors import SettingsError
-from offload.units import parse_tokens
+from offload.units import counted, parse_tokens
 
 Spans = Sequence[tuple[int, int]]  # of each token, where it begins and ends in the text, in characters
 
@@ -70,7 +70,7 @@ class Range:
         if not found.strip():
             asked = " ".join(f"--{n} {p}" for n, p in (("from", self.start), ("to", self.end)) if p is not None)
             raise SettingsError(
-                f"there is nothing in {asked} of {name}, which has {total:,} tokens",
+                f"there is nothing in {asked} of {name}, which has {counted(total, 'token')}",
                 "use a --to behind --from and a --from before the end, in tokens or percent",
             )
         return found, f"{name}: tokens {start:,} to {end:,} of {total:,}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from offload.errors import PromptError, TriforceError
+from offload.units import counted
 
 from .excerpts import split
 from .framing import Template, Templates
@@ -55,7 +56,7 @@ class MapReduce:
             ids = self._ask(text, instruction)
             if len(ids) >= before:
                 raise PromptError(
-                    f"the notes on {len(notes)} parts are not shorter than what they were taken from",
+                    f"the notes on {counted(len(notes), 'part')} are not shorter than what they were taken from",
                     "use fewer --max-new-tokens or a smaller --length",
                 )
         return Prompt(ids, self._new_tokens)
@@ -73,7 +74,7 @@ class MapReduce:
         known = sum(self._kept.find(prompt.ids) is not None for _, prompt in parts)
         if known and not self._quiet:
             which = f" of round {round}" if round > 1 else ""
-            self._terminal.note(f"{known} of {len(parts)} parts{which} taken over from an earlier run")
+            self._terminal.note(f"{known} of {counted(len(parts), 'part')}{which} taken over from an earlier run")
         yield from parts
 
     def _parts(self, text: str, note_taking: str, round: int) -> list[tuple[Part, Prompt]]:

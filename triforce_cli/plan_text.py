@@ -10,7 +10,7 @@ from offload.placement import Tier
 from offload.plan import Plan
 from offload.predictions import Decoding
 from offload.resources import Hardware
-from offload.units import GIB
+from offload.units import GIB, counted
 
 from .plan_flags import flags_of
 from .wording import duration, milliseconds
@@ -47,7 +47,7 @@ def _model(plan: Plan) -> str:
     request = plan.request
     count = request.shape.parameters
     size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
-    return f"model      {request.model}, {size} parameters; {request.tokens:,} tokens of prompt and answer"
+    return f"model      {request.model}, {size} parameters; {counted(request.tokens, 'token')} of prompt and answer"
 
 
 def memory_lines(plan: Plan, drawn: bool) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _gammas(plan: Plan) -> str:
     way = plan.chosen
     low, high = way.gammas
     around = f" ({low} to {high} are about as good)" if low != high else ""
-    cache = f"; {plan.budget:,} tokens in the retrieval cache" if plan.budget else ""
+    cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
     return f"{way.gamma2} drafted{around}, {way.tokens_per_verification:.1f} tokens a verification expected{cache}"
 
 

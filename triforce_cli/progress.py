@@ -15,7 +15,7 @@ from rich.text import Text
 
 from offload.events import Event, Prefilled, Tokens
 from offload.statistics import Meter, tokens_per_verification
-from offload.units import GIB
+from offload.units import GIB, counted
 
 from .status import StatusLine
 from .terminal import Terminal
@@ -126,7 +126,7 @@ class ProgressDisplay:
         parts = [
             *([_Part(facts.label, "bold")] if facts.label else []),
             _Part("decode", "bold"),
-            _Part(f"{meter.new_tokens:,} tokens", rank=1),
+            _Part(counted(meter.new_tokens, "token"), rank=1),
             _Part(f"{rate:.1f}/s" if rate else "…/s", "cyan"),
             *_speculation(facts.method, meter),
             _Part(f"context {facts.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", rank=2),
@@ -192,7 +192,7 @@ class _Count(ProgressColumn):
     """Tokens done of all."""
 
     def render(self, task: Task) -> Text:
-        return Text(f"{int(task.completed):,}/{int(task.total or 0):,} tokens")
+        return Text(f"{int(task.completed):,}/{counted(int(task.total or 0), 'token')}")
 
 
 class _Estimate(ProgressColumn):

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import TriforceError
-
-from .wording import counted
+from offload.units import counted
 
 if TYPE_CHECKING:
     from offload.config import Sampling

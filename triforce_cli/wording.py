@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from offload.statistics import Summary
-from offload.units import GIB
+from offload.units import GIB, counted
 
 
 def statistics_line(summary: Summary) -> str:
@@ -63,11 +63,6 @@ def _decode(summary: Summary) -> str:
 def size(count: int) -> str:
     """Bytes as data sheets give them: `12.3 GB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 token`, `1,200 tokens`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ..errors import SettingsError
 from ..shape import ModelShape
+from ..units import counted
 
 Part = tuple[slice, ...]  # of a tensor: its rows, or all of them and its columns
 _UNITS = (64, 32, 16, 8, 4, 2, 1)  # columns that stay together: what kernels like, as far as it divides the whole
@@ -90,7 +91,7 @@ def _heads(shape: ModelShape, rank: int, size: int) -> tuple[range, range]:
     for kv_head, ranks in enumerate(divide(size, shape.kv_heads)):
         if len(ranks) > shape.group or size > most:
             raise SettingsError(
-                f"{size} ranks cannot share {shape.heads} heads in {shape.kv_heads} groups",
+                f"{size} ranks cannot share {counted(shape.heads, 'head')} in {counted(shape.kv_heads, 'group')}",
                 f"use --tensor-parallel {min(shape.group * shape.kv_heads, most)} or fewer",
             )
         if rank in ranks:

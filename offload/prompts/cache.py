@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Generator, Sequence
-
-from torch import Tensor
+from collections.abc import Callable, Generator
 
 from ..context import Context
-from ..errors import Degraded
 from ..events import Prefilled, Restored
 from ..parallel import ALONE, Group
 from ..runner import Runner
 from .folder import PromptFolder
 from .fresh import Fresh
-from .header import Header, UnusableBlock
 from .identity import LEAST, TOKENS, fingerprint, name_of_all
 from .prompt import Prompt
+from .restoring import Restoration
 from .saving import Saver
-
-TRIAL = 1.0  # seconds of reading before it is judged
 
 
 class PromptCache:
@@ -58,8 +52,7 @@ class SequencePrompts:
     def __init__(
         self, cache: PromptCache, fingerprint: str, runner: Runner, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._cache, self._folder = cache, cache.folder
-        self._fingerprint = fingerprint
+        self._cache, self._fingerprint = cache, fingerprint
         self._runner, self._fresh = runner, Fresh(runner)
         self._clock = clock
 
@@ -82,85 +75,22 @@ class SequencePrompts:
 
     def _prefill(self, context: Context) -> Generator[Prefilled | Restored]:
         prompt = Prompt(self._cache, self._fingerprint, context.tokens)
-        yield from self._restore(context, prompt)
-        self._fresh.expect(len(context))
-        saver = Saver(prompt, self._runner, self._fresh.length // TOKENS)
+        saver = Saver(prompt, self._runner)
+
+        def compute(end: int) -> Generator[Prefilled]:
+            return self._run(context, saver, end, end)
+
         try:
-            before = self._clock()
-            for event in self._runner.prefill(context):
-                saver.save(self._clock() - before)
-                yield event
-                before = self._clock()
+            yield from Restoration(prompt, self._runner, self._fresh, compute, self._clock).take_over(context)
+            self._fresh.expect(len(context))
+            yield from self._run(context, saver, len(context), self._fresh.length)
         finally:
             saver.close()
 
-    def _restore(self, context: Context, prompt: Prompt) -> Generator[Prefilled | Restored]:
-        """Take over what is stored behind what the runner holds, as long as reading is quicker than computing."""
-        runner, fresh, group = self._runner, self._fresh, self._cache.group
-        stored = self._stored(context, prompt)
-        held = min(runner.held, fresh.length) if stored else runner.held  # what is behind that is dropped
-        size, race, begun = 0, Race(), self._clock()
-        yield Prefilled(min(held, len(context) - 1), len(context))
-        for index in stored:
-            start = self._clock()
-            block, trouble = _read(prompt, index)
-            if not all(group.collect(block is not None)):
-                _warn(group.collect(trouble))
-                break
-            keys, values, header = block
-            runner.restore(index * TOKENS, prompt.ids(index), keys, values)
-            size += keys.nbytes + values.nbytes
-            yield Prefilled(runner.held, len(context))
-            race.observe(*group.agree((self._clock() - start, header.prefill_s)))
-            if race.lost:
-                break
-        if size:
-            runner.truncate(runner.held // TOKENS // fresh.blocks * fresh.blocks * TOKENS)
-            fresh.length = runner.held
-            self._folder.hit(prompt.paths[max(runner.held // TOKENS - 1, 0)])
-            yield Restored(runner.held - held, size * group.size, self._clock() - begun)
-
-    def _stored(self, context: Context, prompt: Prompt) -> range:
-        """The numbers of blocks that may be taken over, in the place of what is held and not as in a fresh run.
-
-        The last token must be run, for its row.
-        """
-        first, unit = self._fresh.length // TOKENS, self._fresh.blocks
-        reach = prompt.stored(first, (len(context) - 1) // TOKENS)
-        last = min(self._cache.group.collect(reach // unit * unit))
-        return range(first, last if last * TOKENS > self._runner.held else first)
-
-
-def _read(prompt: Prompt, index: int) -> tuple[tuple[Tensor, Tensor, Header] | None, str]:
-    """A block; None if it is no use, and why, or if another process has just made room."""
-    try:
-        return prompt.read(index), ""
-    except FileNotFoundError:
-        return None, ""
-    except UnusableBlock as error:
-        prompt.bad.add(prompt.paths[index])
-        return None, f"{prompt.paths[index]}: {error}"
-
-
-def _warn(troubles: Sequence[str]) -> None:
-    """Of every rank's: only rank 0's warnings are seen."""
-    for rank, trouble in enumerate(troubles):
-        if trouble:
-            where = f"rank {rank}: " if len(troubles) > 1 else ""
-            warnings.warn(f"a file of the prompt cache is not used: {where}{trouble}", Degraded, stacklevel=2)
-
-
-class Race:
-    """Whether reading is still quicker than computing was, by what both took for the same blocks."""
-
-    def __init__(self) -> None:
-        self._reading = self._computing = 0.0
-
-    def observe(self, reading: float, computing: float) -> None:
-        """Seconds for one block."""
-        self._reading += reading
-        self._computing += computing
-
-    @property
-    def lost(self) -> bool:
-        return self._reading > max(self._computing, TRIAL)
+    def _run(self, context: Context, saver: Saver, end: int, fresh: int) -> Generator[Prefilled]:
+        """Run the context up to place `end`; what of it lies before place `fresh` is saved."""
+        runner, held, before = self._runner, min(self._runner.held, end - 1), self._clock()
+        for event in runner.prefill(context, end):
+            saver.save(fresh // TOKENS, runner.held - held, self._clock() - before)
+            yield event
+            held, before = runner.held, self._clock()

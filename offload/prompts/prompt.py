@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from .block import read_block
 from .folder import PromptFolder
-from .header import Header
+from .header import Header, UnusableBlock
 from .identity import TOKENS, chain
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ class Prompt:
     def __init__(self, cache: PromptCache, fingerprint: str, ids: Sequence[int]) -> None:
         self.cache, self.fingerprint = cache, fingerprint
         self._ids = list(ids)
-        self.bad: set[Path] = set()  # files that were no use, and are to be replaced
+        self._sound: set[int] = set()  # blocks that were read
+        self._damaged: set[int] = set()  # those whose files are to be replaced
         self.keys = list(chain(fingerprint, self._ids))
         self.paths = [self.folder.block(fingerprint, *each, cache.part) for each in enumerate(self.keys)]
 
@@ -31,18 +31,34 @@ class Prompt:
     def folder(self) -> PromptFolder:
         return self.cache.folder
 
-    @property
-    def tokens(self) -> int:
-        """All of them, also behind the last whole block."""
-        return len(self._ids)
-
     def ids(self, index: int) -> list[int]:
         """A block's tokens."""
         return self._ids[index * TOKENS : (index + 1) * TOKENS]
 
     def read(self, index: int) -> tuple[Tensor, Tensor, Header]:
         """A block's keys and values. Raises FileNotFoundError, UnusableBlock."""
-        return read_block(self.paths[index], self.keys[index], self.ids(index), self.cache.part)
+        try:
+            block = read_block(self.paths[index], self.keys[index], self.ids(index), self.cache.part)
+        except UnusableBlock:
+            self._damaged.add(index)
+            raise
+        self._sound.add(index)
+        return block
+
+    def is_kept(self, index: int) -> bool:
+        """Whether a block need not be saved, as its file is there.
+
+        Once a file was found damaged, none is trusted unread: reading it costs far less than computing the block.
+        """
+        if index in self._damaged or not self.paths[index].exists():
+            return False
+        if index in self._sound or not self._damaged:
+            return True
+        try:
+            self.read(index)
+        except (FileNotFoundError, UnusableBlock):
+            return False
+        return True
 
     def stored(self, first: int, last: int) -> int:
         """The end of the run of blocks from `first` on, before `last`, that are there."""

@@ -8,7 +8,6 @@ import warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 from ..errors import Degraded
 from ..files import sync_folder
@@ -28,37 +27,37 @@ _UNDER_WAY = 2  # blocks in memory that are not on disk yet
 class Saver:
     """Saves the blocks of one prompt; what goes wrong is a warning, and the end of saving."""
 
-    def __init__(self, prompt: Prompt, runner: Runner, end: int) -> None:
-        """Blocks from number `end` on are not to be saved."""
-        self._prompt, self._runner, self._end = prompt, runner, end
+    def __init__(self, prompt: Prompt, runner: Runner) -> None:
+        self._prompt, self._runner = prompt, runner
         self._now = time.time()
         self._next = 0
-        self._begun = min(runner.held, prompt.tokens - 1)  # the last token is always run
-        self._seconds = 0.0  # that what has been run since took
+        self._run = 0  # tokens
+        self._seconds = 0.0  # that running them took
         self._spent = 0.0  # seconds that saving took of the reader's time
         self._size: int | None = None  # bytes in the folder, once that is known
         self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[Future[int]] = deque()
         self._stopped = self._wrote = False
 
-    def save(self, seconds: float) -> None:
-        """Save what the runner holds by now; running what has come since the last call took so long.
+    def save(self, end: int, tokens: int, seconds: float) -> None:
+        """Save the blocks before number `end` that the runner holds by now.
 
-        What it held before is saved too, as if it had been run at the same pace.
+        So many tokens have been run since the last call, and it took so long. What was held before is saved too, as if
+        it had been run at the same pace.
         """
+        self._run += tokens
         self._seconds += seconds
-        if (run := self._runner.held - self._begun) <= 0:
+        if self._run <= 0:
             return  # the pace is not known yet
-        whole = min(self._runner.held // TOKENS, self._end)
+        whole = min(self._runner.held // TOKENS, end)
         for index in range(self._next, whole):
-            if not self._stopped and not self._is_there(self._prompt.paths[index]):
-                begun = time.perf_counter()
-                self._submit(index, self._seconds / run * TOKENS)
-                self._judge(time.perf_counter() - begun)
+            if self._stopped:
+                break
+            begun = time.perf_counter()
+            if not self._prompt.is_kept(index):
+                self._submit(index, self._seconds / self._run * TOKENS)
+            self._judge(time.perf_counter() - begun)
         self._next = max(whole, self._next)
-
-    def _is_there(self, path: Path) -> bool:
-        return path not in self._prompt.bad and path.exists()
 
     def _submit(self, index: int, seconds: float) -> None:
         prompt, start = self._prompt, index * TOKENS
@@ -71,8 +70,7 @@ class Saver:
         while len(self._pending) >= _UNDER_WAY:
             self._settle()
         if not self._stopped:
-            run = self._threads.submit(self._write, index, header, keys, values)
-            self._pending.append(run)
+            self._pending.append(self._threads.submit(self._write, index, header, keys, values))
 
     def _write(self, index: int, header: Header, keys, values) -> None:
         prompt, path = self._prompt, self._prompt.paths[index]

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offload.config import check_part
-from offload.units import GIB
+from offload.units import GIB, counted
 
 from .. import options
 from ..context import given
 from ..render import json_line
 from ..settings import resolve
-from ..wording import counted
 
 if TYPE_CHECKING:
     from offload.doctor import Device, KernelState, Memory, ModelCache, Processor, Report, Versions

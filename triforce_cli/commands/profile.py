@@ -19,6 +19,7 @@ from offload.profile import Profile, same_gpu
 from offload.resources import Hardware, describe
 from offload.shapes import PlanShape, shape_of
 from offload.system import cores, free_host_memory
+from offload.units import counted
 
 from .. import option_groups, options
 from ..context import given
@@ -148,7 +149,7 @@ def _plan(settings: Settings, context: int | None, hardware: Hardware, on_gpu: b
     tokens = min(shape.context, LONGEST_DEFAULT) if context is None else context
     if tokens > shape.context:
         raise PromptError(
-            f"a context of {tokens:,} tokens exceeds the {shape.context:,} of {asked}",
+            f"a context of {counted(tokens, 'token')} exceeds the {shape.context:,} of {asked}",
             f"use --context {shape.context} or less, or --model with a longer context",
         )
     speculation = settings.speculation
