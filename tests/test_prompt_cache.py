@@ -15,6 +15,7 @@ from tiny import make_hf_model
 from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
 from offload.events import Prefilled
+from offload.native.library import PIECE
 from offload.native.operations import NativeOperations
 from offload.prompts import restoring, saving
 from offload.prompts.folder import PromptFolder
@@ -60,6 +61,22 @@ def test_tiers_save_and_take_over(model_dir, home, operations, mode, resident):
     assert (
         said(engine_on(model_dir, home, operations=operations), second)[1] == 0
     )  # one cache rounds otherwise than pieces
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_tiers_save_serves_one_store_and_the_other_way_round(model_dir, tmp_path, dtype):
+    """On the native kernel, where pieces are whole ones of its own: the bits are the same."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    prompt, tiers = ids(LENGTH), TierSettings("hybrid", 1, piece=PIECE)
+
+    def engine(home, settings):
+        return engine_on(model_dir, home, settings, NativeOperations(native_kernel()), dtype=dtype)
+
+    expected, _ = said(engine(None, None), prompt)
+    for number, order in enumerate(((tiers, None), (None, tiers))):
+        home = tmp_path / str(number)
+        assert [said(engine(home, each), prompt) for each in order] == [(expected, 0), (expected, 7 * TOKENS)]
 
 
 def test_any_common_beginning_is_found(model_dir, home):

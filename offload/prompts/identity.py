@@ -17,6 +17,7 @@ from ..files import replace_file
 if TYPE_CHECKING:
     from ..cache import FullCache
     from ..model import Model
+    from ..native import Kernel
 
 TOKENS = 128  # of a block: what is common beyond the last whole block is run again
 LEAST = 2000  # tokens of a prompt that is worth the disk
@@ -66,17 +67,25 @@ def _digest(path: Path) -> str:
 def fingerprint(model: Model, full: FullCache, chunk: int, weights: str) -> str:
     """Of everything but the tokens: weights, shape, RoPE, dtype, what computes, and the layout of the files.
 
-    What computes is in it because another kernel rounds otherwise, and so do other pieces, and for torch other chunks:
-    a cache must not change what is said.
+    What computes is in it because another kernel rounds otherwise, and for torch so do other pieces and chunks: a cache
+    must not change what is said.
     """
     names = {field.name for field in fields(model.shape)}.difference(_NO_PART)
     shape = sorted((name, getattr(model.shape, name)) for name in names)
     kernel = model.operations.kernel
     how = ("torch", _version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, _version("triforce"))
-    cut = (full.store.span, 0 if rounds_by_row(model) else chunk)
+    cut = (_pieces(full, kernel), 0 if rounds_by_row(model) else chunk)
     where = (str(model.dtype), model.device.type, model.group.size)
     facts = repr((VERSION, TOKENS, weights, shape, where, how, cut))
     return hashlib.sha256(facts.encode() + full.rope.identity()).hexdigest()
+
+
+def _pieces(full: FullCache, kernel: Kernel | None) -> int:
+    """Tokens of the pieces in which the cache lies, as far as they change a bit: whole ones of the kernel's do not."""
+    from ..native.library import PIECE
+
+    span = full.store.span
+    return 0 if kernel is not None and span % PIECE == 0 else span
 
 
 def rounds_by_row(model: Model) -> bool:
