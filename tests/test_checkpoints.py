@@ -1,6 +1,9 @@
 """Model files: what is read, and what is refused with which words."""
 
 import json
+import time
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,8 +15,9 @@ from tiny import make_hf_model
 from offload.checkpoint import FolderCheckpoint
 from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from offload.gguf_checkpoint import GGUFCheckpoint
+from offload.rope import check_frequencies
 from offload.sources import _HUB_FILES, locate, open_checkpoint
-from offload.weights import check_tensors, load_model
+from offload.weights import check_tensors, expected_tensors, load_model
 
 CPU = torch.device("cpu")
 IDS = torch.arange(3, 40)
@@ -107,6 +111,11 @@ def test_what_does_not_run_is_refused_by_name(folder, changes, words):
         ("generation_config.json", '{"eos_token_id": [[2]]}'),
         ("model.safetensors.index.json", '{"weight_map": ["a"]}'),
         ("model.safetensors.index.json", '{"weight_map": {"a": 1}}'),
+        ("model.safetensors.index.json", json.dumps({"weight_map": {"a": "x" * 1000}})),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "\\u0000"}}'),
+        ("model.safetensors.index.json", '{"weight_map": {"a": ""}}'),
+        ("generation_config.json", '{"eos_token_id": -1}'),
+        ("config.json", '{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}"),
     ],
 )
 def test_damaged_json_is_told_as_such(folder, file, text):
@@ -115,11 +124,143 @@ def test_damaged_json_is_told_as_such(folder, file, text):
         FolderCheckpoint(folder)
 
 
-@pytest.mark.parametrize("changes", [{"num_hidden_layers": -1}, {"max_position_embeddings": 0}])
-def test_impossible_numbers_are_told_as_such(folder, changes):
+NAN, INFINITE = float("nan"), float("inf")
+IMPOSSIBLE = [
+    *({"num_hidden_layers": value} for value in (-1, 0, 10**7, 10**30, 2.5, "32", None, True, [2])),
+    *({"hidden_size": value} for value in (0, -64, 10**12, "64")),
+    *({"num_attention_heads": value} for value in (0, -4, 10**9, [4])),
+    *({"num_key_value_heads": value} for value in (0, 3, -2, "2")),
+    *({"head_dim": value} for value in (0, 15, -16, 10**9)),
+    *({"vocab_size": value} for value in (0, 10**30, NAN)),
+    *({"max_position_embeddings": value} for value in (0, -1, 10**30, INFINITE, "2048")),
+    *({"rms_norm_eps": value} for value in (0, -1e-5, 1e308, NAN, INFINITE, "1e-5", None)),
+    *({"eos_token_id": value} for value in (-1, 10**30, 2.0, "2", [2, -1], [[2]], {"id": 2}, True)),
+    {"tie_word_embeddings": "no"},
+]
+
+
+@pytest.mark.parametrize("changes", IMPOSSIBLE, ids=str)
+def test_impossible_numbers_are_refused_by_name(folder, changes):
     edit_config(folder, **changes)
-    with pytest.raises(CheckpointError, match=next(iter(changes))):
+    ((name, value),) = changes.items()
+    with pytest.raises(CheckpointError, match=f"{name} is ") as caught:
         FolderCheckpoint(folder)
+    assert caught.value.hint and "\n" not in caught.value.message
+    assert repr(value)[:10] in caught.value.message
+
+
+FACTOR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+LLAMA3 = FACTOR | {
+    "rope_type": "llama3",
+    "original_max_position_embeddings": 512,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+}
+YARN = FACTOR | {"rope_type": "yarn", "original_max_position_embeddings": 512}
+LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 512,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "rope_theta": 1e4,
+}
+NONSENSE = [
+    *(({"rope_theta": 1e4}, {"rope_theta": x}) for x in ("abc", "1e5", None, 0, -1e4, NAN, INFINITE, 1e300, [1e4], 1)),
+    *((rope, {"factor": x}) for rope in (FACTOR, YARN, LLAMA3) for x in (0, -2, 1e300, "4", [4.0], NAN, True)),
+    *((rope, {"original_max_position_embeddings": x}) for rope in (YARN, LLAMA3, LONGROPE) for x in (0, -1, "1", [1])),
+    *((LLAMA3, {name: x}) for name in ("low_freq_factor", "high_freq_factor") for x in (0, -1, None, "1", [1])),
+    (LLAMA3, {"low_freq_factor": 4}),
+    *((YARN, {name: x}) for name in ("beta_fast", "attention_factor", "mscale") for x in (-1, "x", NAN, [1])),
+    *((LONGROPE, {name: x}) for name in ("short_factor", "long_factor") for x in (8, "x", [], [0.0] * 8, ["x"] * 8)),
+    ({}, {"rope_parameters": "linear"}),
+    ({}, {"rope_parameters": ["linear", 2.0]}),
+    ({}, {"rope_parameters": {"full_attention": FACTOR}}),
+]
+
+
+@pytest.mark.parametrize(("rope", "changes"), NONSENSE, ids=str)
+def test_rope_nonsense_is_refused_by_name(folder, rope, changes):
+    edit_config(folder, **(changes if "rope_parameters" in changes else {"rope_parameters": rope | changes}))
+    ((name, _),) = changes.items()
+    with pytest.raises(CheckpointError, match=f"{name} is ") as caught:
+        FolderCheckpoint(folder)
+    assert "not" in caught.value.message and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["factor", "low_freq_factor", "high_freq_factor"])
+def test_a_missing_rope_parameter_is_named(folder, name):
+    edit_config(folder, rope_parameters={key: value for key, value in LLAMA3.items() if key != name})
+    with pytest.raises(CheckpointError, match=f"llama3 without {name}"):
+        FolderCheckpoint(folder)
+
+
+def test_rope_that_only_together_is_impossible(folder):
+    """A dynamic base grows with an exponent of dim / (dim - 2)."""
+    edit_config(folder, rope_parameters=FACTOR | {"rope_type": "dynamic"}, head_dim=2)
+    with pytest.raises(CheckpointError, match=r"dynamic.*do not work"):
+        check_frequencies(FolderCheckpoint(folder).shape)
+    edit_config(folder, rope_parameters=LONGROPE | {"long_factor": [2.0] * 7}, head_dim=16)
+    with pytest.raises(CheckpointError, match="long_factor has 7 numbers"):
+        check_frequencies(FolderCheckpoint(folder).shape)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": YARN | {"factor": None}},  # then it is the ratio of both contexts
+        {"rope_parameters": YARN | {"attention_factor": None, "beta_fast": None}},
+        {"rope_parameters": FACTOR | {"rope_type": "default", "factor": "unused"}},
+        {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 500000},
+        {"num_key_value_heads": None, "head_dim": None, "eos_token_id": None},
+        {"eos_token_id": [2, 50000]},  # inherited from a model with more tokens
+        {"pad_token_id": -1},
+    ],
+    ids=str,
+)
+def test_unusual_configs_of_real_models_are_read(folder, changes):
+    edit_config(folder, **changes)
+    checkpoint = FolderCheckpoint(folder)
+    check_frequencies(checkpoint.shape)
+    assert checkpoint.shape.eos_ids in ((2,), ())
+
+
+@pytest.mark.parametrize("layers", [10_000, 10**7, 10**30])
+def test_a_number_of_layers_costs_no_time_before_it_is_checked(folder, layers):
+    edit_config(folder, num_hidden_layers=layers)
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match=r"num_hidden_layers is 1000|lacks the tensor model\.layers\.2\."):
+        check_tensors(FolderCheckpoint(folder))
+    assert time.process_time() - began < 1
+
+
+def test_keys_that_the_decoder_does_not_read_cost_nothing(folder):
+    edit_config(folder, num_labels=10**9)  # transformers would make a name for each
+    began = time.process_time()
+    check_tensors(FolderCheckpoint(folder))
+    assert time.process_time() - began < 1
+
+
+def test_the_first_missing_tensor_ends_the_check(folder):
+    shape = replace(FolderCheckpoint(folder).shape, layers=10**15)
+    names = [name for name, _ in islice(expected_tensors(shape), 30)]
+    assert names[0] == "model.embed_tokens.weight" and names[-1].startswith("model.layers.3.")
+
+
+@pytest.mark.parametrize("ids", [267, [267, 50000]])
+def test_an_end_that_cannot_be_drawn_is_refused(folder, ids):
+    (folder / "generation_config.json").unlink()
+    edit_config(folder, eos_token_id=ids)
+    with pytest.raises(CheckpointError, match="eos_token_id is 267, and the vocabulary has 267 tokens"):
+        FolderCheckpoint(folder)
+
+
+def test_weights_in_whole_numbers_are_refused(folder):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, file)
+    with pytest.raises(UnsupportedModel, match=f"{name} is stored as I8"):
+        check_tensors(FolderCheckpoint(folder))
 
 
 def test_folder_without_config_or_weights(folder, tmp_path):
