@@ -8,9 +8,10 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGMLQuantizationType, GGUFReader, quants
+from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
-from tiny import make_hf_model
+from tiny import make_hf_model, make_tokenizer
 
 from offload.checkpoint import FolderCheckpoint
 from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
@@ -310,53 +311,6 @@ def test_only_one_copy_of_the_weights_is_asked_of_the_hub():
 
 # GGUF ---------------------------------------------------------------------------------------------------------------
 
-_GGUF_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
-def _permuted(weight, heads):
-    """As llama.cpp's converter writes q and k."""
-    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_gguf(path, model, kind, architecture="llama", extra=()):
-    config, state = model.config, {k: v.float().numpy() for k, v in model.state_dict().items()}
-    writer = GGUFWriter(path, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_eos_token_id(2)
-    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-    for i in range(config.num_hidden_layers):
-        names |= {f"blk.{i}.{theirs}": f"model.layers.{i}.{ours}" for theirs, ours in _GGUF_LAYER.items()}
-    for theirs, ours in names.items():
-        data = state[f"{ours}.weight"]
-        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(theirs.split(".")[-1])
-        data = data if heads is None else _permuted(data, heads)
-        as_is = data.ndim == 1
-        stored = np.ascontiguousarray(data) if as_is else quants.quantize(data, kind)
-        writer.add_tensor(f"{theirs}.weight", stored, raw_dtype=GGMLQuantizationType.F32 if as_is else kind)
-    for name, data in extra:
-        writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_0"])
 def test_gguf_gives_the_dequantised_models_logits(folder, tmp_path, kind):
@@ -414,3 +368,86 @@ def test_truncated_gguf_is_found_before_loading(folder, tmp_path, keep):
     path.write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else keep])
     with pytest.raises(CheckpointError):
         check_tensors(GGUFCheckpoint(path))
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    model = make_hf_model("llama", tie_word_embeddings=False)
+    write_gguf(path, model, tokenizer=make_tokenizer(), rope={"factor": 4.0, "original_max_position_embeddings": 512})
+    return path
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("general.architecture", "llama.rope.scaling.type", "tokenizer.ggml.model", "tokenizer.ggml.tokens"),
+        *("tokenizer.ggml.merges", "tokenizer.chat_template"),
+    ],
+)
+def test_a_string_that_is_no_text_is_found_in_every_field(gguf, tmp_path, field):
+    """transformers decodes all of them for the tokenizer, and this program some."""
+    found = GGUFReader(gguf).fields[field]
+    at = found.offset + sum(part.nbytes for part in found.parts[:-1])
+    data = bytearray(gguf.read_bytes())
+    data[at] = 0xFF
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"model\.gguf is corrupt: {field}.* is not UTF-8"):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+def test_a_damaged_length_is_no_endless_loop(gguf, tmp_path):
+    found = GGUFReader(gguf).fields["tokenizer.ggml.token_type"]
+    at = found.offset + sum(part.nbytes for part in found.parts[:4])
+    data = bytearray(gguf.read_bytes())
+    data[at : at + 8] = (2**60).to_bytes(8, "little")
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"corrupt: tokenizer\.ggml\.token_type ends beyond the file"):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("llama.block_count", 10**7), ("llama.block_count", 0), ("llama.embedding_length", 0)),
+        *(("llama.attention.head_count", 0), ("llama.attention.head_count_kv", 3), ("llama.context_length", 0)),
+        *(("llama.attention.layer_norm_rms_epsilon", x) for x in (0.0, -1.0, NAN, 1e38)),
+        *(("llama.rope.freq_base", x) for x in (0.0, -1.0, NAN, INFINITE)),
+        *(("llama.rope.scaling.factor", x) for x in (0.0, -2.0, NAN, 1e38)),
+        *(("llama.rope.scaling.original_context_length", 0), ("eos_token_id", 2**32 - 1)),
+    ],
+)
+def test_impossible_metadata_is_refused_by_its_name(gguf, tmp_path, name, value):
+    field = GGUFReader(gguf).fields[name if "." in name else f"tokenizer.ggml.{name}"]
+    at = field.offset + sum(part.nbytes for part in field.parts[:-1])
+    data = bytearray(gguf.read_bytes())
+    data[at : at + 4] = np.array([value], field.parts[-1].dtype).tobytes()
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"{name} is ") as caught:
+        GGUFCheckpoint(tmp_path / "model.gguf")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("divisors", [np.ones(7), np.zeros(8), np.full(8, NAN)], ids=["7", "zeros", "nan"])
+def test_impossible_rope_divisors_are_refused(tmp_path, divisors):
+    extra = [("rope_freqs.weight", divisors.astype(np.float32))]
+    write_gguf(tmp_path / "model.gguf", make_hf_model("llama", tie_word_embeddings=False), extra=extra)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is .*not 8 positive numbers"):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+def test_tensors_that_are_not_one_after_the_other_are_refused(gguf, tmp_path):
+    field = GGUFReader(gguf).tensors[3].field
+    at = field.offset + sum(part.nbytes for part in field.parts[:-1])
+    data = bytearray(gguf.read_bytes())
+    data[at] ^= 64
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match="misplaced"):
+        check_tensors(GGUFCheckpoint(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("name", ["abc", "blk.attn_q.weight", "a.b.c.d.attn_q.weight", "."])
+def test_tensors_with_other_names_do_no_harm(tmp_path, name):
+    model = make_hf_model("llama", tie_word_embeddings=False)
+    write_gguf(tmp_path / "model.gguf", model, extra=[(name, np.ones(4, np.float32))])
+    check_tensors(GGUFCheckpoint(tmp_path / "model.gguf"))
