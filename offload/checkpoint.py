@@ -13,8 +13,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from .config_checks import check_of_config
 from .errors import CheckpointError, ModelNotFound, TriforceError, UnsupportedModel
 from .shape import FAMILIES, ModelShape, shape_from_config
+from .short_repr import short_text
+
+_READ = (  # keys of config.json, beside the family's name
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "tie_word_embeddings", "eos_token_id"),
+    *("attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "quantization_config"),
+    *("max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor"),
+    *("rope_parameters", "rope_scaling", "rope_theta"),
+)
+_FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 
 class Checkpoint(Protocol):
@@ -29,7 +40,7 @@ class Checkpoint(Protocol):
         ...
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's name and size, from the headers. Raises CheckpointError."""
+        """Every tensor's name and size, from the headers. Raises CheckpointError, UnsupportedModel."""
         ...
 
     def tensors(self) -> Any:
@@ -51,7 +62,7 @@ def read_json(path: Path) -> dict:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", "fetch the model again") from error
+        raise CheckpointError(f"{path} cannot be read: {short_text(str(error))}", "fetch the model again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object", "fetch the model again")
     return value
@@ -69,7 +80,9 @@ class FolderCheckpoint:
         try:
             self.shape = shape_from_config(_hf_config(path, config), self.generation)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise CheckpointError(f"{path / 'config.json'} is not usable: {error}", "fetch the model again") from error
+            raise CheckpointError(
+                f"{path / 'config.json'} is not usable: {short_text(str(error))}", "fetch the model again"
+            ) from error
         self._files = _weight_files(path)
 
     def files(self) -> list[Path]:
@@ -79,7 +92,14 @@ class FolderCheckpoint:
         sizes = {}
         for name in sorted(set(self._files)):
             with _opened(self.path / name) as file:
-                sizes.update({key: tuple(file.get_slice(key).get_shape()) for key in file.keys()})  # noqa: SIM118
+                for key in file.keys():  # noqa: SIM118
+                    tensor = file.get_slice(key)
+                    if key.endswith((".weight", ".bias")) and tensor.get_dtype() not in _FLOATS:
+                        raise UnsupportedModel(
+                            f"{self.path / name}: {key} is stored as {tensor.get_dtype()}, not as {', '.join(_FLOATS)}",
+                            "use the unquantised model, or a GGUF file of it",
+                        )
+                    sizes[key] = tuple(tensor.get_shape())
         return sizes
 
     @contextmanager
@@ -98,20 +118,23 @@ class FolderCheckpoint:
 
 
 def _hf_config(path: Path, values: dict) -> Any:
-    from transformers import AutoConfig
+    """Return transformers' config of the keys that the decoder reads; no number in any other costs time or memory."""
+    from transformers import CONFIG_MAPPING
 
     family = values.get("model_type")
     if family not in FAMILIES:
         names = values.get("architectures")
         names = ", ".join(map(str, names)) if names and isinstance(names, list) else names or "without a name"
         raise UnsupportedModel(
-            f"the architecture {names} ({family}) is not supported", f"what runs: {', '.join(FAMILIES)}"
+            f"the architecture {short_text(str(names))} ({short_text(str(family))}) is not supported",
+            f"what runs: {', '.join(FAMILIES)}",
         )
+    check_of_config(path / "config.json").check(values)
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return CONFIG_MAPPING[family].from_dict({name: values[name] for name in _READ if name in values})
     except Exception as error:  # transformers raises whatever its validators raise
         raise CheckpointError(
-            f"{path / 'config.json'} is not a usable config: {error}", "fetch the model again"
+            f"{path / 'config.json'} is not a usable config: {short_text(str(error))}", "fetch the model again"
         ) from error
 
 
@@ -128,12 +151,20 @@ def _weight_files(path: Path) -> list[str]:
         pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
         reason = "only pickled weights, which can run code when read" if pickled else "no model.safetensors"
         raise ModelNotFound(f"{path} has {reason}", "use a safetensors version of the model, or a .gguf file")
-    missing = [name for name in files if not (path / name).exists()]
+    missing = [name for name in files if not _is_there(path / name)]
     if missing or not files:
         raise CheckpointError(
-            f"{path} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:3])}", "fetch the model again"
+            f"{path} lacks {len(missing)} of {len(files)} shards: {short_text(', '.join(missing[:3]))}",
+            "fetch the model again",
         )
     return files
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long a name, or a NUL in it
+        return False
 
 
 @contextmanager
@@ -146,7 +177,9 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is corrupt or truncated: {error}", "fetch the model again") from error
+        raise CheckpointError(
+            f"{path} is corrupt or truncated: {short_text(str(error))}", "fetch the model again"
+        ) from error
 
 
 def load_hf_tokenizer(folder: Path, options: dict) -> Any:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .errors import SettingsError
-from .units import GIB, counted
+from .short_repr import short_repr
+from .units import GIB, MOST_BYTES, MOST_TOKENS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -25,6 +26,11 @@ DEFAULT_MODEL = "smollm2-135m"
 def _require(condition: bool, message: str, hint: str) -> None:
     if not condition:
         raise SettingsError(message, hint)
+
+
+def _require_tokens(name: str, value: int | None, least: int, hint: str) -> None:
+    """No setting in tokens is longer than any context; None is left to others."""
+    _require(value is None or least <= value <= MOST_TOKENS, f"{name} is {short_repr(value)}", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Sampling:
             f"use 0 for greedy decoding, or a number up to {HIGHEST_TEMPERATURE:,}, such as 0.6",
         )
         _require(0 < self.top_p <= 1, f"top-p is {self.top_p}", "use a number above 0 and up to 1; 1 switches it off")
-        _require(self.top_k >= 0, f"top-k is {self.top_k}", "use a whole number; 0 switches it off")
+        _require(0 <= self.top_k < 2**31, f"top-k is {short_repr(self.top_k)}", "use a whole number; 0 switches it off")
         _require(0 <= self.min_p <= 1, f"min-p is {self.min_p}", "use a number from 0 to 1; 0 switches it off")
         _require(
             LEAST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY,
@@ -70,7 +76,7 @@ class Sampling:
             for name, value in known.items():
                 kinds = (int,) if name == "top_k" else (int, float)
                 if type(value) not in kinds:
-                    raise TypeError(f"{name} is {value!r}")
+                    raise TypeError(f"{name} is {short_repr(value)}")
             return replace(cls(), **known)
         except (SettingsError, TypeError) as error:
             raise SettingsError(
@@ -87,9 +93,12 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(self.max_new_tokens >= 1, f"max-new-tokens is {self.max_new_tokens}", "ask for at least 1")
+        hint = f"ask for at least 1, and no more than the model's context; none is above {MOST_TOKENS:,}"
+        _require_tokens("max-new-tokens", self.max_new_tokens, 1, hint)
         _require(
-            self.seed is None or 0 <= self.seed < 2**63, f"seed is {self.seed}", "use a whole number from 0 to 2^63 - 1"
+            self.seed is None or 0 <= self.seed < 2**63,
+            f"seed is {short_repr(self.seed)}",
+            "use a whole number from 0 to 2^63 - 1",
         )
         _require(all(self.stop), "a stop string is empty", 'give --stop some text, such as --stop "\\n\\n"')
 
@@ -114,12 +123,14 @@ class EngineConfig:
             ("dtype", self.dtype, DTYPES),
             ("kernel", self.kernel, KERNELS),
         ):
-            _require(value in allowed, f"{name} is {value!r}", f"use one of: {', '.join(allowed)}")
+            _require(value in allowed, f"{name} is {short_repr(value)}", f"use one of: {', '.join(allowed)}")
         _require(
             bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out"
         )
-        _require(0 <= self.threads <= 1024, f"threads is {self.threads}", "use 1 to 1024, or 0 for all cores")
-        _require(self.prefill_chunk >= 1, f"prefill-chunk is {self.prefill_chunk}", "use a positive number of tokens")
+        _require(
+            0 <= self.threads <= 1024, f"threads is {short_repr(self.threads)}", "use 1 to 1024, or 0 for all cores"
+        )
+        _require_tokens("prefill-chunk", self.prefill_chunk, 1, "use a positive number of tokens, such as 512")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +153,22 @@ class Speculation:
     gamma2: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.method in METHODS, f"method is {self.method!r}", f"use one of: {', '.join(METHODS)}")
+        _require(self.method in METHODS, f"method is {short_repr(self.method)}", f"use one of: {', '.join(METHODS)}")
         _require(bool(self.draft), "the draft's name is empty", "use lookup, none, or a model")
-        _require(self.sink >= 0, f"sink is {self.sink}", "use a number of tokens, such as 16")
-        _require(self.window >= 1, f"window is {self.window}", "use a positive number of tokens, such as 240")
-        _require(self.chunk >= 1, f"chunk is {self.chunk}", "use a positive number of tokens, such as 8")
+        _require_tokens("sink", self.sink, 0, "use a number of tokens, such as 16")
+        _require_tokens("window", self.window, 1, "use a positive number of tokens, such as 240")
+        _require_tokens("chunk", self.chunk, 1, "use a positive number of tokens, such as 8")
         _require(
-            self.budget >= 4 * self.chunk,
-            f"budget is {counted(self.budget, 'token')}, with chunks of {self.chunk}",
+            4 * self.chunk <= self.budget <= 4 * MOST_TOKENS,
+            f"budget is {short_repr(self.budget)}, with chunks of {self.chunk}",
             "the budget must hold 4 chunks at least",
         )
-        _require(
-            self.rebuild_every is None or self.rebuild_every >= 1,
-            f"rebuild-every is {self.rebuild_every}",
-            "use a positive number of tokens, or leave it out",
-        )
+        hint = "use a positive number of tokens, or leave it out"
+        _require_tokens("rebuild-every", self.rebuild_every, 1, hint)
         for name, gamma in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
             _require(
                 gamma is None or 1 <= gamma <= LONGEST_GAMMA,
-                f"{name} is {gamma}",
+                f"{name} is {short_repr(gamma)}",
                 f"use 1 to {LONGEST_GAMMA} tokens, or leave it out",
             )
         if self.method == "naive":
@@ -193,11 +201,21 @@ class Placement:
     link_gb_s: float | None = None
 
     def __post_init__(self) -> None:
-        _require(self.offload in OFFLOADS, f"offload is {self.offload!r}", f"use one of: {', '.join(OFFLOADS)}")
+        _require(
+            self.offload in OFFLOADS, f"offload is {short_repr(self.offload)}", f"use one of: {', '.join(OFFLOADS)}"
+        )
         for name, size in (("memory", self.memory), ("host-memory", self.host_memory)):
-            _require(size is None or size >= 1, f"{name} is {size}", "use a size such as 22GiB, or leave it out")
+            _require(
+                size is None or 1 <= size <= MOST_BYTES,
+                f"{name} is {short_repr(size)}",
+                "use a size such as 22GiB, or leave it out",
+            )
         layers, share, link = self.resident_layers, self.host_share, self.link_gb_s
-        _require(layers is None or layers >= 0, f"resident-layers is {layers}", "use 0 or more, or leave it out")
+        _require(
+            layers is None or 0 <= layers <= 10_000,
+            f"resident-layers is {short_repr(layers)}",
+            "use 0 to 10,000, or leave it out",
+        )
         _require(share is None or 0 <= share <= 1, f"host-share is {share}", "use a number from 0 to 1")
         _require(
             share is None or self.offload in ("auto", "hybrid"),
@@ -215,7 +233,11 @@ class Caching:
     cache_limit: int = 20 * GIB
 
     def __post_init__(self) -> None:
-        _require(self.cache_limit >= 0, f"cache-limit is {self.cache_limit}", "use a size such as 20GiB")
+        _require(
+            0 <= self.cache_limit <= MOST_BYTES,
+            f"cache-limit is {short_repr(self.cache_limit)}",
+            "use a size such as 20GiB",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +252,11 @@ class Parallel:
 
     def __post_init__(self) -> None:
         count, seconds = self.tensor_parallel, self.join_timeout
-        _require(count is None or 1 <= count <= 1024, f"tensor-parallel is {count}", "use a number of ranks, such as 2")
+        _require(
+            count is None or 1 <= count <= 1024,
+            f"tensor-parallel is {short_repr(count)}",
+            "use a number of ranks, such as 2",
+        )
         _require(0 < seconds < 2**31, f"join-timeout is {seconds}", "use a positive number of seconds, such as 300")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from .checkpoint import load_hf_tokenizer
+from .config_checks import ConfigCheck
 from .errors import CheckpointError, UnsupportedModel
+from .gguf_header import check_metadata
 from .shape import ModelShape, shape_from_config
+from .short_repr import short_repr, short_text
 
 _TENSORS = {
     "model.embed_tokens": "token_embd",
@@ -29,7 +33,30 @@ _TENSORS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_KEYS = {
+    "num_hidden_layers": "llama.block_count",
+    "hidden_size": "llama.embedding_length",
+    "intermediate_size": "llama.feed_forward_length",
+    "num_attention_heads": "llama.attention.head_count",
+    "num_key_value_heads": "llama.attention.head_count_kv",
+    "head_dim": "llama.attention.key_length",
+    "max_position_embeddings": "llama.context_length",
+    "rms_norm_eps": "llama.attention.layer_norm_rms_epsilon",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "eot_token_id": "tokenizer.ggml.eot_token_id",
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+}
+_NEEDED = (
+    *("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("max_position_embeddings", "rms_norm_eps"),
+)
+_ROPE_KEYS = {
+    "rope_theta": "llama.rope.freq_base",
+    "factor": "llama.rope.scaling.factor",
+    "original_max_position_embeddings": "llama.rope.scaling.original_context_length",
+}
 _NAMES = {theirs: ours for ours, theirs in _TENSORS.items()}
+_STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
 
 
 class GGUFCheckpoint:
@@ -40,7 +67,9 @@ class GGUFCheckpoint:
         self._reader = _read(path)
         architecture = self._value("general.architecture")
         if architecture != "llama":
-            raise UnsupportedModel(f"the GGUF architecture {architecture} is not supported", "what runs: llama")
+            raise UnsupportedModel(
+                f"the GGUF architecture {short_text(str(architecture))} is not supported", "what runs: llama"
+            )
         self.generation: dict = {}
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.shape = self._shape()
@@ -52,73 +81,89 @@ class GGUFCheckpoint:
     def _shape(self) -> ModelShape:
         from transformers import LlamaConfig
 
-        def need(key: str) -> Any:
-            value = self._value(f"llama.{key}")
-            if value is None:
-                raise CheckpointError(f"{self.path} lacks llama.{key}", "convert the model again")
-            return value
+        values = {ours: self._value(key) for ours, key in _KEYS.items() if self._reader.get_field(key) is not None}
+        if missing := [_KEYS[name] for name in _NEEDED if name not in values]:
+            raise CheckpointError(f"{self.path} lacks {missing[0]}", "convert the model again")
+        self._refuse(values)
+        values |= {"vocab_size": self._vocabulary(), "rope_parameters": self._rope()}
+        check = ConfigCheck(str(self.path), _KEYS | _ROPE_KEYS, "fetch or convert the model again")
+        check.check(values)
+        extra = {"eos_token_id": check.token_ids(values.pop("eot_token_id", None), "eot_token_id")}
+        values.setdefault("num_key_value_heads", values["num_attention_heads"])
+        try:
+            config = LlamaConfig(
+                **{"eos_token_id": None, "bos_token_id": None} | values,
+                attention_bias="blk.0.attn_q.bias" in self._tensors,
+                tie_word_embeddings="output.weight" not in self._tensors,
+            )
+        except Exception as error:  # transformers raises whatever its validators raise
+            reason = short_text(str(error))
+            raise CheckpointError(f"{self.path} is not a usable model: {reason}", "fetch the model again") from error
+        if self._value("llama.rope.dimension_count", config.head_dim) != config.head_dim:
+            raise UnsupportedModel(
+                "RoPE on a part of each head is not supported", "what runs: dense models with RoPE on whole heads"
+            )
+        return shape_from_config(config, extra, self._divisors(config.head_dim // 2))
 
-        heads, hidden = need("attention.head_count"), need("embedding_length")
-        self._refuse(heads, hidden)
-        config = LlamaConfig(
-            vocab_size=self._tensor("token_embd.weight").shape[1].item(),
-            hidden_size=hidden,
-            intermediate_size=need("feed_forward_length"),
-            num_hidden_layers=need("block_count"),
-            num_attention_heads=heads,
-            num_key_value_heads=self._value("llama.attention.head_count_kv", heads),
-            head_dim=self._value("llama.attention.key_length", hidden // heads),
-            max_position_embeddings=need("context_length"),
-            rms_norm_eps=need("attention.layer_norm_rms_epsilon"),
-            rope_parameters=self._rope(),
-            attention_bias="blk.0.attn_q.bias" in self._tensors,
-            tie_word_embeddings="output.weight" not in self._tensors,
-            eos_token_id=self._value("tokenizer.ggml.eos_token_id"),
-            bos_token_id=self._value("tokenizer.ggml.bos_token_id"),
-        )
-        extra = {"eos_token_id": self._value("tokenizer.ggml.eot_token_id")}
-        divisors = self._tensors.get("rope_freqs.weight")  # llama.cpp stores Llama 3's scaling as a tensor
-        return shape_from_config(config, extra, None if divisors is None else tuple(map(float, divisors.data)))
-
-    def _refuse(self, heads: Any, hidden: int) -> None:
+    def _refuse(self, values: dict[str, Any]) -> None:
         """What goes by the name llama, but is not what the decoder computes."""
         only = "what runs: dense models with the same heads in every layer and RoPE on whole heads"
-        if isinstance(heads, list):
+        if isinstance(values["num_attention_heads"], list) or isinstance(values.get("num_key_value_heads"), list):
             raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", only)
         if self._value("llama.expert_count", 0):
             raise UnsupportedModel("mixtures of experts (Mixtral) are not supported", only)
-        head_dim = self._value("llama.attention.key_length", hidden // heads)
-        if self._value("llama.rope.dimension_count", head_dim) != head_dim:
-            raise UnsupportedModel("RoPE on a part of each head is not supported", only)
 
     def _rope(self) -> dict:
-        rope = {"rope_type": "default", "rope_theta": self._value("llama.rope.freq_base", 10000.0)}
+        rope = {"rope_type": "default", "rope_theta": self._value(_ROPE_KEYS["rope_theta"], 10000.0)}
         kind = self._value("llama.rope.scaling.type", "none")
         if kind == "none":
             return rope
         if kind not in ("linear", "yarn"):
-            raise UnsupportedModel(f"the GGUF RoPE scaling {kind} is not supported", "what runs: none, linear, yarn")
-        rope |= {"rope_type": kind, "factor": float(self._value("llama.rope.scaling.factor", 1.0))}
-        original = self._value("llama.rope.scaling.original_context_length")
-        if kind == "yarn" and original:
+            raise UnsupportedModel(
+                f"the GGUF RoPE scaling {short_repr(kind)} is not supported", "what runs: none, linear, yarn"
+            )
+        rope |= {"rope_type": kind, "factor": self._value(_ROPE_KEYS["factor"], 1.0)}
+        original = self._value(_ROPE_KEYS["original_max_position_embeddings"])
+        if kind == "yarn" and original is not None:
             rope["original_max_position_embeddings"] = original
         return rope
 
-    def _tensor(self, name: str) -> Any:
-        if name not in self._tensors:
-            raise CheckpointError(f"{self.path} lacks the tensor {name}", "convert the model again")
-        return self._tensors[name]
+    def _vocabulary(self) -> int:
+        table = self._tensors.get("token_embd.weight")
+        if table is None or len(table.shape) != 2:
+            raise CheckpointError(f"{self.path} lacks the matrix token_embd.weight", "convert the model again")
+        return int(table.shape[-1])
+
+    def _divisors(self, wanted: int) -> tuple[float, ...] | None:
+        """llama.cpp stores Llama 3's scaling as a tensor: a divisor for each frequency. Raises CheckpointError."""
+        if "rope_freqs.weight" not in self._tensors:
+            return None
+        divisors = self._stored("rope_freqs.weight")
+        if divisors.shape != (wanted,) or not (torch.isfinite(divisors) & (divisors > 0)).all():
+            raise CheckpointError(
+                f"{self.path}: rope_freqs.weight is {short_repr(divisors.flatten().tolist())}, "
+                f"not {wanted} positive numbers",
+                "fetch or convert the model again",
+            )
+        return tuple(divisors.tolist())
 
     def files(self) -> list[Path]:
         return [self.path]
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        end = self.path.stat().st_size
-        for tensor in self._reader.tensors:
-            if tensor.data_offset + tensor.n_bytes > end:
-                raise CheckpointError(f"{self.path} is truncated inside {tensor.name}", "fetch the model again")
+        self._check_layout()
         known = {name: _transformers_name(name) for name in self._tensors}
         return {ours: tuple(map(int, self._tensors[name].shape[::-1])) for name, ours in known.items() if ours}
+
+    def _check_layout(self) -> None:
+        """Tensors follow each other, each aligned; the format asks for it. Raises CheckpointError."""
+        end, place, alignment = self.path.stat().st_size, self._reader.data_offset, int(self._reader.alignment)
+        for tensor in self._reader.tensors:
+            if tensor.data_offset != place:
+                raise CheckpointError(f"{self.path} is corrupt: {tensor.name} is misplaced", "fetch the model again")
+            if place + tensor.n_bytes > end:
+                raise CheckpointError(f"{self.path} is truncated inside {tensor.name}", "fetch the model again")
+            place += -(-tensor.n_bytes // alignment) * alignment
 
     @contextmanager
     def tensors(self) -> Iterator[Any]:
@@ -127,17 +172,21 @@ class GGUFCheckpoint:
         yield lambda name, part=None: self._dequantised(names[name])[part or ...]
 
     def _dequantised(self, name: str) -> Tensor:
+        weight = self._stored(name)
+        heads = {"attn_q": self.shape.heads, "attn_k": self.shape.kv_heads}.get(name.split(".")[-2])
+        return weight if heads is None else _unpermute(weight, heads)
+
+    def _stored(self, name: str) -> Tensor:
+        """A tensor in the layout of the file. Raises UnsupportedModel."""
         from gguf import dequantize
 
         tensor = self._tensors[name]
         try:
-            weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+            return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         except NotImplementedError as error:
             raise UnsupportedModel(
                 f"{self.path}: {name} is quantised as {tensor.tensor_type.name}", str(error)
             ) from error
-        heads = {"attn_q": self.shape.heads, "attn_k": self.shape.kv_heads}.get(name.split(".")[-2])
-        return weight if heads is None else _unpermute(weight, heads)
 
     def load_tokenizer(self) -> Any:
         return self._tokenizer
@@ -150,20 +199,22 @@ class GGUFCheckpoint:
 def _read(path: Path) -> Any:
     from gguf import GGUFReader
 
+    check_metadata(path)
     try:
         return GGUFReader(path)
     except Exception as error:  # a damaged file trips the reader at any point, with any exception
-        raise CheckpointError(f"{path} is not a readable GGUF file: {error}", "fetch the model again") from error
+        raise CheckpointError(
+            f"{path} is corrupt, or not a GGUF file that can be read: {short_text(str(error))}", "fetch the model again"
+        ) from error
 
 
 def _transformers_name(name: str) -> str | None:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; None for tensors that are no weights."""
-    *middle, stem, kind = name.split(".")
-    if stem not in _NAMES:
+    match = _STORED.fullmatch(name)
+    if match is None or match["stem"] not in _NAMES:
         return None
-    if middle:
-        return f"model.layers.{middle[1]}.{_NAMES[stem]}.{kind}"
-    return f"{_NAMES[stem]}.{kind}"
+    layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
+    return f"{layer}{_NAMES[match['stem']]}.{match['kind']}"
 
 
 def _unpermute(weight: Tensor, heads: int) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from .config import GROUPS, check_part
 from .errors import SettingsError
+from .short_repr import short_repr, short_text
 
 Key = tuple[str, ...]  # where a value stands: ("gpu", "memory_gib")
 
@@ -111,7 +112,7 @@ class Profile:
     def __post_init__(self) -> None:
         _check(self, ())
         if self.device not in ("cpu", "cuda"):
-            raise Misfit(("device",), f"device is {self.device!r}", "use cpu or cuda")
+            raise Misfit(("device",), f"device is {short_repr(self.device)}", "use cpu or cuda")
         if self.device == "cpu" and (self.gpus or self.gpu or self.link):
             hint = "use device: cuda, or remove gpus, gpu and link"
             raise Misfit(("device",), "device is cpu, but GPUs are described", hint)
@@ -144,7 +145,7 @@ def refuse_unknown(values: Iterable[Any], known: list[str], key: Key) -> None:
 
 def dotted(key: Key) -> str:
     """A key as messages name it: gpu.memory_gib."""
-    return ".".join(map(str, key))
+    return short_text(".".join(map(str, key)))
 
 
 def _with_rates(old: Any, new: Any) -> Any:
@@ -163,11 +164,11 @@ def _check(part: Any, key: Key) -> None:
         if not isinstance(value, float | int):
             continue
         if not (0 < value < math.inf or (kind is int and value == 0)):
-            raise Misfit(where, f"{dotted(where)} is {value}", "use a positive number")
+            raise Misfit(where, f"{dotted(where)} is {short_repr(value)}", "use a positive number")
         most = _MOST.get(dotted(where), math.inf)
         if value > most:
             unit = next((f" {unit}" for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
-            raise Misfit(where, f"{dotted(where)} is {value}", f"no hardware has more than {most:,}{unit}")
+            raise Misfit(where, f"{dotted(where)} is {short_repr(value)}", f"no hardware has more than {most:,}{unit}")
 
 
 def _check_type(key: Key, value: Any, kind: Any) -> None:
@@ -175,7 +176,7 @@ def _check_type(key: Key, value: Any, kind: Any) -> None:
     accepted = (*allowed, int) if float in allowed else allowed
     if not isinstance(value, accepted) or isinstance(value, bool):  # to Python, True is the int 1
         wanted = " or ".join(_KINDS.get(each, each.__name__) for each in allowed)
-        raise Misfit(key, f"{dotted(key)} is {value!r}, not {wanted}", "correct its value")
+        raise Misfit(key, f"{dotted(key)} is {short_repr(value)}, not {wanted}", "correct its value")
 
 
 def _check_link(link: Link, gpu: Gpu) -> None:

@@ -14,6 +14,7 @@ from .files import replace_file
 from .hardware import Gpu, Host, Link, Misfit, Profile
 from .profile import same_gpu
 from .profile_file import build, read
+from .short_repr import short_repr
 
 FILE = "measured.yaml"
 
@@ -38,7 +39,7 @@ class Measured:
     def __post_init__(self) -> None:
         for name in ("date", "machine", "torch"):
             if not isinstance(getattr(self, name), str):
-                raise Misfit((name,), f"{name} is {getattr(self, name)!r}, not text", "measure again")
+                raise Misfit((name,), f"{name} is {short_repr(getattr(self, name))}, not text", "measure again")
         profile_of(self)  # holds to what a profile must hold to
 
 

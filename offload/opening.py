@@ -26,6 +26,7 @@ from .parts import retrieval_bytes
 from .prompts.cache import PromptCache
 from .prompts.folder import PromptFolder
 from .prompts.identity import LEAST, weights_digest
+from .rope import check_frequencies
 from .shape import ModelShape
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .stretching import factor_for, stretched
@@ -219,8 +220,7 @@ def open_model(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     check_kernel(config.kernel)  # before a model is fetched for nothing
-    checkpoint = open_checkpoint(locate(config.model, home, progress))
-    check_tensors(checkpoint)
+    checkpoint = _open_checked(config.model, home, progress)
     settings = speculation or Speculation()
     draft = None
     if has_draft_model(settings):
@@ -234,8 +234,13 @@ def open_model(
 
 def _open_draft(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
     try:
-        draft = open_checkpoint(locate(name, home, progress))
-        check_tensors(draft)
+        return _open_checked(name, home, progress)
     except TriforceError as error:
         raise type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft")) from error
-    return draft
+
+
+def _open_checked(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
+    checkpoint = open_checkpoint(locate(name, home, progress))
+    check_tensors(checkpoint)
+    check_frequencies(checkpoint.shape)
+    return checkpoint

@@ -16,6 +16,7 @@ from .errors import SettingsError
 from .gpus import gpu_names
 from .hardware import Gpu, Host, Link, Profile, did_you_mean
 from .profile_file import build, is_path, read_extended
+from .short_repr import short_repr
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
@@ -117,7 +118,7 @@ def _resolved(text: str) -> str:
     for name, profile in called.items():
         near = near.replace(f" {name}?", f" {profile.name}?")
     hint = f"{near}profiles: {', '.join(names)}; or give a path to a YAML file"
-    raise SettingsError(f"there is no profile {text!r}", hint)
+    raise SettingsError(f"there is no profile {short_repr(text)}", hint)
 
 
 def _called(profile: Profile) -> set[str]:

@@ -14,12 +14,14 @@ import yaml
 from .bounded import Unbounded, read_bounded
 from .errors import SettingsError
 from .hardware import UNITS, Key, Misfit, dotted, refuse_unknown
+from .short_repr import short_repr, short_text
 from .units import parse_size
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
 
-_LIMIT = 2**20  # bytes; those that come with the program have less than a thousandth of it
+_MOST_BYTES = 2**16  # of a file; a profile has about 1,000
+_MOST_VALUES = 10_000  # in a file whose aliases are written out
 _DEPTH = 2  # mappings in a profile: itself, and its parts
 _SIZES = ("memory", "host_memory")  # options in bytes, for which nobody wants to write 23622320128
 _SMALL = "a profile is a small YAML file"
@@ -47,7 +49,10 @@ class Document:
 
 
 def read(file: Path | Traversable, source: str) -> Document:
-    """One file, which messages call `source`. Raises SettingsError for what is no YAML, and for keys given twice."""
+    """One file, which messages call `source`.
+
+    Raises SettingsError for what is no YAML, for keys given twice, and for aliases that stand for too much.
+    """
     text = _text(file, source)
     try:
         loader = yaml.SafeLoader(text)
@@ -58,7 +63,7 @@ def read(file: Path | Traversable, source: str) -> Document:
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         line = mark.line if mark else text.count("\n", 0, getattr(error, "position", 0))
-        raise _not_yaml(f"{source}, line {line + 1}", problem.splitlines()[0]) from error
+        raise _not_yaml(f"{source}, line {line + 1}", short_text(problem)) from error
     except RecursionError as error:  # 5,000 brackets
         raise _not_yaml(source, "nested too deeply") from error
 
@@ -86,7 +91,7 @@ def read_extended(
         if os.path.realpath(str(base)) in chain:
             raise SettingsError("the files extend each other in a circle", "let one of them stand alone")
     except SettingsError as error:
-        raise document.error(("extends",), f"extends is {wanted!r}: {error.message}", error.hint) from error
+        raise document.error(("extends",), f"extends is {short_repr(wanted)}: {error.message}", error.hint) from error
     document.values.setdefault("name", Path(source).stem)  # it is not the other one
     return document.over(read_extended(base, base_source, find, chain))
 
@@ -107,7 +112,7 @@ def is_path(text: str) -> bool:
 def _text(file: Path | Traversable, source: str) -> str:
     try:
         with file.open("rb") as stream:
-            data = read_bounded(stream, _LIMIT)
+            data = read_bounded(stream, _MOST_BYTES)
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()  # any newline is read as \n
     except UnicodeDecodeError as error:
         raise SettingsError(f"{source} is not UTF-8 text", _SMALL) from error
@@ -133,14 +138,14 @@ def _document(loader: yaml.SafeLoader, source: str) -> Document:
         try:
             return loader.construct_object(node, deep=True)
         except (ValueError, AttributeError) as error:  # yaml lets a date that is none fall through
-            raise _not_yaml(place(node), str(error)) from error
+            raise _not_yaml(place(node), short_text(str(error))) from error
 
     def values(node: yaml.Node, key: Key) -> Any:
         if not isinstance(node, yaml.MappingNode) or len(key) == _DEPTH:
             return plain(node)
         found = {}
         for name_node, value_node in node.value:
-            name = name_node.value if isinstance(name_node, yaml.ScalarNode) else str(plain(name_node))
+            name = name_node.value if isinstance(name_node, yaml.ScalarNode) else short_repr(plain(name_node))
             if name in found:
                 message = f"{place(name_node)}: {dotted((*key, name))} is given twice"
                 raise SettingsError(message, "remove one of the two")
@@ -150,7 +155,20 @@ def _document(loader: yaml.SafeLoader, source: str) -> Document:
 
     root = loader.get_single_node()
     places[()] = place(root)
+    if root is not None and (count := _values_below(root, {})) > _MOST_VALUES:
+        message = f"{source}: {short_repr(count)} values when its aliases are written out"
+        raise SettingsError(message, f"write a profile without aliases; {_MOST_VALUES:,} values are the most")
     return Document(None if root is None else values(root, ()), places)
+
+
+def _values_below(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Count a node and all below it, as often as they are referred to, in time proportional to the text."""
+    if node not in known:
+        known[node] = 1  # for one that contains itself, which is refused where it is read
+        below = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
+        known[node] = 1 + sum(_values_below(part, known) for part in parts)
+    return known[node]
 
 
 def _base(wanted: Any, source: str, find: Callable[[str], Path | Traversable]) -> tuple[Path | Traversable, str]:
@@ -175,7 +193,7 @@ def _merged(base: Any, values: Any) -> Any:
 def _built(kind: type[T], values: Any, key: Key) -> T:
     what = dotted(key) or "the file"
     if not isinstance(values, dict):
-        raise Misfit(key, f"{what} is {values!r}, not keys and values", _SHIPPED)
+        raise Misfit(key, f"{what} is {short_repr(values)}, not keys and values", _SHIPPED)
     hints = get_type_hints(kind)
     refuse_unknown(values, list(hints), key)
     given = {}
@@ -203,7 +221,7 @@ def _plain(value: Any, key: Key) -> Any:
             raise ValueError
         return float(value.removesuffix(unit))
     except ValueError:
-        message = f"{dotted(key)} is {value!r}, not a number of {unit}"
+        message = f"{dotted(key)} is {short_repr(value)}, not a number of {unit}"
         raise Misfit(key, message, f"write a number without a unit, or with this one, such as 24 {unit}") from None
 
 

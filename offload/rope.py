@@ -7,6 +7,7 @@ is chunked, drafted or rolled back.
 
 from __future__ import annotations
 
+import math
 import struct
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from .errors import CheckpointError
 from .shape import ModelShape
+from .short_repr import short_repr, short_text
 
 
 def _frequencies(shape: ModelShape, length: int) -> tuple[Tensor, float]:
@@ -41,6 +43,21 @@ def _check_factors(parameters: dict, wanted: int) -> None:
             raise CheckpointError(
                 f"the RoPE parameter {name} has {found} numbers, {wanted} are wanted", "correct config.json"
             )
+
+
+def check_frequencies(shape: ModelShape) -> None:
+    """Raises CheckpointError where the RoPE parameters, each possible by itself, together give no usable angles."""
+    try:
+        inverse, factor = _frequencies(shape, shape.context)
+        usable = bool(torch.isfinite(inverse).all() and (inverse > 0).all() and math.isfinite(factor))
+        reason = f"the frequencies reach from {float(inverse.min()):g} to {float(inverse.max()):g}"
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        usable, reason = False, short_text(str(error))
+    if not usable:
+        raise CheckpointError(
+            f"the model's RoPE parameters {short_repr(shape.hf_config.rope_parameters)} do not work: {reason}",
+            "correct the model's configuration, or fetch the model again",
+        )
 
 
 class Rope:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import CheckpointError, UnsupportedModel
+from .config_checks import check_of_config, within_vocabulary
+from .errors import UnsupportedModel
+from .short_repr import short_repr
 from .sizes import Sizes
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -39,13 +41,6 @@ class ModelShape(Sizes):
         return (self.hf_config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    ids = tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    if not all(isinstance(token, int) for token in ids):
-        raise CheckpointError(f"eos_token_id is {value!r}, no token id", "correct the model's configuration")
-    return ids
-
-
 def positions_of(rope: Mapping[str, Any], positions: int) -> int:
     """Positions that a model can tell apart, from its RoPE parameters and `max_position_embeddings`.
 
@@ -63,7 +58,7 @@ def _refuse(config: Any) -> None:
         raise UnsupportedModel(f"the architecture {config.model_type} is not supported", supported)
     rope = config.rope_parameters or {}
     if rope.get("rope_type", "default") not in ROPE_TYPES:
-        raise UnsupportedModel(f"the RoPE type {rope.get('rope_type')!r} is not supported", supported)
+        raise UnsupportedModel(f"the RoPE type {short_repr(rope.get('rope_type'))} is not supported", supported)
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", supported)
     if getattr(config, "quantization_config", None):
@@ -72,19 +67,20 @@ def _refuse(config: Any) -> None:
             f"this checkpoint is quantised ({method})", "use the unquantised model, or a GGUF file of it"
         )
     if config.hidden_act not in ("silu", "swish"):
-        raise UnsupportedModel(f"the activation {config.hidden_act!r} is not supported", supported)
+        raise UnsupportedModel(f"the activation {short_repr(config.hidden_act)} is not supported", supported)
 
 
 def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float, ...] | None = None) -> ModelShape:
     """Read a transformers config.
 
     Args:
-        config: a `PreTrainedConfig` of one of FAMILIES.
+        config: a `PreTrainedConfig` made from values that `config_checks` has passed.
         generation: the values of generation_config.json; its end-of-sequence ids join the config's.
         rope_divisors: `[head_dim / 2]`, see ModelShape.
 
     Raises:
         UnsupportedModel: for any other architecture, RoPE type, activation or for quantised weights.
+        CheckpointError: for end-of-sequence ids that are none.
     """
     _refuse(config)
     family = config.model_type
@@ -94,12 +90,9 @@ def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float,
     if family.startswith("qwen") and not getattr(config, "use_sliding_window", False):
         window = None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    positive = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
-    for name in (*positive, "max_position_embeddings"):
-        if not isinstance(value := getattr(config, name), int) or value < 1:
-            raise CheckpointError(f"{name} is {value!r} in the model's config", "correct config.json")
     context = positions_of(config.rope_parameters or {}, config.max_position_embeddings)
-    eos = dict.fromkeys(_ids(config.eos_token_id) + _ids(generation.get("eos_token_id")))
+    check = check_of_config("the model's configuration")
+    eos = [id for ids in (config.eos_token_id, generation.get("eos_token_id")) for id in check.token_ids(ids)]
     return ModelShape(
         family=family,
         layers=config.num_hidden_layers,
@@ -117,7 +110,7 @@ def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float,
         o_bias=attention_bias and family in ("llama", "qwen3"),
         mlp_bias=bool(getattr(config, "mlp_bias", False)) and family == "llama",
         qk_norm=family == "qwen3",
-        eos_ids=tuple(eos),
+        eos_ids=within_vocabulary(eos, config.vocab_size),
         hf_config=config,
         rope_divisors=rope_divisors,
     )

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .config_checks import check_of_config
 from .errors import CheckpointError, ModelNotFound, UnsupportedModel
 from .shape import FAMILIES, positions_of
+from .short_repr import short_text
 from .sizes import Sizes
 
 
@@ -90,23 +92,29 @@ def read_shape(file: Path) -> PlanShape:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelNotFound(f"there is no config.json in {file.parent}", _WAYS) from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}", "copy the model's files again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"cannot read {file}: {short_text(str(error))}", "copy the model's files again"
+        ) from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} is not keys and values", "copy the model's files again")
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise UnsupportedModel(f"the architecture {family} is not supported", f"what runs: {', '.join(FAMILIES)}")
+        raise UnsupportedModel(
+            f"the architecture {short_text(str(family))} is not supported", f"what runs: {', '.join(FAMILIES)}"
+        )
     return _shape(config, file)
 
 
 def _shape(config: dict[str, Any], file: Path) -> PlanShape:
+    check = check_of_config(file)
+    check.check(config)
+
     def number(name: str, default: Any = None) -> int:
         value = config.get(name)
-        value = default if value is None else value
-        if type(value) is not int or value < 1:
-            raise CheckpointError(f"{name} is {value!r} in {file}", "correct config.json")
-        return value
+        if value is None and default is None:
+            raise CheckpointError(f"{name} is None in {file}", "correct config.json")
+        return default if value is None else value
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     return PlanShape(
@@ -118,16 +126,13 @@ def _shape(config: dict[str, Any], file: Path) -> PlanShape:
         intermediate=number("intermediate_size"),
         vocab=number("vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        context=_context(config, number("max_position_embeddings")),
+        context=_context(config, check.rope_of(config), number("max_position_embeddings")),
     )
 
 
-def _context(config: dict[str, Any], positions: int) -> int:
-    """Older files say `rope_scaling` and `type` where newer ones say `rope_parameters` and `rope_type`."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = rope if isinstance(rope, dict) else {}
-    context = positions_of({"rope_type": rope.get("type", "default")} | rope, positions)
+def _context(config: dict[str, Any], rope: dict[str, Any], positions: int) -> int:
+    context = positions_of(rope, positions)
     window = config.get("sliding_window")
     if config["model_type"].startswith("qwen") and not config.get("use_sliding_window"):
         window = None
-    return min(context, window) if type(window) is int and window > 0 else context
+    return min(context, window or context)

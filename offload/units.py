@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 from .errors import SettingsError
+from .short_repr import short_repr
 
 GIB = 2**30
+MOST_TOKENS = 2**40  # that any context or setting may have
+MOST_BYTES = 2**60
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
@@ -14,10 +17,11 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 def parse_size(text: str) -> int:
     """Bytes in a size as people write it: "22GiB", "22 GB", "500m", "1.5T". Raises SettingsError."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise SettingsError(f"{text!r} is no size", "write it like 22GiB, 24GB or 500MiB")
-    number, letter, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " "))
+    number, letter, binary = match.groups() if match else ("inf", "", "")
+    size = float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " ")
+    if not size <= MOST_BYTES:
+        raise SettingsError(f"{short_repr(text)} is no size", "write it like 22GiB, 24GB or 500MiB")
+    return int(size)
 
 
 _TOKENS = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s*([km]?)", re.IGNORECASE)
@@ -27,8 +31,8 @@ def parse_tokens(text: str) -> int:
     """Tokens as people write them: "128K" is 131,072, "1M" 1,048,576, and "8000" is 8,000. Raises SettingsError."""
     match = _TOKENS.fullmatch(text.strip())
     count = 0 if match is None else float(re.sub("[,_]", "", match[1])) * 1024 ** " km".index(match[2].lower() or " ")
-    if not 1 <= count < 2**40:
-        raise SettingsError(f"{text[:80]!r} is no number of tokens", "write it like 8000, 128K or 1M")
+    if not 1 <= count <= MOST_TOKENS:
+        raise SettingsError(f"{short_repr(text)} is no number of tokens", "write it like 8000, 128K or 1M")
     return int(count)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,8 +19,11 @@ from .tiers import StreamedLayers, WeightTier
 Progress = Callable[[int, int], None]  # layers done, layers in all
 
 
-def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Name and size of every tensor that a checkpoint of this shape must hold."""
+def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and size of every tensor that a checkpoint of this shape must hold, one after the other.
+
+    The number of layers is only what a config says, so nothing is made of all of them before the first is found.
+    """
     hidden, width = shape.hidden, shape.intermediate
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     linears = {
@@ -37,17 +40,23 @@ def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     layer |= {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
     if shape.qk_norm:
         layer |= {f"self_attn.{x}_norm.weight": (shape.head_dim,) for x in "qk"}
-    sizes = {f"model.layers.{i}.{name}": size for i in range(shape.layers) for name, size in layer.items()}
-    sizes |= {"model.embed_tokens.weight": (shape.vocab, hidden), "model.norm.weight": (hidden,)}
+    yield "model.embed_tokens.weight", (shape.vocab, hidden)
+    for i in range(shape.layers):
+        yield from ((f"model.layers.{i}.{name}", size) for name, size in layer.items())
+    yield "model.norm.weight", (hidden,)
     if not shape.tied_embeddings:
-        sizes["lm_head.weight"] = (shape.vocab, hidden)
-    return sizes
+        yield "lm_head.weight", (shape.vocab, hidden)
+
+
+def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Name and size of every tensor that a checkpoint of this shape must hold."""
+    return dict(expected_tensors(shape))
 
 
 def check_tensors(checkpoint: Checkpoint) -> None:
     """Every expected tensor is there with its size, from the headers alone. Raises CheckpointError."""
     found = checkpoint.sizes()
-    for name, size in expected_sizes(checkpoint.shape).items():
+    for name, size in expected_tensors(checkpoint.shape):
         if name not in found:
             raise CheckpointError(f"{checkpoint.path} lacks the tensor {name}", "fetch the model again")
         if found[name] != size:

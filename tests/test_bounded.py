@@ -98,7 +98,7 @@ def test_templates_and_profiles_are_small(tmp_path):
         file.truncate(16 * 2**20 + 1)
     with pytest.raises(PromptError, match="more than the 16,777,216"):
         load_templates(path)
-    with pytest.raises(SettingsError, match="more than the 1,048,576"):
+    with pytest.raises(SettingsError, match="more than the 65,536"):
         profiles.load(path)
 
 

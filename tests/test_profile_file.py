@@ -1,5 +1,8 @@
 """Profile files: the line of every mistake, units, and files on top of others."""
 
+import resource
+import time
+
 import pytest
 from test_profile import GOOD
 
@@ -182,3 +185,49 @@ def test_what_is_no_profile_is_refused(written, text, message):
         profiles.load(written(text))
     assert message in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def aliases(key, depth=30):
+    """YAML whose value for a key would be 9^30 values long, were its aliases written out."""
+    lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, depth)]
+    return "\n".join(lines) + f"\n{key}: *a{depth - 1}\n"
+
+
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 30))
+
+
+@pytest.mark.parametrize("text", [aliases("name"), aliases("gpu"), aliases("? *a5"), MERGES, aliases("extends")])
+def test_aliases_are_not_written_out(written, text):
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    error = refused(written(text))
+    assert "values when its aliases are written out" in error.message
+    assert len(error.message) < 500 and time.process_time() - began < 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+def test_a_few_aliases_are_fine(written):
+    text = "name: &x mine\ndescription: *x\ndevice: cpu\noptions: {prefill_chunk: &n 64, sink: *n}\n"
+    assert profiles.load(written(text)).options == {"prefill_chunk": 64, "sink": 64}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"{key}: [{', '.join(['x' * 50] * 900)}]\n" for key in ("name", "gpu", "gpus", "extends", "options")),
+        *(f"{key}: {'x' * 60_000}\n" for key in ("gpu", "gpus", "extends", "host", "x")),
+        f"{'x' * 1000}: 1\n",
+        f"extends: cpu\nhost: {{{'x' * 1000}: 1}}\n",
+        f"extends: cpu\nhost: {{memory_gib: {'x' * 60_000}}}\n",
+        f"extends: cpu\nhost: {{cores: 0x{'f' * 60_000}}}\n",
+        f"extends: cpu\nhost: {{cores: {'9' * 3000}}}\n",
+        f"extends: cpu\noptions: {{memory: {'9' * 3000}GiB}}\n",
+        f"extends: cpu\noptions: {{max_new_tokens: {'9' * 3000}}}\n",
+        f"extends: cpu\noptions: {{dtype: {'x' * 3000}}}\n",
+        f"extends: cpu\noptions: {{prefill_chunk: 0x{'f' * 60_000}}}\n",
+        f"name: {'x' * 70_000}\n",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_values_in_messages_are_cut(written, text):
+    error = refused(written(text))
+    assert len(error.message) + len(error.hint) < 1500 and "\n" not in error.message

@@ -1,0 +1,38 @@
+"""Values as error messages quote them: cut with an ellipsis, whatever they are. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+_MOST_BITS = 2048  # of an integer that is printed in digits; Python refuses to print some thousands of digits
+
+
+class _ShortRepr(reprlib.Repr):
+    """Cuts strings, numbers and collections, and never walks a whole collection of collections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 4
+        self.maxstring = self.maxother = 80
+        self.maxlong = 40
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > _MOST_BITS:
+            return f"<an integer of {x.bit_length()} bits>"
+        return super().repr_int(x, level)
+
+
+def short_repr(value: Any) -> str:
+    """Return `repr(value)`, cut to some hundred characters."""
+    return _REPR.repr(value)
+
+
+def short_text(text: str) -> str:
+    """Return a text without its line breaks, cut to some hundred characters with an ellipsis in the middle."""
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:200]}...{line[-90:]}"
+
+
+_REPR = _ShortRepr()

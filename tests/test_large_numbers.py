@@ -1,0 +1,65 @@
+"""Numbers that nothing could hold, on the command line: refused, or as good as a large one; without a wait."""
+
+import time
+
+import pytest
+
+from offload.errors import SettingsError
+from offload.short_repr import short_repr, short_text
+from offload.units import parse_size, parse_tokens
+
+HUGE = ["1" + "0" * 22, "9" * 400]
+TOKENS = ("--max-new-tokens", "--sink", "--window", "--budget", "--chunk", "--rebuild-every", "--prefill-chunk")
+COUNTS = ("--gamma1", "--gamma2", "--threads", "--top-k", "--seed", "--resident-layers", "--tensor-parallel")
+SIZES = ("--memory", "--host-memory", "--cache-limit")
+
+
+@pytest.mark.parametrize("value", HUGE, ids=len)
+@pytest.mark.parametrize("flag", [*TOKENS, *COUNTS, *SIZES])
+def test_it_is_refused_at_once(triforce_here, flag, value):
+    began = time.process_time()
+    answer = triforce_here("generate", "hi", flag, value)
+    assert time.process_time() - began < 1
+    assert answer.returncode == 2 and "hint: " in answer.stderr and "bug" not in answer.stderr
+    assert value[:10] in answer.stderr and len(answer.stderr) < 600
+
+
+@pytest.mark.parametrize("value", HUGE, ids=len)
+@pytest.mark.parametrize("flag", ["--temperature", "--repetition-penalty", "--join-timeout", "--link", "--host-share"])
+def test_large_rates_are_refused_or_used(triforce_here, flag, value):
+    answer = triforce_here("generate", "hi", "-n", 2, flag, value)
+    assert answer.returncode in (0, 2) and "bug" not in answer.stderr
+
+
+@pytest.mark.parametrize("flag", ["--sink", "--window", "--budget", "--rebuild-every", "--prefill-chunk"])
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--method", "triforce"]], ids=str)
+def test_the_most_tokens_are_everything(triforce_here, flag, more):
+    answer = triforce_here("generate", "hi", "-n", 2, flag, 2**40, *more)
+    assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=str)
+@pytest.mark.parametrize("count", [10**6, 2**40])
+def test_more_new_tokens_than_the_context_are_refused(triforce_here, count, more):
+    answer = triforce_here("generate", "hi", "-n", count, *more)
+    assert answer.returncode == 2 and "exceed the model's context of 2,048 tokens" in answer.stderr
+    answer = triforce_here("generate", "hi", "-n", 2**40, "--extend-context", *more)
+    assert answer.returncode in (1, 2) and "bug" not in answer.stderr
+
+
+@pytest.mark.parametrize("value", [*HUGE, "9" * 400 + "K", "9" * 5000], ids=len)
+def test_sizes_and_contexts(value):
+    with pytest.raises(SettingsError):
+        parse_size(value)
+    with pytest.raises(SettingsError):
+        parse_tokens(value)
+
+
+def test_values_are_cut():
+    assert short_repr("abc") == "'abc'" and short_repr(12) == "12" and short_repr([1, None]) == "[1, None]"
+    bomb = ["x"]
+    for _ in range(100):
+        bomb = [bomb] * 9
+    for value in (bomb, "x" * 10**6, 10**400, 2**100_000, dict.fromkeys(range(100), bomb), b"x" * 10**6):
+        assert len(short_repr(value)) < 300
+    assert short_text("two\n  lines") == "two lines" and len(short_text("x" * 10**6)) < 300
