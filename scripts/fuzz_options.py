@@ -79,7 +79,7 @@ def draw(
     free = ["--method", method, *_placement(rng)]
     free += ["--draft", draft] if method == "naive" else maybe("--draft", "lookup", "none", draft)
     free += maybe("--gamma1", 1, 2, 5) + maybe("--gamma2", 1, 3, 8, 16) + maybe("--rebuild-every", 1, 7, 64)
-    free += maybe("--budget", 128, 256, 1024) + maybe("--chunk", 4, 8, 16, 64)
+    free += maybe("--budget", 256, 512, 1024) + maybe("--chunk", 4, 8, 16, 64)
     free += maybe("--sink", 0, 1, 4, 16) + maybe("--window", 16, 64, 500)
     free += maybe("--prefill-chunk", 1 + rng.randrange(700)) + maybe("--threads", 1, 2, 3)
     free += maybe("--seed", 1, 2) + rng.choice(([], ["--cache"], ["--no-cache"]))

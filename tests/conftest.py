@@ -102,7 +102,7 @@ def native_operations() -> NativeOperations:
 def model_dir(tmp_path_factory) -> Path:
     """A seeded tiny Llama with heads that the native kernel takes; no tokenizer."""
     folder = tmp_path_factory.mktemp("model")
-    make_hf_model("llama", head_dim=32).save_pretrained(folder)
+    make_hf_model("llama", head_dim=32, max_position_embeddings=4096).save_pretrained(folder)
     return folder
 
 
