@@ -14,10 +14,9 @@ from .config import EngineConfig
 from .embedded import bytes_below
 from .errors import SettingsError
 from .measure import link_rate, read_rate
-from .memory import available
 from .native import LEVELS, KernelUnavailable, find_kernel
 from .opening import resolve_device
-from .system import default_home
+from .system import default_home, free_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def examine(config: EngineConfig, processor: str, home: Path | None = None, meas
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    free = available(torch.device("cpu"))
+    free = free_memory(torch.device("cpu"))
     cores = psutil.cpu_count(logical=False), psutil.cpu_count()
     return Report(
         device=_device(config.device, measure),

@@ -14,7 +14,7 @@ import torch
 from .hardware import Gpu, Host, Link
 from .linear import TorchLinear
 from .measured import Measured
-from .memory import available
+from .system import free_memory
 from .units import GIB, counted
 
 _LEAST = 2**26  # bytes: less would measure the caches
@@ -66,7 +66,7 @@ def link_rate(
     device: torch.device, free: int, pinned: bool = True, to_host: bool = False, size: int = Sizes().copy
 ) -> float | None:
     """10^9 bytes a second between host memory and a GPU with `free` bytes; None where it cannot be measured."""
-    size = min(size, free // 4, available(torch.device("cpu")) // 4)
+    size = min(size, free // 4, free_memory(torch.device("cpu")) // 4)
     run = _copying(device, size, pinned, to_host)
     return run and _rate(size, run)
 
@@ -74,7 +74,7 @@ def link_rate(
 def _host(sizes: Sizes) -> Host:
     return Host(
         memory_gib=psutil.virtual_memory().total / GIB,
-        bandwidth_gb_s=read_rate(available(torch.device("cpu")), sizes.read),
+        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes.read),
         bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows),  # 10^9 a second
         cores=psutil.cpu_count(logical=False),
     )

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from .errors import OutOfMemory
 from .parts import activation_bytes
 from .shape import ModelShape
-from .system import free_host_memory
 from .units import counted, size_text
 
 
@@ -37,13 +34,6 @@ def estimate(shape: ModelShape, tokens: int, chunk: int, itemsize: int) -> Memor
         kv_tokens=tokens,
         activations=activation_bytes(shape, tokens, chunk, itemsize),
     )
-
-
-def available(device: torch.device) -> int:
-    """Free bytes on a device; for the CPU within the control group that the process runs in (a container's limit)."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return free_host_memory()
 
 
 def check_fit(need: MemoryEstimate, free: int) -> None:

@@ -18,6 +18,7 @@ from .parallel import ALONE, Group
 from .rope import Rope
 from .shape import ModelShape
 from .store import Store
+from .stores import new_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Model:
     def new_cache(self, capacity: int, rope: Rope | None = None, store: Store | None = None) -> FullCache:
         """An empty full cache with room for `capacity` tokens; the rotations are for that many unless given."""
         if store is None:
-            store = self.operations.new_store(self.shape, capacity, self.dtype, self.device)
+            store = new_store(self.operations.kernel, self.shape, capacity, self.dtype, self.device)
         return FullCache(store, rope or self.rope(capacity), capacity)
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ from .config import EngineConfig, Sampling, Speculation
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
 from .levels import draft_chunk, draft_room, has_draft_model, has_middle
-from .memory import MemoryEstimate, available, check_fit, estimate
+from .memory import MemoryEstimate, check_fit, estimate
 from .model import Model
 from .operations import Operations, check_kernel, choose_operations
 from .parallel import ALONE, Group, Share, split
@@ -30,6 +30,7 @@ from .rope import check_frequencies
 from .shape import ModelShape
 from .sources import FetchProgress, locate, open_checkpoint, silent
 from .stretching import factor_for, stretched
+from .system import free_memory
 from .text import Tokenizer
 from .tiers import Spread, TierSettings, WeightTier, make_link
 from .units import counted
@@ -143,7 +144,7 @@ class OpenModel:
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raises OutOfMemory if a sequence of `tokens` does not fit the device (or `memory_limit` bytes of it)."""
-        free = available(self.device)
+        free = free_memory(self.device)
         if self.device.type == "cpu":
             free //= self.group.mates
         check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))

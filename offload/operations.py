@@ -11,7 +11,6 @@ from torch import Tensor
 from .errors import SettingsError
 from .linear import TorchLinear
 from .shape import ModelShape
-from .store import PlainStore, Store
 
 if TYPE_CHECKING:
     from .native import Kernel
@@ -58,10 +57,6 @@ class Operations(Protocol):
         """silu(gate) * up of rows `[tokens, gate and up]`."""
         ...
 
-    def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> Store:
-        """Room for the keys and values of a sequence."""
-        ...
-
 
 class TorchOperations:
     """Library operations alone: every device, and the oracle of the native ones."""
@@ -77,9 +72,6 @@ class TorchOperations:
     def gated(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
-
-    def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> PlainStore:
-        return PlainStore(shape, capacity, dtype, device)
 
 
 def choose_operations(kernel: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Operations:

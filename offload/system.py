@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
 _GROUP_FILES = (  # limit, use and statistics of a control group, version 2 and version 1
@@ -17,6 +21,15 @@ _GROUP_FILES = (  # limit, use and statistics of a control group, version 2 and 
 def free_host_memory() -> int:
     """Free bytes, within the control group that the process runs in (a container's limit)."""
     return min([psutil.virtual_memory().available, *_free_in_groups(_CGROUP)])
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes on a device; for the CPU those of `free_host_memory`."""
+    if device.type == "cuda":
+        from torch import cuda
+
+        return cuda.mem_get_info(device)[0]
+    return free_host_memory()
 
 
 def cores() -> int:

@@ -20,7 +20,8 @@ from offload.config import METHODS
 from offload.context import Context
 from offload.engine import Engine
 from offload.errors import RankLost, SettingsError
-from offload.parallel import ALONE, check_same, split
+from offload.parallel import ALONE, split
+from offload.parallel.same import check_same
 from offload.parallel.split import divide
 from offload.runner import Runner
 from offload.sources import open_checkpoint

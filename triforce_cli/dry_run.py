@@ -9,12 +9,11 @@ import torch
 from offload.config import Placement
 from offload.errors import SettingsError
 from offload.measured import Measured, applied
-from offload.memory import available
 from offload.opening import OpenModel
 from offload.placement import PlanRequest
 from offload.profile import AUTO, Profile, undescribed
 from offload.resources import Hardware, describe
-from offload.system import cores, free_host_memory
+from offload.system import cores, free_host_memory, free_memory
 
 from .launching import ranks_to_start
 from .measuring import saved
@@ -85,6 +84,6 @@ def rated(device: torch.device, profile: Profile, measured: Measured | None) -> 
 def this_machine(device: torch.device, profile: Profile, mates: int = 1) -> Hardware:
     """The profile's rates, and the memory that is really free, of which `mates` ranks each take their part."""
     hardware = replace(describe(profile, free_host_memory() // mates, cores()), gpus=1)
-    free = available(device) // (mates if hardware.shared else 1)
+    free = free_memory(device) // (mates if hardware.shared else 1)
     memory = free if hardware.memory is None else min(free, hardware.memory)
     return replace(hardware, memory=memory, host_memory=memory if hardware.shared else hardware.host_memory)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from offload.errors import SettingsError
 
 from .exit_codes import DONE, FAILED, SIGNALLED
+from .signals import listen
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ def joined(settings: Settings) -> tuple[Group | None, Settings]:
     device = resolve_device(settings.engine.device, here.local)
     group = _state.group = Ranks(device, settings.parallel.join_timeout, lost=_lost, local=here.local, mates=here.mates)
     if here.rank == 0:
-        from .entry import listen
-
         listen()
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what becomes of it
@@ -112,7 +111,7 @@ def check_alike(opened: OpenModel, settings: Settings, request: Mapping[str, Any
         return
     from importlib.metadata import version
 
-    from offload.parallel import check_same, fingerprint
+    from offload.parallel.same import check_same, fingerprint
 
     known = settings.described(settings.sampling(opened.sampling))
     facts = {name: version(name) for name in ("triforce", "torch", "transformers", "tokenizers")}

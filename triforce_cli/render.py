@@ -13,7 +13,7 @@ from offload.statistics import Summary
 from .progress import ProgressDisplay, RunFacts
 from .sections import Part, Section
 from .terminal import Terminal
-from .verification import verdict
+from .verdict import verdict
 from .wording import statistics_line
 
 # DEL, C1, line separators and bidirectional overrides: JSON may hold them raw, terminals and line readers should not.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..shape import ModelShape
-from .blocks import BlockStore
 from .kernel import DTYPES, Kernel
 from .layout import pack_weight, weight_rows
 from .library import BLOCK, MAX_HEAD_DIM
@@ -33,9 +32,6 @@ class NativeOperations:
 
     def gated(self, x: Tensor) -> Tensor:
         return self.kernel.gate(x, self.room("gated", (len(x), x.shape[1] // 2), x.dtype))
-
-    def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> BlockStore:
-        return BlockStore(self.kernel, shape, capacity, dtype)
 
     def room(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """This thread's memory of that name, uninitialised."""

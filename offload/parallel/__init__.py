@@ -5,7 +5,6 @@ and MLP give all ranks the same bits, so each can draw the same tokens; what the
 """
 
 from .group import ALONE, Alone, Group
-from .same import check_same, fingerprint
 from .split import Share, split
 
-__all__ = ["ALONE", "Alone", "Group", "Share", "check_same", "fingerprint", "split"]
+__all__ = ["ALONE", "Alone", "Group", "Share", "split"]

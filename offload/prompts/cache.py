@@ -12,7 +12,7 @@ from ..runner import Runner
 from .folder import PromptFolder
 from .fresh import Fresh
 from .identity import LEAST, TOKENS, fingerprint, name_of_all
-from .prompt import Prompt
+from .prompt import Prompt, Storage
 from .restoring import Restoration
 from .saving import Saver
 
@@ -41,9 +41,9 @@ class PromptCache:
         return SequencePrompts(self, own if len(names) == 1 else name_of_all(names), runner)
 
     @property
-    def part(self) -> str:
-        """Which heads these are, where there are others."""
-        return f"{self.group.rank + 1}of{self.group.size}" if self.group.size > 1 else ""
+    def storage(self) -> Storage:
+        """Return where the next prompt is kept."""
+        return Storage(self.folder, self.group, self.model, self.label)
 
 
 class SequencePrompts:
@@ -74,7 +74,7 @@ class SequencePrompts:
             fresh.note()
 
     def _prefill(self, context: Context) -> Generator[Prefilled | Restored]:
-        prompt = Prompt(self._cache, self._fingerprint, context.tokens)
+        prompt = Prompt(self._cache.storage, self._fingerprint, context.tokens)
         saver = Saver(prompt, self._runner)
 
         def compute(end: int) -> Generator[Prefilled]:

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..parallel import Group
 from .block import read_block
 from .folder import PromptFolder
 from .header import Header, UnusableBlock
 from .identity import TOKENS, chain
 
-if TYPE_CHECKING:
-    from .cache import PromptCache
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a model's prompts are kept, and what their blocks say of themselves.
+
+    `model` and `label` are for people; `part` says which heads these are, where each rank of the group has its own.
+    """
+
+    folder: PromptFolder
+    group: Group
+    model: str
+    label: str
+
+    @property
+    def part(self) -> str:
+        """Return "" where there is one rank."""
+        return f"{self.group.rank + 1}of{self.group.size}" if self.group.size > 1 else ""
 
 
 class Prompt:
     """The whole blocks of a prompt: `keys` and `paths`, in order."""
 
-    def __init__(self, cache: PromptCache, fingerprint: str, ids: Sequence[int]) -> None:
-        self.cache, self.fingerprint = cache, fingerprint
+    def __init__(self, storage: Storage, fingerprint: str, ids: Sequence[int]) -> None:
+        self.storage, self.fingerprint = storage, fingerprint
         self._ids = list(ids)
         self._sound: set[int] = set()  # blocks that were read
         self._damaged: set[int] = set()  # those whose files are to be replaced
         self.keys = list(chain(fingerprint, self._ids))
-        self.paths = [self.folder.block(fingerprint, *each, cache.part) for each in enumerate(self.keys)]
+        self.paths = [self.folder.block(fingerprint, *each, storage.part) for each in enumerate(self.keys)]
 
     @property
     def folder(self) -> PromptFolder:
-        return self.cache.folder
+        return self.storage.folder
 
     def ids(self, index: int) -> list[int]:
         """A block's tokens."""
@@ -38,7 +54,7 @@ class Prompt:
     def read(self, index: int) -> tuple[Tensor, Tensor, Header]:
         """A block's keys and values. Raises FileNotFoundError, UnusableBlock."""
         try:
-            block = read_block(self.paths[index], self.keys[index], self.ids(index), self.cache.part)
+            block = read_block(self.paths[index], self.keys[index], self.ids(index), self.storage.part)
         except UnusableBlock:
             self._damaged.add(index)
             raise

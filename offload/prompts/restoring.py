@@ -55,7 +55,7 @@ class Restoration:
         yield Prefilled(min(held, len(context) - 1), len(context))
         yield from self._read_all(stored, len(context))
         if self._seen_damage:
-            _warn(self._prompt.cache.group.collect(self._troubles))
+            _warn(self._prompt.storage.group.collect(self._troubles))
         if self._size:
             unit = self._fresh.blocks * TOKENS
             runner.truncate(runner.held // unit * unit)
@@ -69,11 +69,11 @@ class Restoration:
         """
         first, unit = self._fresh.length // TOKENS, self._fresh.blocks
         reach = self._prompt.stored(first, (len(context) - 1) // TOKENS)
-        last = min(self._prompt.cache.group.collect(reach // unit * unit))
+        last = min(self._prompt.storage.group.collect(reach // unit * unit))
         return range(first, last if last * TOKENS > self._runner.held else first)
 
     def _read_all(self, stored: range, total: int) -> Generator[Prefilled]:
-        group = self._prompt.cache.group
+        group = self._prompt.storage.group
         for index in stored:
             start = self._clock()
             state, block = self._read(index)
@@ -121,7 +121,7 @@ class Restoration:
         self._runner.restore(index * TOKENS, self._prompt.ids(index), keys, values)
         self._size += keys.nbytes + values.nbytes
         self._seconds += (writing := self._clock() - start)
-        self._race.observe(*self._prompt.cache.group.agree((reading + writing, header.prefill_s)))
+        self._race.observe(*self._prompt.storage.group.agree((reading + writing, header.prefill_s)))
 
     def _tell(self, held: int) -> Generator[Restored]:
         """`held`: tokens that were in memory.
@@ -135,7 +135,7 @@ class Restoration:
             return
         if taken > held:
             prompt.folder.hit(prompt.paths[runner.held // TOKENS - 1])
-        yield Restored(taken, self._size * prompt.cache.group.size, self._seconds)
+        yield Restored(taken, self._size * prompt.storage.group.size, self._seconds)
 
 
 def _warn(troubles: Sequence[Sequence[str]]) -> None:

@@ -65,8 +65,8 @@ class Saver:
             self._threads = ThreadPoolExecutor(1, "triforce-prompts")
         keys, values = self._runner.cache.store.export(start, start + TOKENS)
         parent = prompt.keys[index - 1] if index else ""
-        cache = prompt.cache
-        header = Header(prompt.keys[index], parent, cache.part, cache.model, cache.label, self._now, seconds)
+        storage = prompt.storage
+        header = Header(prompt.keys[index], parent, storage.part, storage.model, storage.label, self._now, seconds)
         while len(self._pending) >= _UNDER_WAY:
             self._settle()
         if not self._stopped:
@@ -85,7 +85,7 @@ class Saver:
         except FileNotFoundError:  # another process has just removed the folder, because it was empty
             prompt.folder.make(prompt.fingerprint)
             size = write_block(path, header, prompt.ids(index), keys, values)
-        self._size += size * prompt.cache.group.mates  # the others write theirs
+        self._size += size * prompt.storage.group.mates  # the others write theirs
         prompt.folder.touch(path, self._now)
         self._wrote = True
 
@@ -93,7 +93,7 @@ class Saver:
         """A tenth more than is needed, so that not every block has to look for some."""
         folder = self._prompt.folder
         full = OSError(errno.EDQUOT, f"its limit of {size_text(folder.limit)} is reached")
-        if (need - _HEADER) * (index + 1) * self._prompt.cache.group.mates > folder.limit:
+        if (need - _HEADER) * (index + 1) * self._prompt.storage.group.mates > folder.limit:
             raise full  # though everybody else's went
         own = {stem_of(path) for path in self._prompt.paths}
         folder.shrink(max(folder.limit - need - folder.limit // 10, 0), keep=own)

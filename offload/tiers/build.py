@@ -13,13 +13,15 @@ from ..operations import Operations
 from ..parts import piece_tokens
 from ..shape import ModelShape
 from ..store import Store
+from ..stores import new_store
 from .balance import Balance
 from .forms import BlockForm, Form, NativeForm, PlainForm
 from .host import HostAttention
 from .link import Link
 from .memory import allocator, make_link
+from .parts import Tiers
 from .staging import Ring
-from .store import TieredStore, Tiers
+from .store import TieredStore
 
 _SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
 
@@ -65,13 +67,15 @@ class Spread:
         """An empty store for a sequence of up to `capacity` tokens."""
         settings, device = self.settings, self._device
         if settings.resident_layers >= shape.layers:
-            return self._operations.new_store(shape, capacity, dtype, device)
+            return new_store(self._operations.kernel, shape, capacity, dtype, device)
         form = _form(shape, settings.piece or piece_tokens(shape, dtype.itemsize), dtype, self._operations, device)
         resident_layers = settings.resident_layers
         away, pieces = shape.layers - resident_layers, -(-capacity // form.tokens)
         resident = None
         if resident_layers:
-            resident = self._operations.new_store(replace(shape, layers=resident_layers), capacity, dtype, device)
+            resident = new_store(
+                self._operations.kernel, replace(shape, layers=resident_layers), capacity, dtype, device
+            )
         with torch.inference_mode(False):
             buffers = torch.empty((settings.buffers, form.numbers), dtype=dtype, device=device).unbind()
             share = _SHARES[settings.mode] if settings.share is None else settings.share
@@ -83,7 +87,7 @@ class Spread:
                 host=None if settings.mode == "stream" else HostAttention(form, settings.host_bandwidth),
                 resident=resident,
                 resident_layers=resident_layers,
-                near=lambda tokens: self._operations.new_store(shape, tokens, dtype, device),
+                near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
                 pieces=allocator(device)((away, pieces, form.numbers), dtype),
                 open=torch.empty((away, 2, form.numbers), dtype=dtype, device=device),
             )

@@ -6,13 +6,12 @@ another set of buffers, they are on their way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .store import Tiers
+from .parts import Tiers
 
 
 class LongPass:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from ..shape import ModelShape
-
-if TYPE_CHECKING:
-    from .store import Tiers
+from .parts import Tiers
 
 
 class Reading:

@@ -8,9 +8,8 @@ unfinished piece of every layer stays on the device. Partial results are merged 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,29 +19,12 @@ from torch import Tensor
 from ..attention import Partial
 from ..shape import ModelShape
 from ..store import Store
-from .balance import Balance
-from .forms import Form
-from .host import HostAttention, HostPart
-from .link import Link, Pair
+from .host import HostPart
+from .link import Pair
 from .longpass import LongPass
+from .parts import Tiers
 from .reading import Reading
-from .staging import Piece, Ring
-
-
-@dataclass
-class Tiers:
-    """What a tiered store is made of."""
-
-    form: Form
-    link: Link
-    ring: Ring
-    balance: Balance
-    host: HostAttention | None  # None: everything comes over the link
-    resident: Store | None  # of the first layers
-    resident_layers: int
-    near: Callable[[int], Store]  # makes a store on the device for so many tokens
-    pieces: Tensor  # [layers - resident_layers, pieces, numbers] in host memory
-    open: Tensor  # [layers - resident_layers, 2, numbers] on the device: a piece's slot is its number's parity
+from .staging import Piece
 
 
 class TieredStore(Reading):
