@@ -8,12 +8,12 @@ symbols are found in the one that torch has loaded. Why a build failed is kept b
 import shutil
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-FOLDER = Path("offload") / "native"
+FOLDER = Path("offload") / "kernels" / "native"
 KERNEL = Extension(
-    "offload.native._kernel",
+    "offload.kernels.native._kernel",
     sources=[str(FOLDER / "kernel.c")],
     depends=[str(path) for path in sorted(FOLDER.glob("*.h"))],
     extra_compile_args=["-std=gnu11", "-O3", "-fopenmp", "-Wno-psabi"],
@@ -51,4 +51,8 @@ class BuildKernel(build_ext):
         return []  # no PyInit function: Python does not import it
 
 
-setup(ext_modules=[KERNEL], cmdclass={"build_ext": BuildKernel})
+setup(
+    packages=[*find_packages(include=["offload", "offload.*", "triforce_cli", "triforce_cli.*"]), "offload.profiles"],
+    ext_modules=[KERNEL],
+    cmdclass={"build_ext": BuildKernel},
+)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
+from .decoder import Model
 from .errors import PromptError
 from .events import Event
-from .linear import multiplies_natively
-from .model import Model
-from .prompts.cache import PromptCache
-from .replay import Replay, replay
+from .kernels.linear import multiplies_natively
+from .offloading import Spread
+from .prompt_cache.prefill import PromptCache
 from .session import Session
-from .tiers import Spread
+from .speculation.lossless import Replay, replay
 
 
 class Engine:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
-from .context import Context
+from .decoder import Model
 from .events import Event, Finished, Tokens
-from .hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
-from .levels import draft_chunk, has_draft_model, has_middle
-from .lookup import LookupDrafter
-from .model import Model
-from .prompts.cache import PromptCache
-from .runner import Runner, SelectedRunner
-from .sampling import Sampler
-from .tiers import Spread
+from .methods import draft_chunk, has_draft_model, has_middle
+from .offloading import Spread
+from .prompt_cache.prefill import PromptCache
+from .sequence import Context
+from .speculation.hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
+from .speculation.ngram import LookupDrafter
+from .speculation.runner import Runner, SelectedRunner
+from .speculation.sampling import Sampler
 
 
 class Session:

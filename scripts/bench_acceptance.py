@@ -17,10 +17,10 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, Sampling, Speculation, open_model
-from offload.context import Context
-from offload.hierarchy import selected_cache
-from offload.runner import Runner, SelectedRunner
-from offload.sampling import Sampler, sample
+from offload.sequence import Context
+from offload.speculation.hierarchy import selected_cache
+from offload.speculation.runner import Runner, SelectedRunner
+from offload.speculation.sampling import Sampler, sample
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "Summarize the book above in detail, with the main characters and events."

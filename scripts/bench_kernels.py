@@ -22,8 +22,8 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, open_model
-from offload.cache import FullCache
-from offload.model import Model
+from offload.decoder import Model
+from offload.kv_cache.full import FullCache
 
 Row = dict[str, float | int | str]
 ROWS = (1, 2, 4, 8, 16)

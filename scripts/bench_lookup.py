@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from offload import EngineConfig, open_model
-from offload.context import Context
-from offload.lookup import LookupDrafter
-from offload.statistics import percentile
+from offload.metrics import percentile
+from offload.sequence import Context
+from offload.speculation.ngram import LookupDrafter
 
 ROOT = Path(__file__).parents[1]
 NEW = 2000  # tokens that come one by one

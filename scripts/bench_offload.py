@@ -23,10 +23,10 @@ from pathlib import Path
 from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
-from offload.context import common_prefix
 from offload.engine import Engine
-from offload.tiers import SimulatedLink, Spread, TierSettings
-from offload.tiers.balance import Balance
+from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.offloading.balance import Balance
+from offload.sequence import common_prefix
 
 ROOT = Path(__file__).parents[1]
 FAST = 1e12  # bytes a second: no limit

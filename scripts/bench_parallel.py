@@ -28,9 +28,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, Tokens, open_model
 from offload.engine import Engine
+from offload.offloading import SimulatedLink, Spread, TierSettings
 from offload.parallel import ALONE, Group
-from offload.parallel.ranks import Ranks
-from offload.tiers import SimulatedLink, Spread, TierSettings
+from offload.parallel.process_group import Ranks
 
 FAST = 1e12  # bytes a second: no limit
 GREEDY = Sampling(temperature=0)

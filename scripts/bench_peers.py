@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 
 from offload import EngineConfig, open_model
-from offload.context import Context
-from offload.runner import Runner
-from triforce_cli.machine import processor
+from offload.sequence import Context
+from offload.speculation.runner import Runner
+from triforce_cli.run.machine import processor
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,9 +21,9 @@ from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.events import Restored
-from offload.opening import OpenModel
-from offload.prompts.cache import PromptCache
-from offload.prompts.folder import PromptFolder
+from offload.loader import OpenModel
+from offload.prompt_cache.folder import PromptFolder
+from offload.prompt_cache.prefill import PromptCache
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = ("Who writes the letters?", "Where does the writer want to travel, and why?")

@@ -131,7 +131,7 @@ def hardware(device: str) -> dict:
     """What this ran on."""
     import torch
 
-    from triforce_cli.machine import processor
+    from triforce_cli.run.machine import processor
 
     found = {
         "date": datetime.now(timezone.utc).date().isoformat(),

@@ -22,7 +22,7 @@ build() {
     local library="$1"
     shift
     gcc -std=gnu11 -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
-        -fopenmp -fPIC -Wno-psabi "$@" -c "$root/offload/native/kernel.c" -o "$library.o"
+        -fopenmp -fPIC -Wno-psabi "$@" -c "$root/offload/kernels/native/kernel.c" -o "$library.o"
     gcc -shared -fsanitize=address,undefined "$library.o" -lm -o "$library"
 }
 

@@ -10,17 +10,17 @@ import torch
 from gpu_models import filled_cache, llama, random_model, smaller
 from gpu_parts import GIB, Machine, Row, step
 
-from offload.cache import FullCache
+from offload.architecture.config import ModelShape
 from offload.config import Placement, Speculation
-from offload.hierarchy import selected_cache
-from offload.model import Model
-from offload.native import KernelUnavailable, find_kernel
-from offload.placement import PlanRequest
-from offload.plan import Plan, make_plan
-from offload.resources import Hardware
-from offload.shape import ModelShape
-from offload.tiers import Spread, TierSettings
-from offload.tiers.balance import Balance
+from offload.decoder import Model
+from offload.hardware.rates import Hardware
+from offload.kernels.native import KernelUnavailable, find_kernel
+from offload.kv_cache.full import FullCache
+from offload.offloading import Spread, TierSettings
+from offload.offloading.balance import Balance
+from offload.planning.placement import PlanRequest
+from offload.planning.plan import Plan, make_plan
+from offload.speculation.hierarchy import selected_cache
 
 BUDGET = 4096
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from offload.cache import FullCache
-from offload.model import Model
-from offload.operations import TorchOperations
-from offload.shape import ModelShape, shape_from_config
-from offload.tiers import Spread
-from offload.weights import expected_sizes, load_model
+from offload.architecture.config import ModelShape, shape_from_config
+from offload.decoder import Model
+from offload.kernels.ops import TorchOperations
+from offload.kv_cache.full import FullCache
+from offload.loading.weights import expected_sizes, load_model
+from offload.offloading import Spread
 
 
 def llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int) -> ModelShape:

@@ -13,16 +13,16 @@ import torch
 from gpu_models import filled_cache, llama, random_model
 from torch import Tensor
 
-from offload.checkpoint import FolderCheckpoint
 from offload.config import GenerationConfig, Sampling, Speculation
+from offload.decoder import Model
 from offload.engine import Engine
 from offload.events import Tokens
-from offload.model import Model
-from offload.native.blocks import host_memory
-from offload.operations import TorchOperations
-from offload.tiers import SimulatedLink, Spread, TierSettings
-from offload.tiers.link import Link, Pair
-from offload.weights import load_model
+from offload.kernels.ops import TorchOperations
+from offload.kv_cache.block_store import host_memory
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.offloading.link import Link, Pair
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
@@ -57,7 +57,7 @@ class Machine:
         """The device's own, or a simulated one."""
         if self.small:
             return SimulatedLink(2e9)
-        from offload.tiers.cuda import CudaLink
+        from offload.offloading.cuda_link import CudaLink
 
         return CudaLink(self.device)
 
@@ -79,7 +79,7 @@ class Machine:
 
     def link_rates(self, rows: list[Row]) -> dict:
         """Bandwidth, both ways, from pinned and from pageable memory, and both ways at once."""
-        from offload.tiers.cuda import pinned_memory
+        from offload.offloading.cuda_link import pinned_memory
 
         size, piece = (2**22, 2**20) if self.small else (2**29, 2**23)
         link, rates = self.link(), {}

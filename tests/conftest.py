@@ -16,10 +16,10 @@ from terminals import Pty
 from tiers import native_kernel
 from tiny import make_hf_model, make_tokenizer
 
-from offload.native import LEVELS, Kernel, KernelUnavailable, find_kernel
-from offload.native.library import open_library
-from offload.native.operations import NativeOperations
-from offload.operations import TorchOperations
+from offload.kernels.native import LEVELS, Kernel, KernelUnavailable, find_kernel
+from offload.kernels.native.library import open_library
+from offload.kernels.native.ops import NativeOperations
+from offload.kernels.ops import TorchOperations
 from triforce_cli.app import run, settle_libraries
 
 
@@ -35,7 +35,7 @@ def tiny_model_dir(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def embedded_model_dir() -> Path:
     """The embedded model, fetched into the user's cache if it is not there yet."""
-    from offload.sources import locate
+    from offload.loading.hub import locate
 
     home = os.environ.get("TRIFORCE_HOME")
     return locate("smollm2-135m", Path(home) if home else None)
@@ -115,8 +115,8 @@ def home(tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def patience_with_disks(monkeypatch):
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
-    monkeypatch.setattr("offload.prompts.restoring.TRIAL", 1000.0)
-    monkeypatch.setattr("offload.prompts.saving.PATIENCE", 1000.0)
+    monkeypatch.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
+    monkeypatch.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from offload.parallel.ranks import Ranks
+from offload.parallel.process_group import Ranks
 
 CPU = torch.device("cpu")
 

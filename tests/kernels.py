@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from offload.native.library import BLOCK, Attention
+from offload.kernels.native.library import BLOCK, Attention
 
-SOURCE = Path(__file__).parents[1] / "offload" / "native" / "kernel.c"
+SOURCE = Path(__file__).parents[1] / "offload" / "kernels" / "native" / "kernel.c"
 DTYPES = [torch.bfloat16, torch.float32]
 NAN = float("nan")
 

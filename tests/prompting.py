@@ -14,17 +14,18 @@ import torch
 from safetensors.torch import load_file
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
-from offload.checkpoint import FolderCheckpoint
 from offload.engine import Engine
 from offload.errors import Degraded
 from offload.events import Restored
-from offload.operations import TorchOperations
-from offload.prompts import restoring, saving
-from offload.prompts.cache import PromptCache
-from offload.prompts.folder import PromptFolder
-from offload.prompts.identity import weights_digest
-from offload.tiers import SimulatedLink, Spread
-from offload.weights import load_model
+from offload.kernels.ops import TorchOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.offloading import SimulatedLink, Spread
+from offload.prompt_cache import restore as restoring
+from offload.prompt_cache import writer as saving
+from offload.prompt_cache.fingerprint import weights_digest
+from offload.prompt_cache.folder import PromptFolder
+from offload.prompt_cache.prefill import PromptCache
 
 CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24

@@ -6,11 +6,11 @@ import random
 import torch
 
 from offload.config import Sampling, Speculation
-from offload.context import Context
-from offload.hierarchy import Parts, build
-from offload.lookup import LookupDrafter
 from offload.parallel import ALONE
-from offload.sampling import Sampler, warp
+from offload.sequence import Context
+from offload.speculation.hierarchy import Parts, build
+from offload.speculation.ngram import LookupDrafter
+from offload.speculation.sampling import Sampler, warp
 
 VOCAB = 8
 PROMPT = [3, 1, 4, 1, 5, 1, 4, 1]  # repeats itself, so that lookup has something to say

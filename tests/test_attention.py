@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from offload.attention import Partial, _attend_in_blocks, _attend_plainly, attend, attend_causal, merge
+from offload.kernels.attention import Partial, _attend_in_blocks, _attend_plainly, attend, attend_causal, merge
 
 
 def draw(*size, dtype=torch.float32, seed=0, scale=1.0):
@@ -85,7 +85,7 @@ def test_a_part_far_below_the_others_weighs_nothing():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_plain_fallback_agrees_with_the_kernel(causal):
-    from offload.attention import _attend_heads
+    from offload.kernels.attention import _attend_heads
 
     q, k, v = (draw(2, 3, 50, 64, seed=seed) for seed in (1, 2, 3))
     for ours, theirs in zip(_attend_plainly(q, k, v, causal), _attend_heads(q, k, v, causal), strict=True):
@@ -100,7 +100,7 @@ def test_blocks_of_keys_are_merged_where_no_kernel_serves():
 
 def test_no_key_is_copied_for_its_group(monkeypatch):
     """The kernel must see repeated KV heads as views of the same memory."""
-    from offload import attention
+    from offload.kernels import attention
 
     seen = []
 

@@ -16,10 +16,10 @@ from terminals import Pty, Screen
 
 from offload.config import Speculation
 from offload.errors import SettingsError
-from offload.statistics import Summary
+from offload.metrics import Summary
 from triforce_cli.app import run
-from triforce_cli.comparison import Comparison, Measured, Sample
-from triforce_cli.methods import parse, speculations
+from triforce_cli.bench.methods import parse, speculations
+from triforce_cli.bench.report import Comparison, Measured, Sample
 
 TEXT = "the cat and the dog and the cat and the dog and " * 8
 SMALL = ("--context", "100", "--new", "16", "--repeats", "2", "--budget", "64", "--temperature", "0")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
-from offload.context import Context
-from offload.hierarchy import selected_cache
-from offload.native.operations import NativeOperations
-from offload.runner import Runner, SelectedRunner
+from offload.kernels.native.ops import NativeOperations
+from offload.sequence import Context
+from offload.speculation.hierarchy import selected_cache
+from offload.speculation.runner import Runner, SelectedRunner
 
 ROOT = Path(__file__).parents[1]
 BOOKS = {

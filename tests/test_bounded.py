@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offload import profile as profiles
 from offload.bounded import Unbounded, read_bounded
 from offload.errors import PromptError, SettingsError
-from triforce_cli import documents
-from triforce_cli.framing import load_templates
+from offload.hardware import profiles
+from triforce_cli.input import documents
+from triforce_cli.summarize.templates import load_templates
 
 
 class Endless(io.RawIOBase):

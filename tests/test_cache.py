@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import make_hf_model
 
-from offload.cache import FullCache
-from offload.rope import Rope
-from offload.shape import shape_from_config
-from offload.store import PlainStore
+from offload.architecture.config import shape_from_config
+from offload.architecture.rope import Rope
+from offload.kv_cache.full import FullCache
+from offload.kv_cache.store import PlainStore
 
 CPU = torch.device("cpu")
 SHAPE = shape_from_config(make_hf_model("llama").config, {})

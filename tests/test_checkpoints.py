@@ -13,12 +13,12 @@ from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 from tiny import make_hf_model, make_tokenizer
 
-from offload.checkpoint import FolderCheckpoint
+from offload.architecture.rope import check_frequencies
 from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
-from offload.gguf_checkpoint import GGUFCheckpoint
-from offload.rope import check_frequencies
-from offload.sources import _HUB_FILES, locate, open_checkpoint
-from offload.weights import check_tensors, expected_tensors, load_model
+from offload.loading.gguf import GGUFCheckpoint
+from offload.loading.hub import _HUB_FILES, locate, open_checkpoint
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import check_tensors, expected_tensors, load_model
 
 CPU = torch.device("cpu")
 IDS = torch.arange(3, 40)

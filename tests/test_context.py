@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import make_hf_model
 
-from offload.checkpoint import FolderCheckpoint
-from offload.context import Context, Watermarks, common_prefix
-from offload.runner import Runner
-from offload.weights import load_model
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context, Watermarks, common_prefix
+from offload.speculation.runner import Runner
 
 
 @pytest.fixture(scope="module")

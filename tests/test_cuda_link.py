@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from offload.tiers import cuda
-from offload.tiers.staging import Piece, Ring
+from offload.offloading import cuda_link as cuda
+from offload.offloading.prefetch import Piece, Ring
 
 GPU = torch.device("cuda", 0)
 

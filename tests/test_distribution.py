@@ -6,12 +6,12 @@ import pytest
 import torch
 from tables import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
 
-from offload import speculate
 from offload.config import Sampling
-from offload.draft import Draft, ModelDrafter
-from offload.pace import Pace
-from offload.sampling import Sampler
-from offload.speculate import ModelVerifier
+from offload.speculation import level as speculate
+from offload.speculation.adaptive import Pace
+from offload.speculation.drafter import Draft, ModelDrafter
+from offload.speculation.level import ModelVerifier
+from offload.speculation.sampling import Sampler
 
 RUNS, MANY, SURE = 5_000, 20_000, 1e-3  # the mistakes below are found in 5,000
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.7": Sampling(temperature=0.7, top_p=0.9)}

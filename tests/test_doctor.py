@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from offload.config import EngineConfig
-from offload.doctor import examine, kernel_state, model_cache, read_rate
-from offload.native import LEVELS
+from offload.diagnosis import examine, kernel_state, model_cache, read_rate
+from offload.kernels.native import LEVELS
 from triforce_cli.app import run
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ def without_kernel(tmp_path_factory):
     unneeded = shutil.ignore_patterns("__pycache__", "_kernel*", "build-error.txt")
     for name in ("offload", "triforce_cli", "profiles"):
         shutil.copytree(ROOT / name, folder / name, ignore=unneeded)
-    (folder / "offload" / "native" / "build-error.txt").write_text("CompileError: no gcc\n  in line 2\n")
+    (folder / "offload" / "kernels" / "native" / "build-error.txt").write_text("CompileError: no gcc\n  in line 2\n")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRIFORCE_", "PYTHON"))}
     env = kept | {"TRIFORCE_HOME": str(folder / "home"), "TRIFORCE_DEVICE": "cpu"}
 

@@ -8,9 +8,9 @@ import zipfile
 import pytest
 
 from offload.errors import PromptError
-from triforce_cli.documents import Document, read_documents
-from triforce_cli.formats import text_of
-from triforce_cli.prompt import read_prompt
+from triforce_cli.input.converters import text_of
+from triforce_cli.input.documents import Document, read_documents
+from triforce_cli.input.prompt import read_prompt
 
 PAGES = ("The first page is about whales.", "The second page is about ships.", "The third page is about the sea.")
 CONTAINER = (

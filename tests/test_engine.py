@@ -17,11 +17,11 @@ from offload import (
     Tokens,
     open_model,
 )
-from offload.doctor import kernel_state
+from offload.diagnosis import kernel_state
 from offload.engine import Engine
 from offload.errors import ModelNotFound, OutOfMemory, PromptError, SettingsError
-from offload.native import LEVELS, KernelUnavailable, find_kernel
-from offload.tiers import TierSettings
+from offload.kernels.native import LEVELS, KernelUnavailable, find_kernel
+from offload.offloading import TierSettings
 
 GREEDY = Sampling(temperature=0)
 PROMPT = list(range(5, 45))

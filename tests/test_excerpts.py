@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tiny import make_tokenizer
 
 from offload.errors import SettingsError, UsageError
-from offload.text import Tokenizer
-from triforce_cli.excerpts import Place, Range, parse_place, split
+from offload.loading.tokenizer import Tokenizer
+from triforce_cli.input.excerpts import Place, Range, parse_place, split
 
 TOKENIZER = Tokenizer(make_tokenizer())
 PARAGRAPHS = [f"Paragraph {i} is about the {i}th thing. It has two sentences." for i in range(30)]

@@ -8,8 +8,8 @@ import pytest
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_model
 from offload.errors import TriforceError
 from offload.events import Tokens
-from triforce_cli.verdict import verdict
-from triforce_cli.verification import compare, described, refuse_loss
+from triforce_cli.output.verdict import verdict
+from triforce_cli.run.verify import compare, described, refuse_loss
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 8
 GREEDY = ("--raw", "-n", "32", "--temperature", "0")

@@ -8,14 +8,14 @@ from tiers import CPU
 from tiny import make_hf_model
 
 from offload import Speculation
-from offload.checkpoint import FolderCheckpoint
-from offload.context import Context
 from offload.errors import Degraded
-from offload.graphs import StepGraphs
-from offload.hierarchy import selected_cache
-from offload.operations import TorchOperations
-from offload.runner import Runner, SelectedRunner
-from offload.weights import load_model
+from offload.kernels.ops import TorchOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context
+from offload.speculation.cuda_graphs import StepGraphs
+from offload.speculation.hierarchy import selected_cache
+from offload.speculation.runner import Runner, SelectedRunner
 
 SETTINGS = Speculation("retrieval", budget=64, chunk=8)
 

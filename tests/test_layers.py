@@ -36,7 +36,7 @@ def test_nothing_unpickles_or_trusts_remote_code(path):
     assert "pickle" not in set(imported(path))
 
 
-@pytest.mark.parametrize("module", ["triforce_cli.app", "offload", "offload.config", "offload.profile"])
+@pytest.mark.parametrize("module", ["triforce_cli.app", "offload", "offload.config", "offload.hardware.profiles"])
 def test_start_up_imports_no_torch(module):
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.context import Context
-from offload.lookup import LookupDrafter, SuffixIndex
+from offload.sequence import Context
+from offload.speculation.ngram import LookupDrafter, SuffixIndex
 
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
 

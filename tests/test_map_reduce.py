@@ -10,7 +10,7 @@ import sys
 import pytest
 from test_cli import environment, uncolored
 
-from triforce_cli.kept_parts import KeptParts
+from triforce_cli.summarize.resume import KeptParts
 
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
 ARGS = ("--map-reduce", "--temperature", "0", "-n", "24")

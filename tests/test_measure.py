@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from triforce_cli.options.declarations.context import config_home
 
-from offload import measured as kept
 from offload.errors import TriforceError, UnusableMeasurement
-from offload.hardware import Gpu, Host, Link
-from offload.measure import Sizes, measure
-from offload.measured import Measured, applied, profile_of
-from offload.profile import load
-from triforce_cli.context import config_home
+from offload.hardware import calibration as kept
+from offload.hardware.calibration import Measured, applied, profile_of
+from offload.hardware.microbenchmarks import Sizes, measure
+from offload.hardware.profiles import load
+from offload.hardware.schema import Gpu, Host, Link
 
 SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
 MACHINE = Measured(
@@ -137,5 +137,5 @@ def test_the_folder_of_settings(tmp_path):
 
 
 def test_reading_measurements_imports_no_torch():
-    code = "import sys, offload.measured; sys.exit('torch' in sys.modules)"
+    code = "import sys, offload.hardware.calibration; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

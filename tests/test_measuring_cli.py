@@ -10,13 +10,16 @@ from functools import partial
 import pytest
 import torch
 
-from offload import gpus, measure
-from offload.hardware import Gpu, Host, Link
-from offload.measure import Sizes
-from offload.measured import Measured, load, save
-from offload.profile import load as load_profile
-from triforce_cli import dry_run, measuring, settings
+from offload.hardware import driver as gpus
+from offload.hardware import microbenchmarks as measure
+from offload.hardware.calibration import Measured, load, save
+from offload.hardware.microbenchmarks import Sizes
+from offload.hardware.profiles import load as load_profile
+from offload.hardware.schema import Gpu, Host, Link
 from triforce_cli.app import run
+from triforce_cli.options.declarations import settings
+from triforce_cli.run import calibration as measuring
+from triforce_cli.run import dry_run
 
 SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
 HOST = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))

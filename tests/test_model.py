@@ -4,12 +4,12 @@ import pytest
 import torch
 from tiny import make_hf_model
 
-from offload.checkpoint import FolderCheckpoint
-from offload.context import Context
+from offload.architecture.config import shape_from_config
 from offload.errors import CheckpointError
-from offload.runner import Runner
-from offload.shape import shape_from_config
-from offload.weights import check_tensors, load_model
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import check_tensors, load_model
+from offload.sequence import Context
+from offload.speculation.runner import Runner
 
 CPU = torch.device("cpu")
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}

@@ -12,7 +12,7 @@ from tiny import make_hf_model, make_tokenizer
 from offload.config import EngineConfig, GenerationConfig, Sampling
 from offload.errors import TriforceError
 from offload.events import Tokens
-from offload.opening import open_model
+from offload.loader import open_model
 
 CASES = int(os.environ.get("TRIFORCE_TEST_MUTATIONS", "0"))  # more of each kind, by hand
 FIRST = int(os.environ.get("TRIFORCE_TEST_FIRST_SEED", "0"))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import DTYPES, NAN, attention, definition, distance, draw, fill_blocks, scatter_blocks
 
-from offload.native import LEVELS, KernelUnavailable, find_kernel
+from offload.kernels.native import LEVELS, KernelUnavailable, find_kernel
 
 # One worker: the emulated level is compiled once.
 pytestmark = pytest.mark.xdist_group("native")

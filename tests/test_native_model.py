@@ -8,16 +8,16 @@ import torch
 from tiny import CONFIGS, make_hf_model
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
-from offload.checkpoint import FolderCheckpoint
-from offload.context import Context
 from offload.engine import Engine
 from offload.errors import TriforceError
-from offload.native import KernelUnavailable, find_kernel
-from offload.native.library import open_library
-from offload.native.operations import NativeOperations, why_not
-from offload.operations import TorchOperations, choose_operations
-from offload.runner import Runner
-from offload.weights import load_model
+from offload.kernels.native import KernelUnavailable, find_kernel
+from offload.kernels.native.library import open_library
+from offload.kernels.native.ops import NativeOperations, why_not
+from offload.kernels.ops import TorchOperations, choose_operations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context
+from offload.speculation.runner import Runner
 
 CPU = torch.device("cpu")
 LENGTH = 700  # more than a piece of the kernel's

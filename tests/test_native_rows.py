@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from kernels import DTYPES, NAN, distance, draw
 
-from offload.native.layout import pack_weight, weight_rows
+from offload.kernels.native.layout import pack_weight, weight_rows
 
 pytestmark = pytest.mark.xdist_group("native")
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from kernels import DTYPES, definition, distance, draw, fill_blocks
 from tiny import make_hf_model
 
-from offload.native.blocks import BlockStore
-from offload.native.layout import keys_of, mean_keys, values_of
-from offload.rope import Rope, rotate
-from offload.shape import shape_from_config
-from offload.store import PlainStore
+from offload.architecture.config import shape_from_config
+from offload.architecture.rope import Rope, rotate
+from offload.kernels.native.layout import keys_of, mean_keys, values_of
+from offload.kv_cache.block_store import BlockStore
+from offload.kv_cache.store import PlainStore
 
 pytestmark = pytest.mark.xdist_group("native")
 

@@ -7,9 +7,9 @@ import pytest
 from tiny import make_hf_model, make_tokenizer
 
 from offload.errors import Degraded
-from offload.tiers import TierSettings, make_link
+from offload.offloading import TierSettings, make_link
 from triforce_cli.app import settle_libraries
-from triforce_cli.following import on_device
+from triforce_cli.run.following import on_device
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a piece has
 GREEDY = ("--raw", "-n", "24", "--temperature", "0")
@@ -107,7 +107,7 @@ def test_what_is_slower_than_it_could_be_is_a_warning(triforce_here, monkeypatch
         warnings.warn("this will be renamed", DeprecationWarning, stacklevel=2)
         return make_link(*args)
 
-    monkeypatch.setattr("offload.opening.make_link", slow_link)
+    monkeypatch.setattr("offload.loader.make_link", slow_link)
     args = ("generate", PROMPT, *GREEDY, "--link", "5", "--offload", "stream")
     with warnings.catch_warnings():
         settle_libraries()

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from offload.context import Context
-from offload.draft import Draft
-from offload.pace import Cycle, Pace
-from offload.rates import Acceptance, DraftTimes, StepTimes, expected_tokens
+from offload.sequence import Context
+from offload.speculation.adaptive import Cycle, Pace
+from offload.speculation.drafter import Draft
+from offload.speculation.estimators import Acceptance, DraftTimes, StepTimes, expected_tokens
 
 
 class Fake:

@@ -109,10 +109,10 @@ def test_without_a_compiler_all_but_the_native_kernel_is_installed(tmp_path):
     """And what went wrong is not lost: it is in the wheel, and in what find_kernel raises."""
     built, unpacked = build_wheel(tmp_path, CC=shutil.which("false")), tmp_path / "unpacked"
     zipfile.ZipFile(built).extractall(unpacked)
-    native = unpacked / "offload" / "native"
+    native = unpacked / "offload" / "kernels" / "native"
     assert not list(native.glob("_kernel*"))
     reason = (native / "build-error.txt").read_text("utf-8").strip()
     assert shutil.which("false") in reason
-    code = "from offload.native import find_kernel; find_kernel()"
+    code = "from offload.kernels.native import find_kernel; find_kernel()"
     asked = subprocess.run([sys.executable, "-c", code], cwd=unpacked, capture_output=True, text=True, check=False)
     assert asked.stderr.rstrip().endswith(f"KernelUnavailable: not built: {reason}")

@@ -17,16 +17,16 @@ from tiny import make_hf_model, make_tokenizer
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.config import METHODS
-from offload.context import Context
 from offload.engine import Engine
 from offload.errors import RankLost, SettingsError
+from offload.loading.hub import open_checkpoint
+from offload.loading.same_model import check_same
+from offload.loading.weights import load_model
+from offload.offloading import SimulatedLink, Spread, TierSettings
 from offload.parallel import ALONE, split
-from offload.parallel.same import check_same
-from offload.parallel.split import divide
-from offload.runner import Runner
-from offload.sources import open_checkpoint
-from offload.tiers import SimulatedLink, Spread, TierSettings
-from offload.weights import load_model
+from offload.parallel.shard import divide
+from offload.sequence import Context
+from offload.speculation.runner import Runner
 
 GREEDY = Sampling(temperature=0)
 SMALL = {"budget": 32, "chunk": 4, "sink": 4, "window": 16}

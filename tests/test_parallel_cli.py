@@ -11,8 +11,8 @@ import psutil
 import pytest
 from crew import free_port
 
-from offload.prompts.entries import entries
-from offload.prompts.folder import PromptFolder
+from offload.prompt_cache.entries import entries
+from offload.prompt_cache.folder import PromptFolder
 
 pytestmark = pytest.mark.slow  # a rank takes seconds to start
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload import profile as profiles
+from offload.architecture.footprint import piece_tokens
+from offload.architecture.known import KNOWN
 from offload.config import OFFLOADS, Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
-from offload.parts import piece_tokens
-from offload.placement import PlanRequest, place
-from offload.plan import make_plan, suggested_budget
-from offload.resources import describe
-from offload.shapes import KNOWN
+from offload.hardware import profiles
+from offload.hardware.rates import describe
+from offload.planning.placement import PlanRequest, place
+from offload.planning.plan import make_plan, suggested_budget
+from offload.planning.suggestions import ways_out
 from offload.units import GIB
-from offload.ways_out import ways_out
-from triforce_cli.plan_flags import flags_of
-from triforce_cli.plan_text import WIDTH, bar, plan_text
+from triforce_cli.output.plan import WIDTH, bar, plan_text
+from triforce_cli.output.plan_flags import flags_of
 
 LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
 ON_CHIP = 122 * 1024

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offload import gpus
-from offload import profile as profiles
 from offload.config import GROUPS
 from offload.errors import SettingsError
+from offload.hardware import driver as gpus
+from offload.hardware import profiles
 from offload.units import parse_tokens
 
 GOOD = {

@@ -6,8 +6,8 @@ import time
 import pytest
 from test_profile import GOOD
 
-from offload import profile as profiles
 from offload.errors import SettingsError
+from offload.hardware import profiles
 
 TEXT = """\
 name: mine

@@ -9,7 +9,7 @@ import pytest
 from terminals import Pty
 
 from offload.errors import PromptError
-from triforce_cli.prompt import read_prompt
+from triforce_cli.input.prompt import read_prompt
 
 WESTERN = Path(__file__).parent / "data" / "frankenstein-cp1252.txt"
 NO_STDIN = None

@@ -15,14 +15,15 @@ from tiny import make_hf_model
 from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
 from offload.events import Prefilled
-from offload.native.library import PIECE
-from offload.native.operations import NativeOperations
-from offload.prompts import restoring, saving
-from offload.prompts.folder import PromptFolder
-from offload.prompts.header import read_header
-from offload.prompts.identity import TOKENS, weights_digest
-from offload.prompts.restoring import Race
-from offload.tiers import TierSettings
+from offload.kernels.native.library import PIECE
+from offload.kernels.native.ops import NativeOperations
+from offload.offloading import TierSettings
+from offload.prompt_cache import restore as restoring
+from offload.prompt_cache import writer as saving
+from offload.prompt_cache.fingerprint import TOKENS, weights_digest
+from offload.prompt_cache.folder import PromptFolder
+from offload.prompt_cache.header import read_header
+from offload.prompt_cache.restore import Race
 
 LENGTH = 900  # 7 whole blocks
 METHODS = ["ar", "lookup", "retrieval", "streaming", "triforce", "auto"]

@@ -11,17 +11,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import make_hf_model
 
+from offload.decoder import Model
 from offload.errors import Degraded
 from offload.events import Prefilled
-from offload.model import Model
-from offload.prompts import restoring
-from offload.prompts.block import write_block
-from offload.prompts.entries import entries
-from offload.prompts.folder import PromptFolder
-from offload.prompts.header import Header, UnusableBlock, read_header
-from offload.prompts.identity import TOKENS
-from offload.tiers import TierSettings
-from triforce_cli.cache_text import table
+from offload.offloading import TierSettings
+from offload.prompt_cache import restore as restoring
+from offload.prompt_cache.block import write_block
+from offload.prompt_cache.entries import entries
+from offload.prompt_cache.fingerprint import TOKENS
+from offload.prompt_cache.folder import PromptFolder
+from offload.prompt_cache.header import Header, UnusableBlock, read_header
+from triforce_cli.output.prompt_cache import table
 
 LENGTH = 900
 

@@ -5,8 +5,8 @@ from prompting import engine_on, files, ids, said, spoil
 
 from offload.errors import Degraded
 from offload.events import Restored
-from offload.prompts.entries import entries
-from offload.prompts.folder import PromptFolder
+from offload.prompt_cache.entries import entries
+from offload.prompt_cache.folder import PromptFolder
 
 LENGTH = 900  # 7 whole blocks
 

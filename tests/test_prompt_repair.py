@@ -9,9 +9,10 @@ from prompting import CHUNK, engine_on, files, ids, said, spoil, tensors
 
 from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
-from offload.prompts import restoring, saving
-from offload.prompts.identity import TOKENS
-from offload.tiers import TierSettings
+from offload.offloading import TierSettings
+from offload.prompt_cache import restore as restoring
+from offload.prompt_cache import writer as saving
+from offload.prompt_cache.fingerprint import TOKENS
 
 LENGTH = 900  # 7 whole blocks
 

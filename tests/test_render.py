@@ -11,12 +11,12 @@ from terminals import Pty, Screen
 
 from offload.errors import TriforceError
 from offload.events import Finished, LevelStatistics, Prefilled, Speculated, Text, Tokens
-from offload.statistics import Meter, Summary
-from triforce_cli.progress import RunFacts
-from triforce_cli.render import JsonRenderer, TextRenderer, json_line
-from triforce_cli.terminal import Terminal
-from triforce_cli.verification import refuse_loss
-from triforce_cli.wording import statistics_line
+from offload.metrics import Meter, Summary
+from triforce_cli.output.format import statistics_line
+from triforce_cli.output.progress import RunFacts
+from triforce_cli.output.renderers import JsonRenderer, TextRenderer, json_line
+from triforce_cli.output.terminal import Terminal
+from triforce_cli.run.verify import refuse_loss
 
 FACTS = RunFacts("tiny", "plain", 8192, 1000, 42)
 EVENTS = [
@@ -245,6 +245,7 @@ def test_statistics_line_without_what_did_not_happen():
 
 
 def test_nothing_heavy_is_imported():
-    code = "import sys, triforce_cli.render, triforce_cli.prompt; print({'torch', 'transformers'} & set(sys.modules))"
+    modules = "triforce_cli.output.renderers, triforce_cli.input.prompt"
+    code = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

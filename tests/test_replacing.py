@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from offload.errors import PromptError
-from triforce_cli.decoding import decode
-from triforce_cli.replacing import replace_broken
+from triforce_cli.input.encoding import decode
+from triforce_cli.input.repair import replace_broken
 
 BOOK = Path(__file__).parent / "data" / "moby-dick-opening.txt"
 WESTERN = Path(__file__).parent / "data" / "frankenstein-cp1252.txt"

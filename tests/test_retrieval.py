@@ -6,14 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import make_hf_model
 
-from offload.attention import attend
-from offload.checkpoint import FolderCheckpoint
-from offload.context import Context
-from offload.retrieval import SelectedCache
-from offload.rope import rotate
-from offload.runner import Runner, SelectedRunner
-from offload.selection import RecencySelector, Refresh, RetrievalSelector
-from offload.weights import load_model
+from offload.architecture.rope import rotate
+from offload.kernels.attention import attend
+from offload.kv_cache.retrieval import SelectedCache
+from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context
+from offload.speculation.runner import Runner, SelectedRunner
 
 CHUNK, BUDGET, TAIL, SINK = 4, 24, 32, 4
 

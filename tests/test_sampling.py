@@ -15,7 +15,7 @@ from transformers import (
 
 from offload.config import Sampling
 from offload.errors import SettingsError, TriforceError
-from offload.sampling import Sampler, sample, warp
+from offload.speculation.sampling import Sampler, sample, warp
 
 CPU = torch.device("cpu")
 VOCAB = 50

@@ -7,9 +7,9 @@ import sys
 import pytest
 from tiny import CONFIGS
 
+from offload.architecture.config import shape_from_config
+from offload.architecture.known import KNOWN, read_shape, shape_of
 from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
-from offload.shape import shape_from_config
-from offload.shapes import KNOWN, read_shape, shape_of
 
 DIMENSIONS = (
     "layers",

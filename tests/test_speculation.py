@@ -10,7 +10,7 @@ from offload import EngineConfig, Finished, GenerationConfig, Sampling, Speculat
 from offload.config import METHODS
 from offload.engine import Engine
 from offload.errors import PromptError, SettingsError
-from offload.text import StopStrings, StreamDecoder, stream_text
+from offload.loading.tokenizer import StopStrings, StreamDecoder, stream_text
 
 GREEDY = Sampling(temperature=0)
 SMALL = {"budget": 32, "chunk": 4, "sink": 4, "window": 16}

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from offload.events import Finished, LevelStatistics, Prefilled, Restored, Speculated, Text, Tokens
-from offload.statistics import Meter, percentile
+from offload.metrics import Meter, percentile
 
 
 class Clock:

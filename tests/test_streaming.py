@@ -4,11 +4,11 @@ import pytest
 import torch
 from tiny import make_hf_model
 
-from offload.checkpoint import FolderCheckpoint
-from offload.context import Context
-from offload.runner import Runner
-from offload.streaming import StreamingCache
-from offload.weights import load_model
+from offload.kv_cache.streaming_llm import StreamingCache
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context
+from offload.speculation.runner import Runner
 
 SINK, WINDOW, INFLIGHT = 3, 8, 8
 

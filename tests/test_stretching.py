@@ -7,10 +7,10 @@ import torch
 from tiny import make_hf_model, make_tokenizer
 
 from offload import EngineConfig, GenerationConfig, Sampling, Tokens, open_model
-from offload.checkpoint import FolderCheckpoint
+from offload.architecture.config import shape_from_config
+from offload.architecture.yarn import factor_for, stretched
 from offload.errors import UnsupportedModel
-from offload.shape import shape_from_config
-from offload.stretching import factor_for, stretched
+from offload.loading.safetensors import FolderCheckpoint
 
 LENGTH = 64
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}

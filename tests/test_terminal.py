@@ -8,9 +8,9 @@ import pytest
 from rich.text import Text
 from terminals import Pty, Screen
 
-from triforce_cli.cells import Cursor, visible
-from triforce_cli.status import StatusLine
-from triforce_cli.terminal import Terminal
+from triforce_cli.output.cursor import Cursor, visible
+from triforce_cli.output.status_line import StatusLine
+from triforce_cli.output.terminal import Terminal
 
 
 class Clock:

@@ -11,7 +11,7 @@ from tokenizers import decoders, models
 
 from offload.errors import PromptError
 from offload.events import Finished, Prefilled, Text, Tokens
-from offload.text import StopStrings, StreamDecoder, Tokenizer, stream_text
+from offload.loading.tokenizer import StopStrings, StreamDecoder, Tokenizer, stream_text
 
 HF = make_tokenizer()
 TOKENIZER = Tokenizer(HF)

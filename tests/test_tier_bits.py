@@ -5,10 +5,10 @@ import torch
 from tiers import CPU, SHAPE, dawdler, make_link, settings, tiered_cache
 from tiny import make_hf_model
 
-from offload.checkpoint import FolderCheckpoint
-from offload.native.library import PIECE
-from offload.native.operations import NativeOperations
-from offload.weights import load_model
+from offload.kernels.native.library import PIECE
+from offload.kernels.native.ops import NativeOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
 
 pytestmark = pytest.mark.xdist_group("native")  # the emulated level is compiled once
 

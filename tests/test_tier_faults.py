@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiers import CAPACITY, PIECE, make_link, make_model, settings, tiered_cache
 
-from offload.tiers import SimulatedLink, TransferFailed
+from offload.offloading import SimulatedLink, TransferFailed
 
 LENGTH = 300
 
@@ -148,11 +148,11 @@ def test_a_missing_wait_is_found(model, monkeypatch):
 
 def test_a_buffer_is_not_filled_while_it_is_used(model, monkeypatch):
     """The other half: a buffer given back too early is found as well."""
-    from offload.tiers.staging import Ring
+    from offload.offloading.prefetch import Ring
 
     take = Ring.take
     monkeypatch.setattr(Ring, "take", lambda ring, piece: (buffer := take(ring, piece), ring.release(buffer))[0])
-    monkeypatch.setattr("offload.tiers.store.TieredStore._streamed", streamed_late)
+    monkeypatch.setattr("offload.offloading.store.TieredStore._streamed", streamed_late)
     cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.002)))
     model.forward(ids(LENGTH), cache)
     assert model.forward(ids(3, 1), cache).isnan().any()

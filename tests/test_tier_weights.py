@@ -7,10 +7,10 @@ import torch
 from tiers import CPU, dawdler, make_link
 from tiny import make_hf_model
 
-from offload.checkpoint import FolderCheckpoint
-from offload.operations import TorchOperations
-from offload.tiers import TransferFailed, WeightTier
-from offload.weights import load_model
+from offload.kernels.ops import TorchOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.offloading import TransferFailed, WeightTier
 
 LENGTH = 60
 

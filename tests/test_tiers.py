@@ -7,9 +7,9 @@ import torch
 from tiers import CAPACITY, PIECE, dawdler, make_link, make_model, native_kernel, settings, tiered_cache
 
 from offload import Speculation
-from offload.context import Context
-from offload.hierarchy import selected_cache
-from offload.runner import Runner, SelectedRunner
+from offload.sequence import Context
+from offload.speculation.hierarchy import selected_cache
+from offload.speculation.runner import Runner, SelectedRunner
 
 MODES = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
 

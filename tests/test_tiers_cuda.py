@@ -6,14 +6,15 @@ from kernels import fill_blocks
 from tiers import CAPACITY, PIECE, SHAPE, native_kernel, settings
 from tiny import make_hf_model
 
-from offload.checkpoint import FolderCheckpoint
-from offload.native.layout import keys_of, values_of, write_blocks
-from offload.native.library import BLOCK
-from offload.operations import TorchOperations
-from offload.rope import rotate
-from offload.tiers import Spread, cuda
-from offload.tiers.forms import BlockForm
-from offload.weights import load_model
+from offload.architecture.rope import rotate
+from offload.kernels.native.layout import keys_of, values_of, write_blocks
+from offload.kernels.native.library import BLOCK
+from offload.kernels.ops import TorchOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.offloading import Spread
+from offload.offloading import cuda_link as cuda
+from offload.offloading.page import BlockForm
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = torch.device("cuda", 0)

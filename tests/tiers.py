@@ -6,12 +6,12 @@ import time
 import torch
 from tiny import make_hf_model
 
-from offload.checkpoint import FolderCheckpoint
-from offload.native import KernelUnavailable, find_kernel
-from offload.native.operations import NativeOperations
-from offload.operations import TorchOperations
-from offload.tiers import SimulatedLink, Spread, TierSettings
-from offload.weights import load_model
+from offload.kernels.native import KernelUnavailable, find_kernel
+from offload.kernels.native.ops import NativeOperations
+from offload.kernels.ops import TorchOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.offloading import SimulatedLink, Spread, TierSettings
 
 CPU = torch.device("cpu")
 PIECE, CAPACITY = 64, 700

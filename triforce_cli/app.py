@@ -18,7 +18,6 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from offload.errors import Degraded, RankLost, TriforceError, UsageError
 
-from . import ranks
 from .commands.bench import bench
 from .commands.cache import cache
 from .commands.doctor import doctor
@@ -26,9 +25,10 @@ from .commands.generate import generate
 from .commands.profile import profile
 from .commands.pull import pull
 from .commands.summarize import summarize
-from .context import Context, cache_home
+from .distributed import rank as ranks
 from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
-from .terminal import Terminal
+from .options.context import Context, cache_home
+from .output.terminal import Terminal
 
 app = typer.Typer(
     name="triforce",

@@ -13,7 +13,7 @@ def main() -> None:
     listen()
     try:
         from .app import run, settle_libraries
-        from .ranks import finish
+        from .distributed.rank import finish
 
         settle_libraries()
         code = run(sys.argv[1:])

@@ -5,6 +5,6 @@ and MLP give all ranks the same bits, so each can draw the same tokens; what the
 """
 
 from .group import ALONE, Alone, Group
-from .split import Share, split
+from .shard import Share, split
 
 __all__ = ["ALONE", "Alone", "Group", "Share", "split"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..operations import Linear
+from ..kernels.ops import Linear
 from .group import Group
 
 

@@ -9,14 +9,15 @@ import typer
 
 from offload.config import check_part
 
-from .. import option_groups, options
-from ..context import given
-from ..launching import launch, ranks_to_start
-from ..methods import DEFAULT, parse
-from ..plotting import check_plot
-from ..prompt import read_prompt
-from ..ranks import joined, told
-from ..settings import resolve
+from ..bench.methods import DEFAULT, parse
+from ..bench.plot import check_plot
+from ..distributed.launch import launch, ranks_to_start
+from ..distributed.rank import joined, told
+from ..input.prompt import read_prompt
+from ..options import declarations as options
+from ..options import groups as option_groups
+from ..options.context import given
+from ..options.settings import resolve
 
 NEW_TOKENS = 128
 
@@ -99,7 +100,7 @@ def bench(
     group, settings = joined(settings)
     text = told(group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
-    from ..benchmark import Plan, run_benchmark  # from here on torch is needed
+    from ..bench.run import Plan, run_benchmark  # from here on torch is needed
 
     plan = Plan(text, settings, wanted, context, repeats, ctx.obj.home, group)
     plot = plot if group is None or group.rank == 0 else None

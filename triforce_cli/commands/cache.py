@@ -11,15 +11,15 @@ import typer
 
 from offload.config import Caching
 from offload.errors import SettingsError
-from offload.prompts.entries import Entry, entries
-from offload.prompts.folder import PromptFolder
+from offload.prompt_cache.entries import Entry, entries
+from offload.prompt_cache.folder import PromptFolder
 from offload.units import parse_size, size_text
 
-from .. import options
-from ..cache_text import details, table
-from ..caching import prompt_folder
 from ..exit_codes import WRONG_USE
-from ..render import json_line
+from ..options import declarations as options
+from ..output.prompt_cache import details, table
+from ..output.renderers import json_line
+from ..run.prompt_cache import prompt_folder
 
 cache = typer.Typer()
 

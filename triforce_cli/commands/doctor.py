@@ -11,13 +11,13 @@ import typer
 from offload.config import check_part
 from offload.units import GIB, counted
 
-from .. import options
-from ..context import given
-from ..render import json_line
-from ..settings import resolve
+from ..options import declarations as options
+from ..options.context import given
+from ..options.settings import resolve
+from ..output.renderers import json_line
 
 if TYPE_CHECKING:
-    from offload.doctor import Device, KernelState, Memory, ModelCache, Processor, Report, Versions
+    from offload.diagnosis import Device, KernelState, Memory, ModelCache, Processor, Report, Versions
 
 
 def doctor(
@@ -47,9 +47,9 @@ def doctor(
 
     import torch
 
-    from offload.doctor import examine
+    from offload.diagnosis import examine
 
-    from ..machine import processor
+    from ..run.machine import processor
 
     terminal = ctx.obj.terminal
     report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from .. import option_groups, options
-from ..prompt import read_prompt
-from ..ranks import told
-from ..wish import check_flags, output_of, shared, wish_of
+from ..distributed.rank import told
+from ..input.prompt import read_prompt
+from ..options import declarations as options
+from ..options import groups as option_groups
+from ..options.request import check_flags, output_of, shared, wish_of
 
 
 @option_groups.accepts(option_groups.GENERATION)
@@ -46,6 +47,6 @@ def generate(
         return code
     text = told(wish.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
-    from ..generation import run_generation  # from here on torch is needed
+    from ..run.generate import run_generation  # from here on torch is needed
 
     return run_generation(text, wish, terminal, output_of(ctx))

@@ -9,27 +9,28 @@ from typing import Annotated, Any
 
 import typer
 
-from offload import profile as profiles
+from offload.architecture.known import PlanShape, shape_of
 from offload.config import DEFAULT_MODEL, check_part
 from offload.errors import ModelNotFound, PromptError, SettingsError
-from offload.gpus import gpu_names
-from offload.measured import Measured, applied, profile_of_found
-from offload.plan import Plan, suggested_budget
-from offload.profile import Profile, same_gpu
-from offload.resources import Hardware, describe
-from offload.shapes import PlanShape, shape_of
+from offload.hardware import profiles
+from offload.hardware.calibration import Measured, applied, profile_of_found
+from offload.hardware.driver import gpu_names
+from offload.hardware.profiles import Profile, same_gpu
+from offload.hardware.rates import Hardware, describe
+from offload.planning.plan import Plan, suggested_budget
 from offload.system import cores, free_host_memory
 from offload.units import counted
 
-from .. import option_groups, options
-from ..context import given
 from ..exit_codes import DONE
-from ..measuring import measure_here, rates_text, save, saved
-from ..plan_text import comparison_text
-from ..planning import plan_fields, plan_with_ways, rates, request_for, tell
-from ..render import json_line
-from ..settings import Settings, resolve_with
-from ..terminal import Terminal
+from ..options import declarations as options
+from ..options import groups as option_groups
+from ..options.context import given
+from ..options.settings import Settings, resolve_with
+from ..output.plan import comparison_text
+from ..output.renderers import json_line
+from ..output.terminal import Terminal
+from ..run.calibration import measure_here, rates_text, save, saved
+from ..run.planning import plan_fields, plan_with_ways, rates, request_for, tell
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"
 LONGEST_DEFAULT = 128 * 1024  # tokens

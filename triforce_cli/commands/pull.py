@@ -8,7 +8,7 @@ import typer
 
 from offload.config import DEFAULT_MODEL
 
-from ..fetching import FetchBar
+from ..output.fetching import FetchBar
 
 
 def pull(
@@ -25,8 +25,8 @@ def pull(
 
       triforce pull Qwen/Qwen3-0.6B
     """
-    from offload.sources import locate, open_checkpoint
-    from offload.weights import check_tensors
+    from offload.loading.hub import locate, open_checkpoint
+    from offload.loading.weights import check_tensors
 
     terminal = ctx.obj.terminal
     with FetchBar(terminal) as progress:

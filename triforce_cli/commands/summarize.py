@@ -10,15 +10,16 @@ import typer
 
 from offload.errors import SettingsError
 
-from .. import option_groups, options
-from ..documents import read_documents
-from ..excerpts import Range, parse_place
-from ..framing import Templates, load_templates
-from ..instructions import DEFAULT_LENGTH, LENGTHS, Wanted
-from ..order import Order
-from ..ranks import told
-from ..settings import refuse_both, refuse_broken_text
-from ..wish import Wish, check_flags, output_of, shared, wish_of
+from ..distributed.rank import told
+from ..input.documents import read_documents
+from ..input.excerpts import Range, parse_place
+from ..options import declarations as options
+from ..options import groups as option_groups
+from ..options.request import Wish, check_flags, output_of, shared, wish_of
+from ..options.settings import refuse_both, refuse_broken_text
+from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, Wanted
+from ..summarize.order import Order
+from ..summarize.templates import Templates, load_templates
 
 _PLACE = {"parser": parse_place, "metavar": "TOKENS|%", "show_default": False}
 
@@ -101,7 +102,7 @@ def summarize(
     rest = question or [], wanted, templates, Range(start, end), together, map_reduce
     order = told(wish.group, lambda: Order(read_documents(files, terminal.stdin, terminal.warn), *rest))
 
-    from ..summarizing import run_summaries  # from here on torch is needed
+    from ..summarize.summarize import run_summaries  # from here on torch is needed
 
     return run_summaries(order, wish, terminal, output_of(ctx))
 

@@ -1,0 +1,116 @@
+"""The numbers that describe a model, read from its config; refuses by name what the decoder cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UnsupportedModel
+from ..short_repr import short_repr
+from .config_checks import check_of_config, within_vocabulary
+from .dims import Sizes
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+
+@dataclass(frozen=True)
+class ModelShape(Sizes):
+    """Everything about a decoder but its weights.
+
+    `context` is the longest sequence, in tokens, for which full attention is what the model was made for: its
+    `max_position_embeddings`, stretched by its RoPE scaling, or its sliding window where that is shorter.
+    """
+
+    family: str
+    norm_eps: float
+    context: int
+    sliding_window: int | None
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    eos_ids: tuple[int, ...]
+    hf_config: Any  # transformers' config, kept for its RoPE functions
+    rope_divisors: tuple[float, ...] | None = None  # per frequency, where a GGUF file carries them as a tensor
+
+    @property
+    def rope_depends_on_length(self) -> bool:
+        """Whether the angles at a position depend on how long the sequence may become."""
+        return (self.hf_config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+
+
+def positions_of(rope: Mapping[str, Any], positions: int) -> int:
+    """Positions that a model can tell apart, from its RoPE parameters and `max_position_embeddings`.
+
+    Configs give llama3's and longrope's after scaling, others' before.
+    """
+    kind, factor = rope.get("rope_type", "default"), rope.get("factor") or 1.0
+    if kind == "yarn":
+        return max(positions, int((rope.get("original_max_position_embeddings") or positions) * factor))
+    return int(positions * factor) if kind in ("linear", "dynamic") else positions
+
+
+def _refuse(config: Any) -> None:
+    supported = f"what runs: {', '.join(FAMILIES)}, unquantised, with RoPE {', '.join(ROPE_TYPES)}"
+    if config.model_type not in FAMILIES:
+        raise UnsupportedModel(f"the architecture {config.model_type} is not supported", supported)
+    rope = config.rope_parameters or {}
+    if rope.get("rope_type", "default") not in ROPE_TYPES:
+        raise UnsupportedModel(f"the RoPE type {short_repr(rope.get('rope_type'))} is not supported", supported)
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", supported)
+    if getattr(config, "quantization_config", None):
+        method = dict(config.quantization_config).get("quant_method", "unknown")
+        raise UnsupportedModel(
+            f"this checkpoint is quantised ({method})", "use the unquantised model, or a GGUF file of it"
+        )
+    if config.hidden_act not in ("silu", "swish"):
+        raise UnsupportedModel(f"the activation {short_repr(config.hidden_act)} is not supported", supported)
+
+
+def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float, ...] | None = None) -> ModelShape:
+    """Read a transformers config.
+
+    Args:
+        config: a `PreTrainedConfig` made from values that `config_checks` has passed.
+        generation: the values of generation_config.json; its end-of-sequence ids join the config's.
+        rope_divisors: `[head_dim / 2]`, see ModelShape.
+
+    Raises:
+        UnsupportedModel: for any other architecture, RoPE type, activation or for quantised weights.
+        CheckpointError: for end-of-sequence ids that are none.
+    """
+    _refuse(config)
+    family = config.model_type
+    attention_bias = bool(getattr(config, "attention_bias", False))
+    # Qwen2 has a bias on q, k and v whatever its config says; Qwen3 and Llama ask `attention_bias`, output included.
+    window = getattr(config, "sliding_window", None)
+    if family.startswith("qwen") and not getattr(config, "use_sliding_window", False):
+        window = None
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    context = positions_of(config.rope_parameters or {}, config.max_position_embeddings)
+    check = check_of_config("the model's configuration")
+    eos = [id for ids in (config.eos_token_id, generation.get("eos_token_id")) for id in check.token_ids(ids)]
+    return ModelShape(
+        family=family,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        head_dim=head_dim,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        norm_eps=config.rms_norm_eps,
+        context=min(context, window or context),
+        sliding_window=window,
+        tied_embeddings=bool(config.tie_word_embeddings),
+        qkv_bias=attention_bias or family == "qwen2",
+        o_bias=attention_bias and family in ("llama", "qwen3"),
+        mlp_bias=bool(getattr(config, "mlp_bias", False)) and family == "llama",
+        qk_norm=family == "qwen3",
+        eos_ids=within_vocabulary(eos, config.vocab_size),
+        hf_config=config,
+        rope_divisors=rope_divisors,
+    )

@@ -1,0 +1,138 @@
+"""The dimensions of models whose weights are not at hand: well-known ones by name, others from their config.json.
+
+A plan needs no more than this. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
+from ..short_repr import short_text
+from .config import FAMILIES, positions_of
+from .config_checks import check_of_config
+from .dims import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanShape(Sizes):
+    """The dimensions of a decoder. `context` is the longest sequence that it was made for, in tokens."""
+
+    context: int
+
+
+def _known(
+    layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int, vocab: int, **rest: Any
+) -> PlanShape:
+    """A shape with what most of the known models have in common."""
+    rest = {"head_dim": 128, "tied_embeddings": False, "context": 131072} | rest
+    return PlanShape(layers, hidden, heads, kv_heads, intermediate=intermediate, vocab=vocab, **rest)
+
+
+# From the config.json that each was published with.
+KNOWN = {
+    "Llama-2-7B-128K": _known(32, 4096, 32, 32, 11008, 32000),
+    "Llama-2-13B-128K": _known(40, 5120, 40, 40, 13824, 32000),
+    "LWM-Text-Chat-128K": _known(32, 4096, 32, 32, 11008, 32000),
+    "Llama-3.1-8B": _known(32, 4096, 32, 8, 14336, 128256),
+    "Llama-3.1-70B": _known(80, 8192, 64, 8, 28672, 128256),
+    "Qwen2.5-7B-1M": _known(28, 3584, 28, 4, 18944, 152064, context=1010000),
+    "Qwen3-8B": _known(36, 4096, 32, 8, 12288, 151936),  # 40,960 tokens, four times that with YaRN as its card says
+    "Mistral-Nemo": _known(40, 5120, 32, 8, 14336, 131072),  # heads are narrower than hidden / heads
+    "SmolLM2-135M": _known(30, 576, 9, 3, 1536, 49152, head_dim=64, tied_embeddings=True, context=8192),
+    "Llama-68M": _known(2, 768, 12, 12, 3072, 32000, head_dim=64, context=2048),  # JackFram's, which drafts
+}
+_WAYS = f"known without their files: {', '.join(KNOWN)}; or give a folder with a config.json"
+# What publishers put behind a name without changing the dimensions.
+_SUFFIX = re.compile(r"(instruct|chat|base|hf|it|v\d+|\d{4}|gguf|[qf]\d\w*|bf16|12b)+$")
+
+
+def shape_of(name: str) -> tuple[str, PlanShape]:
+    """The name that a model is known by, and its dimensions.
+
+    `name` is a folder with a config.json, or a well-known model, however it is written: "llama 2 7b 128k",
+    "meta-llama/Llama-3.1-8B-Instruct", "SmolLM2-135M-Instruct.Q4_1.gguf". Raises ModelNotFound, CheckpointError,
+    UnsupportedModel.
+    """
+    folder = _folder(name)
+    if folder is not None:
+        return folder.absolute().name or name, read_shape(folder / "config.json")
+    wanted = _simplified(name)
+    names = {_simplified(known): known for known in KNOWN}
+    for candidate in (wanted, _SUFFIX.sub("", wanted), wanted.replace("instruct", "")):
+        if candidate in names:
+            return names[candidate], KNOWN[names[candidate]]
+    close = difflib.get_close_matches(wanted, names, 1)
+    meant = f"did you mean {names[close[0]]}? " if close else ""
+    raise ModelNotFound(f"the dimensions of {name[:80]!r} are not known", meant + _WAYS)
+
+
+def _folder(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # no such user, too long a name
+        return None
+
+
+def _simplified(name: str) -> str:
+    bare = re.sub(r"^.*/|\.gguf$", "", name.lower())
+    bare = re.sub(r"[^a-z0-9]", "", bare)
+    return re.sub(r"^(nousresearch|yarn|meta)+", "", bare)
+
+
+def read_shape(file: Path) -> PlanShape:
+    """The dimensions in a config.json. Raises ModelNotFound, CheckpointError, UnsupportedModel."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"there is no config.json in {file.parent}", _WAYS) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"cannot read {file}: {short_text(str(error))}", "copy the model's files again"
+        ) from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} is not keys and values", "copy the model's files again")
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise UnsupportedModel(
+            f"the architecture {short_text(str(family))} is not supported", f"what runs: {', '.join(FAMILIES)}"
+        )
+    return _shape(config, file)
+
+
+def _shape(config: dict[str, Any], file: Path) -> PlanShape:
+    check = check_of_config(file)
+    check.check(config)
+
+    def number(name: str, default: Any = None) -> int:
+        value = config.get(name)
+        if value is None and default is None:
+            raise CheckpointError(f"{name} is None in {file}", "correct config.json")
+        return default if value is None else value
+
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    return PlanShape(
+        layers=number("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", hidden // heads),
+        intermediate=number("intermediate_size"),
+        vocab=number("vocab_size"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        context=_context(config, check.rope_of(config), number("max_position_embeddings")),
+    )
+
+
+def _context(config: dict[str, Any], rope: dict[str, Any], positions: int) -> int:
+    context = positions_of(rope, positions)
+    window = config.get("sliding_window")
+    if config["model_type"].startswith("qwen") and not config.get("use_sliding_window"):
+        window = None
+    return min(context, window or context)

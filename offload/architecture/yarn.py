@@ -1,0 +1,43 @@
+"""A context longer than the model was made for: YaRN (arXiv 2309.00071) by the factor that is needed.
+
+Lossy in quality, though not in exactness: the stretched model is decoded as exactly as any other.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+from ..errors import UnsupportedModel
+from .config import ModelShape
+
+
+def factor_for(shape: ModelShape, tokens: int) -> int:
+    """How many times the model's context `tokens` take, rounded up: requests of similar length share one RoPE."""
+    return -(-tokens // shape.context)
+
+
+def stretched(shape: ModelShape, factor: int) -> ModelShape:
+    """The model with a context `factor` times as long, by YaRN; the same weights serve.
+
+    Raises UnsupportedModel for a model whose positions are scaled already, or that attends to a sliding window.
+    """
+    rope = dict(shape.hf_config.rope_parameters or {})
+    kind = rope.get("rope_type", "default")
+    if kind != "default" or shape.rope_divisors is not None:
+        raise UnsupportedModel(
+            f"the context cannot be stretched: this model's positions are scaled already (RoPE {kind})",
+            "use a model with a longer context",
+        )
+    if shape.sliding_window is not None:
+        raise UnsupportedModel(
+            f"the context cannot be stretched: this model attends to a window of {shape.sliding_window:,} tokens",
+            "use a model without one",
+        )
+    config = deepcopy(shape.hf_config)
+    config.rope_parameters = rope | {
+        "rope_type": "yarn",
+        "factor": float(factor),
+        "original_max_position_embeddings": shape.context,
+    }
+    return replace(shape, hf_config=config, context=shape.context * factor)

@@ -1,0 +1,132 @@
+"""One decoder for the Llama family: weights, norms and MLP. It knows nothing of memory; the cache attends.
+
+Rows are flat: `[tokens, hidden]`, whatever they are rows of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .architecture.config import ModelShape
+from .architecture.rope import Rope
+from .kernels.ops import Linear, Operations
+from .kv_cache.factory import new_store
+from .kv_cache.full import Attends, FullCache, KVCache
+from .kv_cache.store import Store
+from .parallel import ALONE, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one decoder layer; q, k, v and gate, up are fused. The q and k norms are Qwen3's."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Linear  # [(heads + 2 kv_heads) * head_dim, hidden]
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    o: Linear  # [hidden, heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Linear  # [2 * intermediate, hidden]
+    down: Linear  # [hidden, intermediate]
+
+
+class Model:
+    """A decoder with its weights on one device in one dtype."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        operations: Operations,
+        embedding: Callable[[Tensor], Tensor],
+        layers: Iterable[Layer],
+        norm: Tensor,
+        head: Linear,
+        group: Group = ALONE,
+    ) -> None:
+        """`embedding` gives the rows of token ids: `[tokens]` -> `[tokens, hidden]`; a layer of `layers` need be there
+        only from when it is asked for until the next one is. `shape` is that of this rank's share, where the model is
+        shared by a `group`: the linears see to it that the hidden rows are those of the whole model."""
+        self.shape = shape
+        self.group = group
+        self.operations = operations
+        self._embedding = embedding
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._norm.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._norm.device
+
+    def rope(self, length: int) -> Rope:
+        """The rotations for a sequence that may reach `length` tokens, to be shared by all of its caches."""
+        return Rope(self.shape, length, self.dtype, self.device)
+
+    def new_cache(self, capacity: int, rope: Rope | None = None, store: Store | None = None) -> FullCache:
+        """An empty full cache with room for `capacity` tokens; the rotations are for that many unless given."""
+        if store is None:
+            store = new_store(self.operations.kernel, self.shape, capacity, self.dtype, self.device)
+        return FullCache(store, rope or self.rope(capacity), capacity)
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """Run `ids` `[tokens]` as the continuation of what `cache` holds, and commit them there.
+
+        Returns the hidden rows `[tokens, hidden]` before the final norm; `logits` turns the wanted ones into logits.
+        """
+        cache.begin(len(ids))
+        x = self.through(ids, cache)
+        cache.commit()
+        return x
+
+    def through(self, ids: Tensor, cache: Attends) -> Tensor:
+        """`forward` over a pass that has been begun, and will be committed, by the caller."""
+        x = self._embedding(ids)
+        for index, layer in enumerate(self._layers):
+            x = self._forward_layer(index, layer, x, cache)
+        return x
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether all layers' weights stay where they are."""
+        return isinstance(self._layers, list)
+
+    def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
+        """As `forward`, but layer by layer, each in chunks: where the keys and values are far away, a layer's are
+        together only once.
+
+        Yields how many layers are done; closed early, it leaves the cache at its committed length. Returns the hidden
+        rows of the last chunk.
+        """
+        with torch.inference_mode():
+            cache.begin(len(ids), chunk)
+            parts = list(self._embedding(ids).split(chunk))
+        for index, layer in enumerate(self._layers):
+            with torch.inference_mode():  # not across a yield: the mode belongs to the thread
+                parts = [self._forward_layer(index, layer, part, cache) for part in parts]
+            yield index + 1
+        cache.commit()
+        return parts[-1]
+
+    def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends) -> Tensor:
+        shape, do, epsilon = self.shape, self.operations, self.shape.norm_eps
+        heads = layer.qkv(do.norm(x, layer.input_norm, epsilon)).view(len(x), -1, shape.head_dim)
+        q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        if layer.q_norm is not None:
+            q, k = (F.rms_norm(h, w.shape, w, epsilon) for h, w in ((q, layer.q_norm), (k, layer.k_norm)))
+        x = layer.o(cache.attend(index, q, k, v).reshape(len(x), -1), onto=x)
+        return layer.down(do.gated(layer.gate_up(do.norm(x, layer.mlp_norm, epsilon))), onto=x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
+        return self._head.wide(self.operations.norm(hidden, self._norm, self.shape.norm_eps))

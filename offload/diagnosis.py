@@ -1,0 +1,179 @@
+"""What this machine and this installation are: facts for `triforce doctor`, and two rates that are measured."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import torch
+
+from .config import EngineConfig
+from .errors import SettingsError
+from .hardware.microbenchmarks import link_rate, read_rate
+from .kernels.native import LEVELS, KernelUnavailable, find_kernel
+from .loader import resolve_device
+from .loading.bundled import bytes_below
+from .system import default_home, free_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A CUDA device. `link_gb_s` is 10^9 bytes a second from pinned host memory; None where it was not measured."""
+
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    link_gb_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where the model runs: `used` is "cpu" or "cuda", or None where what was asked for is not there, and `reason`."""
+
+    asked: str
+    used: str | None
+    reason: str
+    gpus: tuple[Gpu, ...]  # all there are, used or not
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The CPU; `cores` are physical, None where the system does not tell. `threads` are those of torch."""
+
+    name: str
+    cores: int | None
+    logical_cores: int | None
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Host memory. `read_gb_s` is 10^9 bytes a second for all threads together; None where it was not measured."""
+
+    total_bytes: int
+    free_bytes: int
+    read_gb_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """The native kernel: the `level` in use on a CPU, or None and the `reason`; `levels` are all there are."""
+
+    asked: str
+    level: str | None
+    reason: str
+    hint: str
+    levels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """An embedded model that has been fetched."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCache:
+    """The folder of the embedded models; it may not exist yet."""
+
+    folder: Path
+    size_bytes: int
+    models: tuple[CachedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Of what matters for a report of an error; `openmp` says whether torch was built with it."""
+
+    triforce: str
+    python: str
+    torch: str
+    transformers: str
+    openmp: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it."""
+
+    device: Device
+    processor: Processor
+    memory: Memory
+    kernel: KernelState
+    cache: ModelCache
+    versions: Versions
+
+
+def examine(config: EngineConfig, processor: str, home: Path | None = None, measure: bool = True) -> Report:
+    """Look at everything; nothing is fetched or changed but torch's number of threads, to that of `config`.
+
+    Args:
+        processor: the CPU's name.
+        home: triforce's cache folder; None for the platform's.
+        measure: take the rates too, which needs a second and up to a quarter of the free memory.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    free = free_memory(torch.device("cpu"))
+    cores = psutil.cpu_count(logical=False), psutil.cpu_count()
+    return Report(
+        device=_device(config.device, measure),
+        processor=Processor(processor, *cores, torch.get_num_threads()),
+        memory=Memory(psutil.virtual_memory().total, free, read_rate(free) if measure else None),
+        kernel=kernel_state(config.kernel),
+        cache=model_cache(home or default_home()),
+        versions=_versions(),
+    )
+
+
+def _device(asked: str, measure: bool) -> Device:
+    gpus = tuple(_gpu(index, measure) for index in range(torch.cuda.device_count()))
+    try:
+        return Device(asked, resolve_device(asked).type, "", gpus)
+    except SettingsError as error:
+        return Device(asked, None, error.message, gpus)
+
+
+def _gpu(index: int, measure: bool) -> Gpu:
+    device = torch.device("cuda", index)
+    free, total = torch.cuda.mem_get_info(device)
+    return Gpu(torch.cuda.get_device_name(device), total, free, link_rate(device, free) if measure else None)
+
+
+def kernel_state(asked: str) -> KernelState:
+    """The native kernel, as `EngineConfig.kernel` asks for it."""
+    levels = []
+    why_none = ""
+    for level in LEVELS:
+        try:
+            levels.append(find_kernel(level).level)
+        except KernelUnavailable as error:
+            why_none = " ".join(str(error).split())  # a compiler's complaint has many lines
+    found = tuple(levels)
+    if asked == "off":
+        return KernelState(asked, None, "switched off", "", found)
+    if not found:
+        hint = "install a C compiler such as gcc, then install triforce again; until then torch serves, more slowly"
+        return KernelState(asked, None, why_none, hint, found)
+    if asked not in ("auto", *found):
+        return KernelState(asked, None, f"this processor has no {asked}", "use --kernel auto", found)
+    return KernelState(asked, find_kernel(asked).level, "", "", found)
+
+
+def model_cache(home: Path) -> ModelCache:
+    """What lies in triforce's cache folder. Half-made models, whose names begin with a dot, count in its size alone."""
+    try:
+        folders = sorted(path for path in (home / "models").iterdir() if path.is_dir() and path.name[0] != ".")
+    except OSError:  # not there yet, or closed to us
+        folders = []
+    return ModelCache(home, bytes_below(home), tuple(CachedModel(path.name, bytes_below(path)) for path in folders))
+
+
+def _versions() -> Versions:
+    openmp = torch.backends.openmp.is_available()
+    return Versions(version("triforce"), platform.python_version(), torch.__version__, version("transformers"), openmp)

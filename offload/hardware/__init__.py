@@ -1,0 +1,1 @@
+"""What computes: profiles, data sheets, and what was measured on this machine."""

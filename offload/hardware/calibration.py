@@ -1,0 +1,129 @@
+"""What was measured on this machine, kept in a file of the user's, and put in the place of data sheets. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import SettingsError, TriforceError, UnusableMeasurement
+from ..files import replace_file
+from ..short_repr import short_repr
+from .profile_file import build, read
+from .profiles import same_gpu
+from .schema import Gpu, Host, Link, Misfit, Profile
+
+FILE = "measured.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The rates of a machine, in the units of Gpu, Link and Host; `gpu` and `link` describe each of its `gpus`.
+
+    `date` is the day in UTC, as 2026-01-31; `machine` says what it is, without its name in the network; `torch` is the
+    version that ran there. None where something could not be measured. Raises SettingsError for impossible numbers.
+    """
+
+    date: str
+    machine: str
+    torch: str
+    device: str  # cpu or cuda
+    gpus: int = 0
+    gpu: Gpu | None = None
+    link: Link | None = None
+    host: Host = field(default_factory=Host)
+
+    def __post_init__(self) -> None:
+        for name in ("date", "machine", "torch"):
+            if not isinstance(getattr(self, name), str):
+                raise Misfit((name,), f"{name} is {short_repr(getattr(self, name))}, not text", "measure again")
+        profile_of(self)  # holds to what a profile must hold to
+
+
+def profile_of(measured: Measured) -> Profile:
+    """A profile of nothing but measurements, for hardware that no profile describes."""
+    return Profile(
+        "measured",
+        f"{measured.machine}, measured on {measured.date}",
+        measured.device,
+        measured.gpus,
+        measured.gpu,
+        measured.link,
+        measured.host,
+    )
+
+
+def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = ()) -> Profile:
+    """The profile with this machine's rates if it describes the same hardware: the same GPU model, or both no GPU.
+
+    Otherwise, and without a measurement, the profile as it is. Names, sizes and options always stay; how much of the
+    host's memory is free changes all the time, and is never taken from a measurement.
+
+    Args:
+        found: names of this machine's GPUs, which a profile means that names none.
+    """
+    if measured is None or profile.device != measured.device:
+        return profile
+    host = replace(measured.host, memory_gib=None)
+    if profile.device == "cpu":
+        return profile.with_rates(host=host)
+    names = found if profile.gpu is None else [profile.gpu.model]
+    if not _is_among(measured.gpu, names):
+        return profile
+    return profile.with_rates(measured.gpu, measured.link, host)
+
+
+def profile_of_found(found: Sequence[str], measured: Measured | None) -> Profile | None:
+    """A profile of measurements alone for the GPUs with these names; None where they are not what was measured."""
+    if measured is None or not _is_among(measured.gpu, found):
+        return None
+    profile = profile_of(measured)
+    count = sum(_is_among(measured.gpu, [name]) for name in found)
+    return replace(profile, gpus=count, host=replace(profile.host, memory_gib=None))
+
+
+def default_folder() -> Path:
+    """The platform's folder for triforce's settings (XDG on Linux)."""
+    from platformdirs import user_config_path
+
+    return user_config_path("triforce")
+
+
+def save(measured: Measured, folder: Path) -> Path:
+    """Write it to `folder`, which is made if need be; the file's path. An interruption leaves the old one whole.
+
+    Raises TriforceError if it cannot be written.
+    """
+    path = folder / FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "# Written by triforce; delete it to go back to data sheets.\n" + _yaml(asdict(measured))
+        replace_file(path, text.encode())
+    except OSError as error:
+        hint = "make the folder writable, or set TRIFORCE_CONFIG to another"
+        raise TriforceError(f"cannot write {path}: {error.strerror or error}", hint) from error
+    return path
+
+
+def load(folder: Path) -> Measured | None:
+    """What `save` wrote; None if there is nothing.
+
+    Raises UnusableMeasurement for a file that cannot be read or makes no sense: worth a warning, no more.
+    """
+    path = folder / FILE
+    try:
+        return build(Measured, read(path, str(path))) if path.exists() else None
+    except (SettingsError, OSError) as error:
+        message = error.message if isinstance(error, SettingsError) else f"cannot read {path}: {error.strerror}"
+        raise UnusableMeasurement(f"{message}; data sheets serve instead", "measure again, or delete it") from error
+
+
+def _is_among(gpu: Gpu | None, names: Sequence[str]) -> bool:
+    return gpu is not None and any(same_gpu(name, gpu.model) for name in names)
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)

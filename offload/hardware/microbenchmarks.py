@@ -1,0 +1,163 @@
+"""Measures what this machine can do: seconds of reading, copying and multiplying, each the median of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from statistics import median
+from time import perf_counter
+
+import psutil
+import torch
+
+from ..kernels.linear import TorchLinear
+from ..system import free_memory
+from ..units import GIB, counted
+from .calibration import Measured
+from .schema import Gpu, Host, Link
+
+_LEAST = 2**26  # bytes: less would measure the caches
+_SECONDS = 0.4  # for the runs of a measurement, beside the memory that it must fill first
+_RUNS = (3, 15)  # at least, at most
+_SMALL = 4  # bytes of the copy that shows the latency alone
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is read and copied, in bytes, and multiplied, in rows of square matrices."""
+
+    read: int = 2**29  # many times what caches hold
+    copy: int = 2**28
+    host_rows: int = 1024
+    device_rows: int = 8192  # enough to keep the largest GPU busy
+
+
+def measure(device: torch.device | str, processor: str = "", sizes: Sizes = Sizes()) -> Measured:
+    """The rates of the host and, if `device` is a CUDA device, of that GPU and its link, in about ten seconds.
+
+    Takes up to a quarter of the free memory on each side. What cannot be measured, for lack of memory, is None.
+
+    Args:
+        processor: the CPU's name, for the description.
+    """
+    device = torch.device(device)
+    host = _host(sizes)
+    date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
+    cores = f"{processor or 'CPU'}, {counted(host.cores, 'core') if host.cores else '? cores'}"
+    if device.type != "cuda":
+        return Measured(date, cores, version, "cpu", host=host)
+    gpu = _gpu(device, sizes)
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    count = names.count(torch.cuda.get_device_name(device))
+    link = _link(device, sizes) if gpu else None
+    return Measured(date, f"{count}x {gpu.model if gpu else 'GPU'}, {cores}", version, "cuda", count, gpu, link, host)
+
+
+def read_rate(free: int, size: int = Sizes().read) -> float | None:
+    """10^9 bytes a second at which torch's threads read host memory; None where `free` bytes are too few to tell."""
+    size = min(size, free // 4)
+    if size < _LEAST:
+        return None
+    return _rate(size, torch.ones(size // 4).sum)
+
+
+def link_rate(
+    device: torch.device, free: int, pinned: bool = True, to_host: bool = False, size: int = Sizes().copy
+) -> float | None:
+    """10^9 bytes a second between host memory and a GPU with `free` bytes; None where it cannot be measured."""
+    size = min(size, free // 4, free_memory(torch.device("cpu")) // 4)
+    run = _copying(device, size, pinned, to_host)
+    return run and _rate(size, run)
+
+
+def _host(sizes: Sizes) -> Host:
+    return Host(
+        memory_gib=psutil.virtual_memory().total / GIB,
+        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes.read),
+        bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows),  # 10^9 a second
+        cores=psutil.cpu_count(logical=False),
+    )
+
+
+def _gpu(device: torch.device, sizes: Sizes) -> Gpu | None:
+    free, total = torch.cuda.mem_get_info(device)
+    try:
+        bandwidth = _memory_rate(device, min(4 * sizes.copy, free // 8))
+        tflops = _matmul_rate(device, sizes.device_rows) / 1e3
+    except RuntimeError:  # others use its memory
+        return None
+    return Gpu(torch.cuda.get_device_name(device), total / GIB, bandwidth, tflops)
+
+
+def _memory_rate(device: torch.device, size: int) -> float:
+    """10^9 bytes a second of the device's own memory: a copy reads and writes every byte."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return _rate(2 * size, _finished(lambda: target.copy_(source), device))
+
+
+def _link(device: torch.device, sizes: Sizes) -> Link | None:
+    free = torch.cuda.mem_get_info(device)[0]
+    pageable = link_rate(device, free, pinned=False, size=sizes.copy)
+    to_device = link_rate(device, free, size=sizes.copy)
+    if to_device is None and pageable is None:
+        return None
+    small = _copying(device, _SMALL, to_device is not None, to_host=False)
+    return Link(
+        kind="pinned memory, measured" if to_device else "pageable memory, measured",
+        bandwidth_gb_s=to_device or pageable,  # where pages cannot be pinned, this is what there is
+        to_host_gb_s=link_rate(device, free, to_host=True, size=sizes.copy),
+        pageable_gb_s=pageable,
+        latency_us=small and 1e6 * _median_seconds(small),
+    )
+
+
+def _copying(device: torch.device, size: int, pinned: bool, to_host: bool) -> Callable[[], object] | None:
+    """A copy of `size` bytes, waited for; None where the memory may not be had."""
+    try:
+        host = torch.ones(size, dtype=torch.uint8)
+        host = host.pin_memory() if pinned else host
+        remote = torch.ones(size, dtype=torch.uint8, device=device)
+    except RuntimeError:  # pages cannot be pinned, others use the GPU
+        return None
+    source, target = (remote, host) if to_host else (host, remote)
+    return _finished(lambda: target.copy_(source, non_blocking=True), device)
+
+
+def _matmul_rate(device: torch.device, rows: int) -> float:
+    """10^9 operations a second in the product of two square bf16 matrices, as a prompt is multiplied with weights.
+
+    As the program does it: a CPU without bf16 instructions is many times faster by way of fp32.
+    """
+    weight, x = (torch.ones(rows, rows, dtype=torch.bfloat16, device=device) for _ in range(2))
+    product = TorchLinear(weight)
+    return _rate(2 * rows**3, _finished(lambda: product(x), device))
+
+
+def _finished(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """`run` and what it started on the device."""
+
+    def finish() -> None:
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return finish
+
+
+def _rate(amount: int, run: Callable[[], object]) -> float:
+    """10^9 a second, where each run does `amount`."""
+    return amount / _median_seconds(run) / 1e9
+
+
+def _median_seconds(run: Callable[[], object]) -> float:
+    """Of a few runs, after one that wakes threads and devices."""
+    run()
+    seconds: list[float] = []
+    least, most = _RUNS
+    while len(seconds) < least or (len(seconds) < most and sum(seconds) < _SECONDS):
+        start = perf_counter()
+        run()
+        seconds.append(perf_counter() - start)
+    return median(seconds)

@@ -1,0 +1,133 @@
+"""Hardware profiles: what a GPU set-up can do, and the option defaults that suit it. Data sheets, not measurements.
+
+Every mistake in a profile is told with the file, the line, the key and the nearest right one. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SettingsError
+from ..short_repr import short_repr
+from .driver import gpu_names
+from .profile_file import build, is_path, read_extended
+from .schema import Gpu, Host, Link, Profile, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable  # in other places before Python 3.11
+
+__all__ = ["AUTO", "Gpu", "Host", "Link", "Profile", "available", "load", "matching", "same_gpu", "undescribed"]
+
+AUTO = "auto"  # the profile for the hardware found
+
+
+def available() -> list[str]:
+    """The names of the profiles that come with the program."""
+    return sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml"))
+
+
+def load(name_or_path: str | Path, found: Sequence[str] | None = None) -> Profile:
+    """A profile by its name, by what one would call its hardware ("4090", "2x RTX 4090"), or from a YAML file.
+
+    Args:
+        name_or_path: "auto" is the profile for the hardware found.
+        found: names of this machine's GPUs, for "auto"; None asks the driver.
+
+    Raises SettingsError for an unknown name, a file that cannot be read, and anything in it that makes no sense.
+    """
+    text = os.fspath(name_or_path)
+    if isinstance(name_or_path, Path) or is_path(text):
+        return _read(Path(os.path.expanduser(text)), text)
+    if text.lower() == AUTO:
+        return _automatic(gpu_names() if found is None else found)
+    return _shipped(_resolved(text))
+
+
+def matching(gpu_names: Sequence[str]) -> Profile | None:
+    """The profile for the GPUs found, by their names as the driver (torch.cuda.get_device_name) reports them.
+
+    No GPU is the cpu profile. Of the profiles for that model of GPU, the one with the most GPUs that are really there.
+    None if no profile knows them: a variant (Laptop, 40GB) has other numbers than its namesake.
+    """
+    models = {_simplified(name) for name in gpu_names}
+    fitting = [
+        profile
+        for profile in map(_shipped, available())
+        if profile.gpus <= len(gpu_names) and models == ({_simplified(profile.gpu.model)} if profile.gpu else set())
+    ]
+    return max(fitting, key=lambda profile: profile.gpus, default=None)
+
+
+def same_gpu(first: str, second: str) -> bool:
+    """Whether two names mean the same model of GPU, whatever brand and punctuation they are written with."""
+    return _simplified(first) == _simplified(second)
+
+
+def undescribed(found: Sequence[str]) -> SettingsError:
+    """The error for GPUs, by their names, that no profile describes."""
+    hint = "`triforce profile --measure --save` measures it for all plans; or name a GPU like it, or a YAML file"
+    return SettingsError(f"no profile describes the GPU found: {', '.join(dict.fromkeys(found))}", hint)
+
+
+def _automatic(found: Sequence[str]) -> Profile:
+    profile = matching(found)
+    if profile is None:
+        raise undescribed(found)
+    return profile
+
+
+def _folder() -> Traversable:
+    """offload/profiles in an installed wheel; profiles/ beside offload/ in a checkout or an editable install."""
+    packaged = files("offload") / "profiles"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "profiles"
+
+
+def _file(name: str) -> Traversable:
+    return _folder() / f"{_resolved(name)}.yaml"
+
+
+def _shipped(name: str) -> Profile:
+    return _read(_folder() / f"{name}.yaml", f"{name}.yaml")
+
+
+def _read(file: Path | Traversable, source: str) -> Profile:
+    document = read_extended(file, source, _file)
+    profile = build(Profile, document)
+    if profile.device == "cuda" and profile.gpus < 1:
+        hint = "say how many there are, such as gpus: 1"
+        raise document.error(("gpus",), "device is cuda, but gpus is 0", hint)
+    return profile
+
+
+def _resolved(text: str) -> str:
+    """The name of a profile that comes with the program, from what somebody calls it."""
+    names = available()
+    if text in names:
+        return text
+    called = {name: profile for profile in map(_shipped, names) for name in _called(profile)}
+    wanted = _simplified(text)
+    if wanted in called:
+        return called[wanted].name
+    # No file can extend "auto": then it is not what was meant.
+    near = did_you_mean(wanted, called if text == AUTO else [*called, AUTO])
+    for name, profile in called.items():
+        near = near.replace(f" {name}?", f" {profile.name}?")
+    hint = f"{near}profiles: {', '.join(names)}; or give a path to a YAML file"
+    raise SettingsError(f"there is no profile {short_repr(text)}", hint)
+
+
+def _called(profile: Profile) -> set[str]:
+    """What a profile answers to beside its name."""
+    names = {_simplified(profile.name)}
+    return names | {_simplified(profile.gpu.model)} if profile.gpu and profile.gpus == 1 else names
+
+
+def _simplified(name: str) -> str:
+    """'NVIDIA GeForce RTX 4090', 'rtx-4090' and '1x4090' are all '4090'; '2x RTX 4090' is '2x4090'."""
+    bare = re.sub(r"nvidia|geforce|rtx|[^a-z0-9]", "", name.lower())
+    return re.sub(r"^1x", "", bare)

@@ -1,0 +1,141 @@
+"""Keys and values in the kernel's blocks of 16 tokens, in host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..kernels.native.kernel import Kernel
+from ..kernels.native.layout import keys_of, mean_keys, values_of, write_blocks
+from ..kernels.native.library import BLOCK, Append, Attention
+from .store import Store, gather_chunks
+
+
+class BlockStore(Store):
+    """A store that the native kernel attends to where it lies, whole or by a table of blocks."""
+
+    grain = BLOCK
+
+    def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, torch.device("cpu")
+        self._kernel = kernel
+        self._wide = dtype == torch.float32
+        size = (shape.layers, shape.kv_heads, -(-capacity // BLOCK), 2 * BLOCK * shape.head_dim)
+        self._blocks = host_memory(size, dtype)
+        self._layers = [layer.data_ptr() for layer in self._blocks]  # asked for once: it is needed at every step
+        self._head_stride = self._blocks.stride(1) * dtype.itemsize
+        self._queries, self._out = (torch.empty(0, dtype=dtype) for _ in range(2))
+
+    def append(
+        self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor], stored: int = 0
+    ) -> Tensor:
+        """As in `Store`; the first `stored` tokens are there already, and only their queries are rotated."""
+        shape, cos, sin = self.shape, *rows
+        assert all(x.stride()[1:] == (shape.head_dim, 1) and x.dtype == self.dtype for x in (q, k, v))
+        assert stored <= len(q) and start + len(q) <= self._blocks.shape[2] * BLOCK, "beyond the store's capacity"
+        self._queries = _room(self._queries, q)
+        call = Append(
+            *(x.data_ptr() for x in (q, k, v)),
+            *(x.data_ptr() for x in (cos, sin, self._queries)),
+            self._layers[layer],
+            *(x.stride(0) for x in (q, k, v)),
+            self._head_stride,
+            start,
+            len(q),
+            stored,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            self._wide,
+        )
+        self._kernel.append(call)
+        return self._queries
+
+    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+        return self._attend(layer, q, start + 1)
+
+    def attend_table(self, layer: int, q: Tensor, table: Tensor, seen: int) -> Tensor:
+        """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
+
+        The first token sees the first `seen` tokens of that order, each further token one more.
+        """
+        return self._attend(layer, q, seen, table)
+
+    def _attend(self, layer: int, q: Tensor, seen: int, table: Tensor | None = None) -> Tensor:
+        shape = self.shape
+        blocks = self._blocks.shape[2] if table is None else table.shape[1]
+        assert seen + len(q) - 1 <= blocks * BLOCK, "attention beyond what is stored"
+        self._out = _room(self._out, q)
+        call = Attention(
+            q.data_ptr(),
+            self._layers[layer],
+            None if table is None else table.data_ptr(),
+            self._out.data_ptr(),
+            None,
+            self._head_stride,
+            0 if table is None else table.stride(0),
+            seen,
+            1,
+            len(q),
+            shape.kv_heads,
+            shape.heads // shape.kv_heads,
+            shape.head_dim,
+            self._wide,
+            not self._wide,
+            shape.head_dim**-0.5,
+        )
+        self._kernel.attend(call)
+        return self._out
+
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        first, last = start // BLOCK, -(-end // BLOCK)
+        some, at = self._blocks[:, :, first:last], slice(start - first * BLOCK, end - first * BLOCK)
+        both = (of(some, self.shape.head_dim).flatten(2, 3) for of in (keys_of, values_of))
+        keys, values = (x[:, :, at] for x in both)
+        return keys, values
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        places = torch.arange(start, start + keys.shape[2])
+        write_blocks(self._blocks.flatten(0, 1), self.shape.head_dim, places, keys.flatten(0, 1), values.flatten(0, 1))
+
+    def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
+        count = size // BLOCK
+        new = torch.empty((len(rows), count, self._blocks.shape[-1]), dtype=self.dtype)
+        write_blocks(new, self.shape.head_dim, torch.arange(size), keys, values)
+        self._blocks.flatten(0, 1)[rows.unsqueeze(1), chunks.unsqueeze(1) * count + torch.arange(count)] = new
+
+    def near(self, capacity: int) -> BlockStore:
+        return BlockStore(self._kernel, self.shape, capacity, self.dtype)
+
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return gather_chunks(*self.read(0, self._blocks.shape[2] * BLOCK), rows, chunks, size)
+
+    def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
+        assert start % BLOCK == end % BLOCK == chunk % BLOCK == 0, "chunks are whole blocks"
+        means = mean_keys(self._blocks[layer][:, start // BLOCK : end // BLOCK], self.shape.head_dim)
+        return means.unflatten(1, (-1, chunk // BLOCK)).mean(2)
+
+
+def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory, uninitialised, that takes none until it is written to, in large pages where the system has them.
+
+    Walking through a book's keys touches every page of them at every token: with pages of 4 KB the look-up of their
+    addresses costs a tenth of the bandwidth.
+    """
+    count = torch.Size(size).numel()
+    if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=dtype)
+    # Private: memory that could be shared with other processes does not come in large pages.
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
+
+
+def _room(buffer: Tensor, like: Tensor) -> Tensor:
+    """The buffer, or a new one where another number of rows is wanted."""
+    return buffer if buffer.shape == like.shape else torch.empty(like.shape, dtype=like.dtype)

@@ -1,0 +1,152 @@
+"""Where a sequence's rotated keys and values lie, and attention over them: what a full cache is made of.
+
+A store knows places, not lengths: which tokens count is its cache's business.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..architecture.rope import rotate
+from ..kernels.attention import attend, attend_causal, merge
+
+
+class Store(Protocol):
+    """Rotated keys and values of up to `capacity` tokens of one sequence, for all layers."""
+
+    shape: ModelShape
+    dtype: torch.dtype
+    device: torch.device
+    grain: int  # tokens that can only be chosen together
+    span: int = 0  # tokens between two borders that no chunk may cross; 0: there are none
+
+    def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
+        """A pass over tokens from place `start` on begins: each layer's in chunks, or in one."""
+
+    def end(self) -> None:
+        """The pass is over, and its tokens count."""
+
+    def truncate(self, length: int) -> None:
+        """The tokens from place `length` on do not count any more."""
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+        """Store new tokens from place `start` on, and return their rotated queries.
+
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, rows as `rotate` takes them.
+        The queries are good until the next call.
+        """
+        ...
+
+    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+        """Attend to the stored tokens; q, rotated, is that of the tokens from place `start` on, each seeing itself.
+
+        Returns `[tokens, heads, head_dim]`, good until the next call.
+        """
+        ...
+
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of some tokens, each `[layers, kv_heads, end - start, head_dim]`: views or copies."""
+        ...
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        """What `read` or `export` gave, to places from `start` on."""
+        ...
+
+    def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """As `read`, but copies, in host memory."""
+        return tuple(x.to("cpu", copy=True, memory_format=torch.contiguous_format) for x in self.read(start, end))
+
+    def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
+        """What `gather` gave, to other chunks of the same rows."""
+        ...
+
+    def near(self, capacity: int) -> Store:
+        """An empty store for the same model where attending is quick; `write` and `put` are for such a one."""
+        ...
+
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Chunks of `size` tokens: number `chunks[i]` of row `rows[i]`, which is layer * kv_heads + KV head.
+
+        Keys and values, each `[len(rows), size, head_dim]`: copies.
+        """
+        ...
+
+    def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
+        """Mean keys of the chunks of `chunk` tokens between two places, `[kv_heads, chunks, head_dim]` in fp32."""
+        ...
+
+
+class PlainStore(Store):
+    """Keys `[layers, kv_heads, capacity, head_dim]`, values alike, attended to by torch's kernels."""
+
+    grain = 1
+
+    def __init__(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.capacity, self.dtype, self.device = shape, capacity, dtype, device
+        # Not zeroed: memory that is never reached is never touched, so an early end costs nothing.
+        size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
+        self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+        new = slice(start, start + len(q))
+        self._keys[layer][:, new] = rotate(k, rows).transpose(0, 1)
+        self._values[layer][:, new] = v.transpose(0, 1)
+        return rotate(q, rows)
+
+    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+        end = start + len(q)
+        return attend_stored(q, self._keys[layer][:, :end], self._values[layer][:, :end])
+
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self._keys[:, :, start:end], self._values[:, :, start:end]
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        at = slice(start, start + keys.shape[2])
+        self._keys[:, :, at], self._values[:, :, at] = keys, values
+
+    def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
+        for ours, theirs in ((self._keys, keys), (self._values, values)):
+            whole = ours.shape[2] // size * size
+            ours[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] = theirs
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """All of a layer's room: keys and values `[kv_heads, capacity, head_dim]`, to be written to."""
+        return self._keys[index], self._values[index]
+
+    def clear(self) -> None:
+        """All of it is zero."""
+        self._keys.zero_()
+        self._values.zero_()
+
+    def near(self, capacity: int) -> PlainStore:
+        return PlainStore(self.shape, capacity, self.dtype, self.device)
+
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return gather_chunks(self._keys, self._values, rows, chunks, size)
+
+    def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
+        return self._keys[layer][:, start:end].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32)
+
+
+def gather_chunks(keys: Tensor, values: Tensor, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """`Store.gather` from keys and values `[layers, kv_heads, tokens, head_dim]`."""
+    whole = keys.shape[2] // size * size
+    return tuple(x[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] for x in (keys, values))
+
+
+def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attend to stored keys and values, of which the last are the in-flight tokens' own: causally to those.
+
+    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
+    """
+    tokens, start = len(q), keys.shape[1] - len(q)
+    if tokens == 1:  # a lone token sees everything, itself included: nothing to mask, one part
+        return attend(q, keys, values).out
+    parts = [attend_causal(q, keys[:, start:], values[:, start:])]
+    if start > 0:
+        parts.append(attend(q, keys[:, :start], values[:, :start]))
+    return merge(parts).out

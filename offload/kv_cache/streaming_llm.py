@@ -1,0 +1,89 @@
+"""The StreamingLLM cache (arXiv 2309.17453): the first tokens and the latest, at positions inside the cache.
+
+It runs for ever in constant memory, and forgets what lies between: good enough to draft with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..architecture.rope import Rope, rotate
+from .store import attend_stored
+
+
+class StreamingCache:
+    """Attends to the first `sink` tokens and to the `window` tokens before those in flight.
+
+    Keys are kept before RoPE. At every pass the tokens attended to are numbered from 0 and rotated there, so no
+    position is ever larger than the cache. A stretch of dropped tokens is kept for rollback; further back than that,
+    `truncate` starts over.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        rope: Rope,
+        sink: int,
+        window: int,
+        inflight: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._sink, self._window, self._most = sink, window, inflight
+        self._room = sink + 2 * window + 2 * inflight  # half of it between sink and window is for rollback
+        self._rope = rope
+        self._length = 0
+        self._dropped = 0  # tokens between the sink and the oldest of the others
+        self._inflight = 0
+        self._seen: slice = slice(0, 0)  # the window's place in the buffer
+        size = (shape.layers, shape.kv_heads, self._room, shape.head_dim)
+        self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def begin(self, tokens: int) -> None:
+        stored = self._length - self._dropped
+        assert 0 < tokens <= self._most, f"{tokens} tokens at once where {self._most} are the most"
+        if stored + tokens > self._room:
+            stored = self._compact()
+        self._inflight = tokens
+        self._seen = slice(max(stored - self._window, min(self._sink, stored)), stored + tokens)
+        attended = min(self._sink, stored) + self._seen.stop - self._seen.start
+        self._positions = self._rope.rows(0, attended)
+
+    def _compact(self) -> int:
+        """Drop the oldest tokens behind the sink, all but a window and what rollback may need; what is left."""
+        stored = self._length - self._dropped
+        kept = self._window + (self._room - self._sink - self._window) // 4
+        source = slice(stored - kept, stored)
+        for tensor in (self._keys, self._values):
+            tensor[:, :, self._sink : self._sink + kept] = tensor[:, :, source].clone()
+        self._dropped += source.start - self._sink
+        return self._sink + kept
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        new = slice(self._seen.stop - self._inflight, self._seen.stop)
+        keys, values = self._keys[layer], self._values[layer]
+        keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
+        sink = min(self._sink, new.start)
+        keys, values = (torch.cat((x[:, :sink], x[:, self._seen]), dim=1) for x in (keys, values))
+        cos, sin = self._positions
+        keys = rotate(keys, (cos.squeeze(1), sin.squeeze(1)))
+        return attend_stored(rotate(q, (cos[-len(q) :], sin[-len(q) :])), keys, values)
+
+    def commit(self) -> None:
+        self._length += self._inflight
+        self._inflight = 0
+
+    def truncate(self, length: int) -> int:
+        assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        self._inflight = 0
+        # A full window must be left, or nothing dropped yet: else the queries would see less than they should.
+        if self._dropped and length < self._dropped + self._sink + self._window:
+            length = self._dropped = 0
+        self._length = length
+        return length

@@ -1,0 +1,247 @@
+"""From a configuration to an engine: find a model, see whether the request fits, load the weights.
+
+Opening reads headers only, so everything that can be wrong with a request is said before the weights are loaded.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from .architecture.config import ModelShape
+from .architecture.footprint import retrieval_bytes
+from .architecture.rope import check_frequencies
+from .architecture.yarn import factor_for, stretched
+from .config import EngineConfig, Sampling, Speculation
+from .decoder import Model
+from .engine import Engine
+from .errors import PromptError, SettingsError, TriforceError
+from .kernels.ops import Operations, check_kernel, choose_operations
+from .loading.hub import FetchProgress, locate, open_checkpoint, silent
+from .loading.safetensors import Checkpoint
+from .loading.tokenizer import Tokenizer
+from .loading.vocabulary import check_draft
+from .loading.weights import Progress, check_tensors, load_model
+from .methods import draft_chunk, draft_room, has_draft_model, has_middle
+from .offloading import Spread, TierSettings, WeightTier, make_link
+from .parallel import ALONE, Group, Share, split
+from .planning.memory import MemoryEstimate, check_fit, estimate
+from .prompt_cache.fingerprint import LEAST, weights_digest
+from .prompt_cache.folder import PromptFolder
+from .prompt_cache.prefill import PromptCache
+from .system import free_memory
+from .units import counted
+
+
+def resolve_device(name: str, index: int = 0) -> torch.device:
+    """`auto` is the CUDA GPU of that index, else the CPU. Raises SettingsError for a device that is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("no CUDA device is available to this torch", "use --device cpu, or install torch for CUDA")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and index >= torch.cuda.device_count():
+        raise SettingsError(
+            f"there is no GPU {index}: torch sees {torch.cuda.device_count()}", "start as many ranks as there are GPUs"
+        )
+    return torch.device(name, index) if name == "cuda" else torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bf16 (fp16 on GPUs without it): half the bytes of fp32, and bytes are what decoding waits for."""
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return torch.bfloat16
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model whose files have been found and checked, but not loaded."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    speculation: Speculation
+    draft: Checkpoint | None  # the draft model's, where the method uses one
+    group: Group = ALONE  # who shares the model; each rank has all of the draft model
+
+    @cached_property
+    def share(self) -> Share | None:
+        """What this rank has of the model; None for all of it. Raises SettingsError for too many ranks."""
+        return None if self.group.size == 1 else split(self.checkpoint.shape, self.group.rank, self.group.size)
+
+    @property
+    def shape(self) -> ModelShape:
+        """Of what is in this rank's memory."""
+        return self.checkpoint.shape if self.share is None else self.share.stored
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.checkpoint.load_tokenizer())
+
+    @property
+    def kernel(self) -> str:
+        """The level of the native kernel that will compute; "off" where torch does."""
+        kernel = self._operations(self.shape).kernel
+        return "off" if kernel is None else kernel.level
+
+    @property
+    def sampling(self) -> Sampling:
+        """The model's own sampling defaults."""
+        return Sampling.from_generation_config(self.checkpoint.generation)
+
+    def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
+        """How many tokens may follow the prompt: `wanted`, or what the context leaves if that is not `exact`.
+
+        Raises PromptError with the numbers where the prompt, or the prompt and an exact wish, exceed the context.
+        """
+        context = self.checkpoint.shape.context
+        limit = f"the model's context of {counted(context, 'token')}"
+        if self.checkpoint.shape.sliding_window == context:
+            limit += " (its sliding window)"
+        if prompt_tokens >= context:
+            raise PromptError(
+                f"the prompt has {counted(prompt_tokens, 'token')}, which leaves no room in {limit}",
+                "shorten the prompt, split the document, use --model with a longer context, or --extend-context",
+            )
+        if exact and prompt_tokens + wanted > context:
+            raise PromptError(
+                f"{counted(prompt_tokens, 'prompt token')} and {counted(wanted, 'new one')} exceed {limit}",
+                f"use --max-new-tokens {context - prompt_tokens} or fewer, or shorten the prompt",
+            )
+        return min(wanted, context - prompt_tokens)
+
+    def stretched(self, tokens: int) -> OpenModel:
+        """The model with a context for `tokens`: itself if they fit, else stretched by YaRN to a multiple of its own.
+
+        Raises UnsupportedModel where that cannot be done.
+        """
+        factor = factor_for(self.checkpoint.shape, tokens)
+        if factor <= 1:
+            return self
+        checkpoint = copy(self.checkpoint)
+        checkpoint.shape = stretched(self.checkpoint.shape, factor)
+        return replace(self, checkpoint=checkpoint)
+
+    def estimate(self, tokens: int) -> MemoryEstimate:
+        """Memory for a sequence of so many tokens."""
+        shape, size = self.shape, self.dtype.itemsize
+        plain = estimate(shape, tokens, self.config.prefill_chunk, size)
+        settings = self.speculation
+        retrieval = draft = 0
+        if has_middle(settings, tokens):
+            copies = self.kernel == "off"  # else the chunks are attended to where they are
+            retrieval = retrieval_bytes(shape, settings, tokens, size, copies)
+        if self.draft is not None:
+            draft = estimate(self.draft.shape, draft_room(settings), draft_chunk(settings), size).total
+        return replace(plain, retrieval=retrieval, draft=draft)
+
+    def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
+        """Raises OutOfMemory if a sequence of `tokens` does not fit the device (or `memory_limit` bytes of it)."""
+        free = free_memory(self.device)
+        if self.device.type == "cpu":
+            free //= self.group.mates
+        check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))
+
+    def load(
+        self,
+        progress: Progress = lambda done, total: None,
+        tiers: TierSettings | None = None,
+        prompts: PromptCache | None = None,
+    ) -> Engine:
+        """Read the weights. `tiers` says how the full KV cache is spread, where it does not stay on the device;
+        `prompts` is what remembers prompts from one process to the next."""
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        link = weights = None
+        if tiers is not None:
+            link = make_link(self.device, tiers.link_gb_s)
+            weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
+        model, draft = self._load(progress, weights), self._load_draft(progress)
+        spread = None if tiers is None else Spread(model.operations, self.device, tiers, link)
+        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, spread, prompts)
+
+    def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
+        """What remembers this model's prompts of at least so many tokens, in a folder.
+
+        Reads the weight files once, to know them again. Raises OSError if the folder cannot be made.
+        """
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
+        return PromptCache(folder, digest, self.config.model, least, self.group)
+
+    def _load(self, progress: Progress, tier: WeightTier | None) -> Model:
+        do = self._operations(self.shape)
+        return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)
+
+    def _load_draft(self, progress: Progress) -> Model | None:
+        if self.draft is None:
+            return None
+        return load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
+
+    def _operations(self, shape: ModelShape) -> Operations:
+        """Each model has its own: they keep the memory of their results. Raises SettingsError."""
+        return choose_operations(self.config.kernel, shape, self.dtype, self.device)
+
+    def check_kernel(self) -> None:
+        """Raises SettingsError if a level was asked for that cannot serve both models."""
+        for name, shape in (("", self.shape), ("the draft model: ", self.draft and self.draft.shape)):
+            try:
+                if shape is not None:
+                    self._operations(shape)
+            except SettingsError as error:
+                raise SettingsError(name + error.message, error.hint) from error
+
+
+def open_model(
+    config: EngineConfig,
+    home: Path | None = None,
+    progress: FetchProgress = silent,
+    speculation: Speculation | None = None,
+    group: Group = ALONE,
+) -> OpenModel:
+    """Find a model (fetching it if need be), and check its config, its headers, device, dtype and kernel.
+
+    Args:
+        home: triforce's cache folder; None for the platform's.
+        progress: called while something is fetched.
+        speculation: how it will decode; a draft model is found and checked as well.
+        group: the ranks that share the model.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, CheckpointError, FetchError, SettingsError.
+    """
+    device = resolve_device(config.device, group.local)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    check_kernel(config.kernel)  # before a model is fetched for nothing
+    checkpoint = _open_checked(config.model, home, progress)
+    settings = speculation or Speculation()
+    draft = None
+    if has_draft_model(settings):
+        draft = _open_draft(settings.draft_model, home, progress)
+    opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft, group)
+    opened.check_kernel()
+    if draft is not None:
+        check_draft(opened.tokenizer, Tokenizer(draft.load_tokenizer()), draft.shape, settings)
+    return opened
+
+
+def _open_draft(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
+    try:
+        return _open_checked(name, home, progress)
+    except TriforceError as error:
+        raise type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft")) from error
+
+
+def _open_checked(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
+    checkpoint = open_checkpoint(locate(name, home, progress))
+    check_tensors(checkpoint)
+    check_frequencies(checkpoint.shape)
+    return checkpoint

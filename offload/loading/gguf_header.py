@@ -1,0 +1,95 @@
+"""The metadata of a GGUF file, walked once before any other reader trusts it.
+
+The gguf package believes every length in a file, and decodes strings only when they are asked for: a damaged length
+makes it loop without end, and a damaged string raises wherever it happens to be read, in transformers too.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from struct import Struct, error
+from typing import Any
+
+from ..errors import CheckpointError
+from ..short_repr import short_repr, short_text
+
+_STRING, _ARRAY = 8, 9
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
+
+
+class _Damage(ValueError):
+    """What is wrong, without the file's name."""
+
+
+class _Walk:
+    """A place in the file that moves over what it reads; never beyond the end."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._at = 4  # behind the magic number
+        order = "<" if data[4:6] != b"\0\0" else ">"  # of a version number, which is small
+        self._u32, self._u64 = Struct(f"{order}I"), Struct(f"{order}Q")
+
+    def u32(self) -> int:
+        return self._number(self._u32)
+
+    def u64(self) -> int:
+        return self._number(self._u64)
+
+    def _number(self, kind: Struct) -> int:
+        (value,) = kind.unpack_from(self._data, self._at)
+        self._at += kind.size
+        return value
+
+    def skip(self, count: int, what: str) -> None:
+        if count > len(self._data) - self._at:
+            raise _Damage(f"{what} ends beyond the file")
+        self._at += count
+
+    def string(self, what: str) -> str:
+        length, start = self.u64(), self._at
+        self.skip(length, what)
+        try:
+            return self._data[start : self._at].decode()
+        except UnicodeDecodeError:
+            raise _Damage(f"{what} is not UTF-8: {short_repr(self._data[start : self._at])}") from None
+
+    def value(self, kind: int, what: str) -> None:
+        if kind == _STRING:
+            self.string(what)
+        elif kind in _SCALAR_BYTES:
+            self.skip(_SCALAR_BYTES[kind], what)
+        elif kind == _ARRAY:
+            self._array(what)
+        else:
+            raise _Damage(f"{what} has the unknown type {kind}")
+
+    def _array(self, what: str) -> None:
+        kind, length = self.u32(), self.u64()
+        if kind in _SCALAR_BYTES:
+            self.skip(length * _SCALAR_BYTES[kind], what)
+        elif kind == _STRING:
+            for index in range(length):
+                self.string(f"{what}[{index}]")
+        else:  # arrays of arrays are allowed by the format, and no model has one
+            raise _Damage(f"{what} is an array of the type {kind}")
+
+
+def check_metadata(path: Path) -> None:
+    """Check that every key and value lies within the file and every string is UTF-8.
+
+    Raises CheckpointError, which names the key.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[:4] != b"GGUF":
+                raise _Damage("it does not begin with GGUF")
+            walk = _Walk(data)
+            walk.skip(12, "the header")  # the version and the number of tensors
+            for index in range(walk.u64()):
+                key = walk.string(f"the name of metadata key {index}")
+                walk.value(walk.u32(), short_text(key))
+    except (OSError, ValueError, error) as damage:  # an empty file cannot be mapped; struct's error is the end of it
+        reason = str(damage) if isinstance(damage, (_Damage, OSError)) else "it is truncated"
+        raise CheckpointError(f"{path} is corrupt: {reason}", "fetch the model again") from damage

@@ -1,0 +1,115 @@
+"""Where a model comes from: a folder, a .gguf file, the embedded model, or a hub id; each becomes a local path."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
+from ..system import default_home
+from .bundled import EMBEDDED, discard, fetch_embedded, installed_path
+from .gguf import GGUFCheckpoint
+from .safetensors import Checkpoint, FolderCheckpoint
+
+FetchProgress = Callable[[str, int, int], None]  # what is being done, units done, units in all
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# The weights once: repositories may hold them again in folders, or consolidated beside the shards.
+_HUB_FILES = {
+    "allow_patterns": ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"],
+    "ignore_patterns": ["*/*", "consolidated*"],
+}
+_WAYS = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or " + ", ".join(EMBEDDED)
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A FetchProgress for callers who do not watch."""
+
+
+def locate(name: str, home: Path | None = None, progress: FetchProgress = silent, refresh: bool = False) -> Path:
+    """The local folder or .gguf file of a model, fetched if it is not there yet.
+
+    Args:
+        name: what the user gave for --model.
+        home: triforce's cache folder; None for the platform's. Hub models go to huggingface_hub's own cache.
+        progress: called while the embedded model is fetched.
+        refresh: ask the hub even if the model is in its cache, and replace a damaged embedded one (what `pull` does).
+
+    Raises:
+        ModelNotFound, FetchError.
+    """
+    if not name:
+        raise ModelNotFound("the model's name is empty", _WAYS)
+    if name in EMBEDDED:
+        home = home or default_home()
+        installed = installed_path(name, home)
+        if installed and refresh and not _is_sound(installed):
+            discard(installed)
+            installed = None
+        return installed or fetch_embedded(name, home, progress)
+    try:
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long a name, a folder that is closed to us
+        raise ModelNotFound(f"{name[:80]} is no usable path: {error}", _WAYS) from error
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
+        close = difflib.get_close_matches(name.lower(), EMBEDDED, 1)
+        raise ModelNotFound(f"no model at {name}", f"did you mean {close[0]}? " + _WAYS if close else _WAYS)
+    return _from_hub(name, refresh)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read the config and headers of what `locate` found. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
+    if path.is_dir():
+        return FolderCheckpoint(path)
+    with path.open("rb") as file:
+        if path.suffix == ".gguf" or file.read(4) == b"GGUF":
+            return GGUFCheckpoint(path)
+    raise ModelNotFound(f"{path} is neither a folder nor a .gguf file", _WAYS)
+
+
+def _is_sound(path: Path) -> bool:
+    from .weights import check_tensors
+
+    try:
+        checkpoint = FolderCheckpoint(path)
+        check_tensors(checkpoint)
+        checkpoint.load_tokenizer()
+    except TriforceError:
+        return False
+    return True
+
+
+def _from_hub(name: str, refresh: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if not refresh:
+        try:
+            path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
+            FolderCheckpoint(path)  # an interrupted download leaves a folder without all of its files
+            return path
+        except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
+            pass
+    try:
+        return Path(snapshot_download(name, **_HUB_FILES))
+    except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
+        raise _hub_error(name, error) from error
+
+
+def _hub_error(name: str, error: Exception) -> Exception:
+    from huggingface_hub import errors
+
+    if type(error) in (OSError, PermissionError) and error.errno:  # ours, not the network's
+        return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
+    if isinstance(error, errors.GatedRepoError):
+        return FetchError(f"{name} is gated on the hub", "accept its licence there, then `hf auth login`")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFound(f"there is no folder and no public hub model {name}", _WAYS)
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return FetchError(
+        f"no folder {name}, and the hub cannot be reached to fetch it: {reason}",
+        "check the network, or copy the model here and give --model its folder",
+    )

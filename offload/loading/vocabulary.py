@@ -1,0 +1,30 @@
+"""Whether one model can draft for another; asked before either is loaded."""
+
+from __future__ import annotations
+
+from ..architecture.config import ModelShape
+from ..config import Speculation
+from ..errors import SettingsError
+from ..methods import draft_chunk
+from .tokenizer import Tokenizer
+
+
+def check_draft(target: Tokenizer, draft: Tokenizer, shape: ModelShape, settings: Speculation) -> None:
+    """Raises SettingsError where a draft model cannot draft: other tokens, or a context shorter than its cache."""
+    theirs, ours = draft.vocabulary, target.vocabulary
+    if theirs != ours:
+        wrong = min((n for token, n in ours.items() if theirs.get(token) != n), default=None)
+        wrong = wrong if wrong is not None else min(n for token, n in theirs.items() if ours.get(token) != n)
+        names = [{n: token for token, n in words.items()}.get(wrong) for words in (ours, theirs)]
+        raise SettingsError(
+            f"the draft model's vocabulary is another one: {len(theirs):,} tokens where the target has {len(ours):,}; "
+            f"id {wrong} is {names[1]!r} where the target has {names[0]!r}",
+            "draft with a smaller model of the same family, or use --draft lookup",
+        )
+    needed = settings.sink + settings.window + draft_chunk(settings)
+    if needed > shape.context:
+        raise SettingsError(
+            f"the draft model's context of {shape.context:,} tokens is shorter than its cache: --sink, --window and "
+            f"what it reads at once are {needed:,}",
+            "use a smaller --window or --sink",
+        )

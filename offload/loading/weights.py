@@ -1,0 +1,163 @@
+"""A checkpoint's tensors -> the decoder's fused weights, on one device in one dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..decoder import Layer, Model
+from ..errors import CheckpointError
+from ..kernels.ops import Linear, Operations, TorchOperations
+from ..offloading import StreamedLayers, WeightTier
+from ..parallel import ALONE, Group, Share
+from ..parallel.linear import GatheredLinear, SummedLinear, Table
+from .safetensors import Checkpoint
+
+Progress = Callable[[int, int], None]  # layers done, layers in all
+
+
+def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and size of every tensor that a checkpoint of this shape must hold, one after the other.
+
+    The number of layers is only what a config says, so nothing is made of all of them before the first is found.
+    """
+    hidden, width = shape.hidden, shape.intermediate
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    linears = {
+        "self_attn.q_proj": (q, hidden, shape.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, shape.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, shape.qkv_bias),
+        "self_attn.o_proj": (hidden, q, shape.o_bias),
+        "mlp.gate_proj": (width, hidden, shape.mlp_bias),
+        "mlp.up_proj": (width, hidden, shape.mlp_bias),
+        "mlp.down_proj": (hidden, width, shape.mlp_bias),
+    }
+    layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (out, into) for name, (out, into, _) in linears.items()}
+    layer |= {f"{name}.bias": (out,) for name, (out, _, bias) in linears.items() if bias}
+    layer |= {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+    if shape.qk_norm:
+        layer |= {f"self_attn.{x}_norm.weight": (shape.head_dim,) for x in "qk"}
+    yield "model.embed_tokens.weight", (shape.vocab, hidden)
+    for i in range(shape.layers):
+        yield from ((f"model.layers.{i}.{name}", size) for name, size in layer.items())
+    yield "model.norm.weight", (hidden,)
+    if not shape.tied_embeddings:
+        yield "lm_head.weight", (shape.vocab, hidden)
+
+
+def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Name and size of every tensor that a checkpoint of this shape must hold."""
+    return dict(expected_tensors(shape))
+
+
+def check_tensors(checkpoint: Checkpoint) -> None:
+    """Every expected tensor is there with its size, from the headers alone. Raises CheckpointError."""
+    found = checkpoint.sizes()
+    for name, size in expected_tensors(checkpoint.shape):
+        if name not in found:
+            raise CheckpointError(f"{checkpoint.path} lacks the tensor {name}", "fetch the model again")
+        if found[name] != size:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} is {list(found[name])}, its config asks for {list(size)}",
+                "config.json and the weights do not belong together; fetch the model again",
+            )
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    operations: Operations | None = None,
+    tier: WeightTier | None = None,
+    group: Group = ALONE,
+    share: Share | None = None,
+) -> Model:
+    """Read the weights of a checkpoint that `check_tensors` has passed; they are used by `operations` (torch's).
+
+    `tier` says which layers' weights do not stay on the device; `share` what this rank of `group` has of the model.
+    """
+    shape, do = checkpoint.shape if share is None else share.shape, operations or TorchOperations()
+    with checkpoint.tensors() as read:
+        place = _Placer(read, dtype, device, do, group, share)
+        embedding, head = _load_ends(place, shape, do)
+        resident = shape.layers if tier is None else min(tier.resident, shape.layers)
+        outside = _Placer(read, dtype, torch.device("cpu"), do, group, share)
+        loaded = []
+        for index in range(shape.layers):
+            loaded.append(_load_layer(place if index < resident else outside, shape, f"model.layers.{index}."))
+            progress(index + 1, shape.layers)
+        layers = loaded
+        if resident < shape.layers:
+            layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
+        return Model(shape, do, embedding, layers, place.stacked("model.norm.weight"), head, group)
+
+
+def _load_ends(place: _Placer, shape: ModelShape, do: Operations) -> tuple[Callable[[Tensor], Tensor], Linear]:
+    """The embedding and the output head; a tied table lives in the head's layout alone."""
+    table = place.stacked("model.embed_tokens.weight")
+    head = place.gathered(do.linear(table if shape.tied_embeddings else place.stacked("lm_head.weight")))
+    return (head if shape.tied_embeddings else place.gathered(Table(table))).rows, head
+
+
+def _load_layer(place: _Placer, shape: ModelShape, prefix: str) -> Layer:
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    norms = [place.stacked(f"{attention}{x}_norm.weight") if shape.qk_norm else None for x in "qk"]
+    return Layer(
+        input_norm=place.stacked(f"{prefix}input_layernorm.weight"),
+        qkv=place.linear(shape.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
+        q_norm=norms[0],
+        k_norm=norms[1],
+        o=place.summed(shape.o_bias, f"{attention}o_proj"),
+        mlp_norm=place.stacked(f"{prefix}post_attention_layernorm.weight"),
+        gate_up=place.linear(shape.mlp_bias, f"{mlp}gate_proj", f"{mlp}up_proj"),
+        down=place.summed(shape.mlp_bias, f"{mlp}down_proj"),
+    )
+
+
+class _Placer:
+    """Copies tensors, or a rank's part of them, out of the checkpoint's mapped files to where they are used, one at a
+    time."""
+
+    def __init__(
+        self,
+        read: Callable[..., Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        operations: Operations,
+        group: Group,
+        share: Share | None,
+    ) -> None:
+        self._read = read
+        self._operations = operations
+        self._dtype = dtype
+        self._device = device
+        self._group, self._share = group, share
+
+    def stacked(self, *names: str) -> Tensor:
+        """The tensors under each other, in memory of their own."""
+        parts = [self._read(name, self._share and self._share.part(name)) for name in names]
+        rows = sum(len(part) for part in parts)
+        whole = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)
+        for target, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
+            target.copy_(part)
+        return whole
+
+    def linear(self, bias: bool, *names: str) -> Linear:
+        weight = self.stacked(*(f"{name}.weight" for name in names))
+        return self._operations.linear(weight, self.stacked(*(f"{name}.bias" for name in names)) if bias else None)
+
+    def summed(self, bias: bool, name: str) -> Linear:
+        """A linear that every rank has some columns of; its bias is added once."""
+        if self._share is None:
+            return self.linear(bias, name)
+        return SummedLinear(self.linear(bias and self._group.rank == 0, name), self._group)
+
+    def gathered(self, table: Linear | Table) -> Linear | Table:
+        """A table over the vocabulary, of which every rank may have some rows."""
+        if self._share is None or not self._share.splits_vocab:
+            return table
+        return GatheredLinear(table, self._group, self._share.vocab)

@@ -1,0 +1,104 @@
+"""From settings to tiered stores."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..architecture.config import ModelShape
+from ..architecture.footprint import piece_tokens
+from ..kernels.native import KernelUnavailable, find_kernel
+from ..kernels.native.ops import why_not
+from ..kernels.ops import Operations
+from ..kv_cache.factory import new_store
+from ..kv_cache.store import Store
+from .balance import Balance
+from .host_attention import HostAttention
+from .host_memory import allocator, make_link
+from .link import Link
+from .page import BlockForm, Form, NativeForm, PlainForm
+from .prefetch import Ring
+from .store import TieredStore
+from .tiers import Tiers
+
+_SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """How the KV cache is spread.
+
+    `mode` is stream, host or hybrid; `share` the host's part, None for what makes both end together; `piece` in tokens,
+    None for what suits the model; `by_layers`: prompts are read layer by layer, so that nothing is read back;
+    `weight_layers` keep their weights on the device, None for all; `link_gb_s` simulates a link of so many 10^9 bytes a
+    second, for a device that has none; `host_bandwidth`, in bytes a second, slows the host down, for experiments.
+    """
+
+    mode: str = "stream"
+    resident_layers: int = 0
+    share: float | None = None
+    piece: int | None = None
+    buffers: int = 2
+    overlap: bool = True
+    by_layers: bool = True
+    weight_layers: int | None = None
+    link_gb_s: float | None = None
+    host_bandwidth: float | None = None
+
+
+class Spread:
+    """Makes the full caches of a model whose KV does not all stay on the device. They share one link.
+
+    Args:
+        operations: the model's, for the resident layers.
+        link: None for the one that the settings name, or the device's own.
+    """
+
+    def __init__(
+        self, operations: Operations, device: torch.device, settings: TierSettings, link: Link | None = None
+    ) -> None:
+        self.settings = settings
+        self.link = link or make_link(device, settings.link_gb_s)
+        self._operations, self._device = operations, device
+
+    def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
+        """An empty store for a sequence of up to `capacity` tokens."""
+        settings, device = self.settings, self._device
+        if settings.resident_layers >= shape.layers:
+            return new_store(self._operations.kernel, shape, capacity, dtype, device)
+        form = _form(shape, settings.piece or piece_tokens(shape, dtype.itemsize), dtype, self._operations, device)
+        resident_layers = settings.resident_layers
+        away, pieces = shape.layers - resident_layers, -(-capacity // form.tokens)
+        resident = None
+        if resident_layers:
+            resident = new_store(
+                self._operations.kernel, replace(shape, layers=resident_layers), capacity, dtype, device
+            )
+        with torch.inference_mode(False):
+            buffers = torch.empty((settings.buffers, form.numbers), dtype=dtype, device=device).unbind()
+            share = _SHARES[settings.mode] if settings.share is None else settings.share
+            tiers = Tiers(
+                form=form,
+                link=self.link,
+                ring=Ring(self.link, buffers, settings.overlap),
+                balance=Balance(share),
+                host=None if settings.mode == "stream" else HostAttention(form, settings.host_bandwidth),
+                resident=resident,
+                resident_layers=resident_layers,
+                near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
+                pieces=allocator(device)((away, pieces, form.numbers), dtype),
+                open=torch.empty((away, 2, form.numbers), dtype=dtype, device=device),
+            )
+        return TieredStore(shape, tiers)
+
+
+def _form(shape: ModelShape, piece: int, dtype: torch.dtype, operations: Operations, device: torch.device) -> Form:
+    """In the native kernel's blocks wherever it can attend on the host."""
+    if operations.kernel is not None:
+        return NativeForm(shape, piece, operations.kernel)
+    if device.type != "cpu" and why_not(shape, dtype, torch.device("cpu")) is None:
+        with contextlib.suppress(KernelUnavailable):
+            return BlockForm(shape, piece, find_kernel())
+    return PlainForm(shape, piece)

@@ -1,0 +1,215 @@
+"""How a piece, the keys and values of some neighbouring tokens of one layer, lies in memory, and attention over it.
+
+A piece is one run of numbers, so that it travels in one copy. Wherever it is attended to, and with whichever others,
+its partial result is the same: on the CPU, with the native kernel, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..architecture.rope import rotate
+from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
+from ..kernels.attention import Partial, attend, attend_causal, merge
+from ..kernels.native import Kernel
+from ..kernels.native.layout import keys_of, values_of, write_blocks
+from ..kernels.native.library import BLOCK, PIECE, Append, Attention
+
+Rows = tuple[Tensor, Tensor]  # as `rotate` takes them
+
+
+class Form(Protocol):
+    """Pieces of `tokens` tokens, each `[numbers]`, on the host or the device."""
+
+    tokens: int
+    numbers: int
+    grain: int  # tokens that can only be chosen together
+
+    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
+        """Store tokens from place `at` of the piece on; their rotated queries go to `turned`.
+
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`.
+        """
+        ...
+
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
+        """Rotated queries over the first `seen` tokens; if causal, each further one sees one more.
+
+        The result is for an accumulator of the same form.
+        """
+        ...
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        """Begin a merge of such results, for rotated queries `[tokens, heads, head_dim]`."""
+        ...
+
+    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
+        ...
+
+    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        """Store rotated keys and values `[kv_heads, n, head_dim]` from place `at` of the piece on."""
+        ...
+
+    def grains(self, pieces: Tensor) -> Tensor:
+        """Pieces `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`, without a copy."""
+        ...
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        """Chosen grains `[n, count, ...]` -> keys and values `[n, count * grain, head_dim]`."""
+        ...
+
+
+class PlainForm:
+    """Keys and values side by side `[kv_heads, tokens, 2, head_dim]`, attended to by torch's kernels."""
+
+    grain = 1
+
+    def __init__(self, shape: ModelShape, tokens: int) -> None:
+        self.tokens = tokens
+        self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
+        self._size = (shape.kv_heads, tokens, 2, shape.head_dim)
+
+    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
+        new = piece.view(self._size)[:, at : at + len(q)]
+        new[:, :, 0] = rotate(k, rows).transpose(0, 1)
+        new[:, :, 1] = v.transpose(0, 1)
+        turned.copy_(rotate(q, rows))
+
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
+        return attend_seen(q, *self.read(piece), seen, causal)
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        return TorchAccumulator(q)
+
+    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        return piece.view(self._size).unbind(2)
+
+    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        new = piece.view(self._size)[:, at : at + keys.shape[1]]
+        new[:, :, 0], new[:, :, 1] = keys, values
+
+    def grains(self, pieces: Tensor) -> Tensor:
+        return pieces.unflatten(-1, self._size)
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        return grains.unbind(2)
+
+
+class BlockForm:
+    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`: it attends to them wherever they are.
+
+    A device that is not the CPU makes plain keys and values of them first, which costs it little beside the copy.
+    """
+
+    grain = BLOCK
+
+    def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
+        assert tokens % BLOCK == 0, "pieces are whole blocks"
+        self.tokens = tokens
+        self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
+        self._shape, self._kernel = shape, kernel
+        self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
+
+    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
+        if piece.device.type != "cpu":
+            places = torch.arange(at, at + len(k), device=piece.device)
+            new = [x.transpose(0, 1) for x in (rotate(k, rows), v)]
+            write_blocks(piece.view(self._size), self._shape.head_dim, places, *new)
+            turned.copy_(rotate(q, rows))
+            return
+        shape, wide = self._shape, piece.dtype == torch.float32
+        assert all(x.stride()[1:] == (shape.head_dim, 1) and x.dtype == piece.dtype for x in (q, k, v))
+        assert at + len(q) <= self.tokens and all(row.is_contiguous() for row in rows)
+        call = Append(
+            *(x.data_ptr() for x in (q, k, v, *rows, turned, piece)),
+            *(x.stride(0) for x in (q, k, v)),
+            self._head_stride(piece),
+            at,
+            len(q),
+            0,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            wide,
+        )
+        self._kernel.append(call)
+
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
+        if piece.device.type != "cpu":
+            return attend_seen(q, *self.read(piece), seen, causal)
+        out = torch.empty(q.shape, dtype=torch.float32)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        self._run(piece, q, seen, causal, out=out.data_ptr(), lse=lse.data_ptr())
+        return Partial(out, lse)
+
+    def _run(self, piece: Tensor, q: Tensor, seen: int, causal: bool, **results: int) -> None:
+        """Let the kernel attend to a piece in host memory; `results` says where what is wanted goes."""
+        shape = self._shape
+        assert seen + (len(q) - 1) * causal <= self.tokens and q.is_contiguous()
+        call = Attention(
+            q=q.data_ptr(),
+            kv=piece.data_ptr(),
+            head_stride=self._head_stride(piece),
+            seen=seen,
+            causal=causal,
+            tokens=len(q),
+            kv_heads=shape.kv_heads,
+            group=shape.group,
+            head_dim=shape.head_dim,
+            wide=piece.dtype == torch.float32,
+            scale=shape.head_dim**-0.5,
+            **results,
+        )
+        self._kernel.attend(call)
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        return TorchAccumulator(q)
+
+    def _head_stride(self, piece: Tensor) -> int:
+        return self._size[1] * self._size[2] * piece.itemsize
+
+    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = piece.view(self._size)
+        return tuple(of(blocks, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+
+    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        places = torch.arange(at, at + keys.shape[1], device=piece.device)
+        write_blocks(piece.view(self._size), self._shape.head_dim, places, keys, values)
+
+    def grains(self, pieces: Tensor) -> Tensor:
+        return pieces.unflatten(-1, self._size)
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(of(grains, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+
+
+class NativeForm(BlockForm):
+    """Blocks of a model that the native kernel computes: its unfinished results are merged as it merges its own.
+
+    Where pieces are whole multiples of the kernel's, attention has the same bits as over a `BlockStore`.
+    """
+
+    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
+        count = -(-(seen + (len(q) - 1) * causal) // PIECE)
+        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
+        self._run(piece, q, seen, causal, partials=partials.data_ptr())
+        return partials
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        return KernelAccumulator(self._kernel, q)
+
+
+def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Partial:
+    """Over the first `seen` keys; if causal, each further query sees one more. Shapes as `attend` takes them."""
+    if not causal or len(q) == 1:
+        return attend(q, k[:, :seen], v[:, :seen])
+    own = slice(seen - 1, seen - 1 + len(q))
+    parts = [attend_causal(q, k[:, own], v[:, own])]
+    if seen > 1:
+        parts.append(attend(q, k[:, : seen - 1], v[:, : seen - 1]))
+    return merge(parts)

@@ -1,0 +1,236 @@
+"""A full cache's keys and values over tiers of memory: some layers on the device, the others' in host memory.
+
+Tokens of a layer lie in pieces. Whole pieces of a layer that is not resident lie in host memory; each pass attends to
+some of them on the device, as they come over the link, and to the others on the host, at the same time. The newest,
+unfinished piece of every layer stays on the device. Partial results are merged in the order of their keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..kernels.attention import Partial
+from ..kv_cache.store import Store
+from .host_attention import HostPart
+from .link import Pair
+from .prefetch import Piece
+from .prefill import LongPass
+from .reading import Reading
+from .tiers import Tiers
+
+
+class TieredStore(Reading):
+    """See `Store` in ../store.py; `begin` and `end` a pass, which `truncate` may follow."""
+
+    def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
+        self.shape = shape
+        self.dtype, self.device = tiers.open.dtype, tiers.open.device
+        self.tiers = tiers
+        self.grain, self.span = tiers.form.grain, tiers.form.tokens
+        self._held: list[int | None] = [None, None]  # the piece in each open slot, where host memory has it not
+        self._whole = 0  # pieces before the pass, all in host memory
+        self._split = 0  # so many of them are streamed
+        self._running = False
+        self._long: LongPass | None = None
+        self._turned = torch.empty(0, dtype=self.dtype, device=self.device)
+        self._clock = Stopwatch()
+
+    def near(self, capacity: int) -> Store:
+        """See `Store`."""
+        return self.tiers.near(capacity)
+
+    # A pass
+
+    def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
+        """A pass over tokens from place `start` on, each layer's in chunks, or in one."""
+        tiers, size = self.tiers, self.span
+        self._recover()
+        self._running = True
+        self._whole = start // size
+        self._settle(start)
+        self._end = start + tokens
+        rows = min(tokens, chunk or tokens)
+        self._split = tiers.balance.streamed(self._whole, rows) if tiers.host else self._whole
+        if tokens > size:
+            self._long = LongPass(tiers, self._whole, self._end, start % size > 0)
+        else:
+            self._held[self._whole % 2] = self._whole
+            if (last := (self._end - 1) // size) > self._whole:
+                self._held[last % 2] = last
+        tiers.ring.expect(self._order(-(-tokens // rows)))
+
+    def _recover(self) -> None:
+        """If the last pass was broken off, nothing of it goes on."""
+        if self._running:
+            self.tiers.ring.reset()
+            self._long, self._running = None, False
+
+    def end(self) -> None:
+        """The pass is over: its tokens are part of the sequence."""
+        if self._long is not None:
+            self._long.finish()
+            self._long = None
+            self._held = [None, None]
+        self._clock.stop()
+        self.tiers.ring.expect(self._order(1))  # the link need not wait until the next pass is known
+        self._running = False
+
+    def truncate(self, length: int) -> None:
+        """Tokens from place `length` on will be others."""
+        if length // self.span < self._whole:
+            self.tiers.ring.drop()
+
+    def _order(self, passes: int) -> Iterator[Piece]:
+        for layer in range(len(self.tiers.pieces)):
+            for _ in range(passes):
+                yield from (self._piece(layer, piece) for piece in range(self._split))
+
+    def _piece(self, layer: int, piece: int) -> Piece:
+        return Piece((layer, piece), partial(_onto, self.tiers.pieces[layer, piece]))
+
+    def _settle(self, start: int) -> None:
+        """Bring whole pieces to the host, and the piece that `start` is in to the device."""
+        for slot, piece in enumerate(self._held):
+            if piece is not None and piece < self._whole:
+                self._move(self.tiers.pieces[:, piece], self.tiers.open[:, slot])
+            if piece != self._whole:
+                self._held[slot] = None
+        if start % self.span and self._held[self._whole % 2] is None:
+            self._move(self.tiers.open[:, self._whole % 2], self.tiers.pieces[:, self._whole])
+            self._held[self._whole % 2] = self._whole  # also through a long pass, which writes to the other copy
+
+    def _move(self, targets: Tensor, sources: Tensor) -> None:
+        link = self.tiers.link
+        link.wait(ticket := link.copy(list(zip(targets, sources, strict=True)), link.mark()))
+        link.finish(ticket)
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        """See `Store`: to host memory, behind the committed tokens; the next pass fetches what it needs."""
+        tiers, end, kept = self.tiers, start + keys.shape[2], self.tiers.resident_layers
+        self._recover()
+        for slot, piece in enumerate(self._held):
+            if piece is not None:
+                self._move(tiers.pieces[:, piece], tiers.open[:, slot])
+        self._held = [None, None]
+        if tiers.resident is not None:
+            tiers.resident.write(start, keys[:kept], values[:kept])
+        for piece in range(start // self.span, -(-end // self.span)):
+            base = piece * self.span
+            first, last = max(base, start), min(base + self.span, end)
+            for layer, target in enumerate(tiers.pieces[:, piece], kept):
+                some = (x[layer, :, first - start : last - start] for x in (keys, values))
+                tiers.form.write(target, first - base, *some)
+
+    # A layer of a pass
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+        tiers = self.tiers
+        if layer < tiers.resident_layers:
+            return tiers.resident.append(layer, start, q, k, v, rows)
+        if self._turned.shape != q.shape:
+            self._turned = torch.empty(q.shape, dtype=self.dtype, device=self.device)
+        for buffer, at, some in self._own(layer - tiers.resident_layers, start, len(q)):
+            part = [x[some] for x in (q, k, v)]
+            tiers.form.append(buffer, at, *part, tuple(x[some] for x in rows), self._turned[some])
+        return self._turned
+
+    def _own(self, layer: int, start: int, tokens: int) -> Iterator[tuple[Tensor, int, slice]]:
+        """The pieces that tokens from place `start` on are in: buffer, first place, and which of the tokens."""
+        end = start + tokens
+        for piece in range(start // self.span, (end - 1) // self.span + 1):
+            base = piece * self.span
+            first, last = max(base, start), min(base + self.span, end)
+            yield self._buffer(layer, piece), first - base, slice(first - start, last - start)
+
+    def _buffer(self, layer: int, piece: int) -> Tensor:
+        """Where a piece of this pass is on the device."""
+        if self._long is not None:
+            return self._long.buffer(layer, piece)
+        return self.tiers.open[layer, piece % 2]
+
+    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+        tiers = self.tiers
+        if layer < tiers.resident_layers:
+            return tiers.resident.attend(layer, q, start)
+        layer -= tiers.resident_layers
+        rest = self._clock.lap()
+        host: Future[HostPart] | None = None
+        if self._split < self._whole:
+            host = tiers.host.submit(tiers.pieces[layer, self._split : self._whole], q)
+        everyone, result = slice(0, len(q)), tiers.form.accumulator(q)
+        for piece in range(self._split):
+            result.add(everyone, self._streamed(layer, piece, q))
+        newest = self._newest(layer, q, start)
+        if host is not None:
+            newest = list(newest)  # meanwhile; its keys come behind the host's
+            for part in self._from_host(host, len(q), rest):
+                result.add(everyone, part)
+        for rows, part in newest:
+            result.add(rows, part)
+        out = result.output()
+        if self._long is not None and start + len(q) == self._end:
+            self._long.store(layer)
+        self._clock.start()
+        return out
+
+    def _streamed(self, layer: int, piece: int, q: Tensor) -> Any:
+        tiers = self.tiers
+        buffer = tiers.ring.take(self._piece(layer, piece))
+        part = tiers.form.attend(buffer, q, self.span)
+        tiers.ring.release(buffer)
+        if tiers.ring.seconds is not None:
+            tiers.balance.observe_link(tiers.ring.seconds)
+        return part
+
+    def _newest(self, layer: int, q: Tensor, start: int) -> Iterator[tuple[slice, Any]]:
+        """Attention to the pieces that are on the device: those of this pass, each token up to itself."""
+        form, end = self.tiers.form, start + len(q)
+        for piece in range(self._whole, (end - 1) // self.span + 1):
+            base, buffer = piece * self.span, self._buffer(layer, piece)
+            inside = slice(max(base - start, 0), max(min(base + self.span, end) - start, 0))
+            if inside.start < inside.stop:
+                some = q[inside]
+                yield inside, form.attend(buffer, some, start + inside.start - base + 1, causal=True)
+            if inside.stop < len(q):
+                behind = slice(inside.stop, len(q))
+                yield behind, form.attend(buffer, q[behind], self.span)
+
+    def _from_host(self, host: Future[HostPart], rows: int, rest: float | None) -> list[Any]:
+        part = host.result()
+        self.tiers.balance.observe_host(rows, part.seconds / len(part.partials), rest)
+        if self.device.type == "cpu":
+            return part.partials
+        out, lse = (self._in_one_copy(x).unbind() for x in zip(*part.partials, strict=True))
+        return [Partial(*each) for each in zip(out, lse, strict=True)]
+
+    def _in_one_copy(self, parts: Sequence[Tensor]) -> Tensor:
+        """The host's tensors on the device, `[parts, ...]`: from pinned memory, or the host would wait for the copy."""
+        return torch.stack(tuple(parts)).pin_memory().to(self.device, non_blocking=True)
+
+
+def _onto(source: Tensor, buffer: Tensor) -> list[Pair]:
+    return [(buffer, source)]
+
+
+class Stopwatch:
+    """Seconds from one layer's attention to the next one's."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def start(self) -> None:
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        self._since = None
+
+    def lap(self) -> float | None:
+        return None if self._since is None else time.perf_counter() - self._since

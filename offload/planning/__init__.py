@@ -1,0 +1,1 @@
+"""Bytes and seconds of a request, before anything is loaded."""

@@ -1,0 +1,147 @@
+"""What to change about a request that does not fit: the cheapest changes, each planned again and found to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..hardware.rates import Hardware
+from ..methods import has_draft_model, has_middle
+from ..units import GIB, counted
+from .placement import PlanRequest, place
+
+MOST = 3
+SMALLEST_BUDGET = 256  # tokens; a smaller retrieval cache drafts badly
+SMALLEST_CHUNK = 128  # tokens; prefill with fewer is slow
+CONTEXTS = 1024  # contexts are offered in steps of so many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """A change that makes a request fit, in words with its number, and the request so changed."""
+
+    text: str
+    request: PlanRequest
+
+
+def ways_out(request: PlanRequest, others: Sequence[Hardware] = ()) -> tuple[WayOut, ...]:
+    """Up to three ways to make a request fit that does not, the cheapest first; `others` is hardware to choose from.
+
+    What costs only time comes before what costs quality of drafts, that before memory that must be granted, a shorter
+    text, and other hardware.
+    """
+    found: list[WayOut] = []
+    for way in _ways(request, others):
+        if place(way.request).fits:
+            found.append(way)
+        if len(found) == MOST:
+            break
+    return tuple(found)
+
+
+def _ways(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[WayOut]:
+    yield from _placements(request)
+    yield from _sizes(request)
+    yield from _caps(request)
+    yield from _contexts(request)
+    yield from _hardware(request, others)
+
+
+def _placements(request: PlanRequest) -> Iterator[WayOut]:
+    placement = request.placement
+    if placement.offload == "none":
+        changed = replace(request, placement=replace(placement, offload="auto"))
+        placed = place(changed)
+        away = request.shape.layers - placed.weight_layers
+        kv = "a part of the KV cache" if placed.resident_layers else "the KV cache"
+        what = f"the weights of {counted(away, 'layer')} and {kv}" if away else kv
+        yield WayOut(f"--offload auto keeps {what} in host memory", changed)
+    if placement.resident_layers is not None and placement.offload != "none":
+        auto = replace(request, placement=replace(placement, resident_layers=None))
+        count = place(auto).resident_layers
+        changed = replace(request, placement=replace(placement, resident_layers=count))
+        yield WayOut(f"--resident-layers {count}", changed)
+
+
+def _sizes(request: PlanRequest) -> Iterator[WayOut]:
+    settings = request.speculation
+    if request.prefill_chunk > SMALLEST_CHUNK:
+        chunks = _halves(request.prefill_chunk, SMALLEST_CHUNK)
+        yield from _first(chunks, lambda n: replace(request, prefill_chunk=n), "--prefill-chunk {}")
+    if has_middle(settings, request.tokens):
+
+        def with_budget(budget: int) -> PlanRequest:
+            return replace(request, speculation=replace(settings, budget=budget))
+
+        def with_chunk(chunk: int) -> PlanRequest:
+            return replace(request, speculation=replace(settings, chunk=chunk))
+
+        least = max(SMALLEST_BUDGET, 4 * settings.chunk)
+        yield from _first(_halves(min(settings.budget, request.tokens), least), with_budget, "--budget {}")
+        coarser = [n for n in (16, 32, 64) if settings.chunk < n <= settings.budget // 4]
+        yield from _first(coarser, with_chunk, "--chunk {}")
+    if has_middle(settings, request.tokens) or has_draft_model(settings):
+        lighter = replace(settings, method="lookup")
+        yield WayOut("--method lookup, which needs no memory", replace(request, speculation=lighter))
+    if request.itemsize == 4:
+        yield WayOut("--dtype bfloat16", replace(request, itemsize=2))
+
+
+def _caps(request: PlanRequest) -> Iterator[WayOut]:
+    """The memory that a cap withholds, where it is there."""
+    for name in ("memory", "host_memory"):
+        if getattr(request.placement, name) is None:
+            continue
+        uncapped = place(replace(request, placement=replace(request.placement, **{name: None})))
+        placed = place(request)
+        tier, need = (placed.device, uncapped.device) if name == "memory" else (placed.host, uncapped.host)
+        if not tier.missing:
+            continue
+        sizes = range(-(-tier.total // GIB), -(-max(need.total, tier.total) // GIB) + 1)
+
+        def with_cap(size: int, name: str = name) -> PlanRequest:
+            return replace(request, placement=replace(request.placement, **{name: size * GIB}))
+
+        yield from _first(sizes, with_cap, f"--{name.replace('_', '-')} {{}}GiB")
+
+
+def _contexts(request: PlanRequest) -> Iterator[WayOut]:
+    """The longest context that fits; more tokens never take less memory."""
+    fitting, failing = 0, request.tokens // CONTEXTS + 1
+    while failing - fitting > 1:
+        middle = (fitting + failing) // 2
+        if middle * CONTEXTS < request.tokens and place(replace(request, tokens=middle * CONTEXTS)).fits:
+            fitting = middle
+        else:
+            failing = middle
+    if fitting:
+        tokens = fitting * CONTEXTS
+        yield WayOut(f"a context of {tokens:,} tokens or fewer", replace(request, tokens=tokens))
+
+
+def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[WayOut]:
+    """The smallest of the other machines that has room, by its device memory."""
+    for other in sorted(others, key=lambda one: (one.gpus * (one.memory or 0), one.gpus)):
+        placement = replace(request.placement, memory=None, resident_layers=None, link_gb_s=None)
+        if other.device == "cuda" and other.name != request.hardware.name:
+            changed = replace(request, hardware=other, placement=placement)
+            if place(changed).fits:
+                yield WayOut(f"other hardware: {other.name}", changed)
+                return
+
+
+def _halves(start: int, least: int) -> Iterator[int]:
+    size = start // 2
+    while size >= least:
+        yield size
+        size //= 2
+
+
+def _first(numbers: Iterable[Any], change: Callable[[Any], PlanRequest], text: str) -> Iterator[WayOut]:
+    """The first number with which it fits."""
+    for number in numbers:
+        changed = change(number)
+        if place(changed).fits:
+            yield WayOut(text.format(number), changed)
+            return

@@ -1,0 +1,112 @@
+"""The prompts that a folder holds, as people think of them: a document and the questions about it are one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from .fingerprint import TOKENS
+from .folder import PromptFolder, Stored
+from .header import Header, UnusableBlock, read_header
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Prompts that have more than half of their blocks in common. Times in seconds since the epoch."""
+
+    id: str
+    model: str
+    label: str
+    tokens: int  # of the longest of them
+    prompts: int
+    size: int  # bytes
+    created: float
+    used: float
+    hits: int
+    blocks: tuple[Stored, ...]
+
+
+_Name = tuple[str, str]  # of a block: its folder and its key
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block and its files: one for each part."""
+
+    name: _Name
+    header: Header
+    files: list[Stored]
+
+    @property
+    def index(self) -> int:
+        return self.files[0].index
+
+    @property
+    def parent(self) -> _Name:
+        return self.name[0], self.header.parent
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """Prompts that belong together: their last blocks, and all of theirs."""
+
+    ends: list[_Block]
+    blocks: dict[_Name, _Block]
+
+
+def entries(folder: PromptFolder) -> list[Entry]:
+    """What is stored, the latest used first. Files that cannot be read are left out."""
+    blocks = _read(folder)
+    parents = {block.parent for block in blocks.values()}
+    ends = sorted((block for block in blocks.values() if block.name not in parents), key=lambda block: -block.index)
+    groups: list[_Document] = []  # the longest prompts first
+    owner: dict[_Name, _Document] = {}
+    for end in ends:
+        new = []
+        for block in _chain(blocks, end):
+            if (group := owner.get(block.name)) is not None and 2 * (block.index + 1) > end.index + 1:
+                break  # what comes before is its own too
+            new.append(block)
+        else:
+            groups.append(group := _Document([], {}))
+        group.ends.append(end)
+        for block in new:
+            group.blocks[block.name] = block
+            owner.setdefault(block.name, group)
+    return sorted((_entry(folder, group) for group in groups), key=lambda entry: -entry.used)
+
+
+def _read(folder: PromptFolder) -> dict[_Name, _Block]:
+    blocks: dict[_Name, _Block] = {}
+    for stored in folder.blocks():
+        with suppress(OSError, UnusableBlock):
+            header = read_header(stored.path)
+            name = str(stored.path.parent), header.key
+            blocks.setdefault(name, _Block(name, header, [])).files.append(stored)
+    return blocks
+
+
+def _chain(blocks: dict[_Name, _Block], block: _Block | None) -> Iterator[_Block]:
+    """A block and those before it, from the last to the first."""
+    while block is not None:
+        yield block
+        before = blocks.get(block.parent)
+        block = before if before is not None and before.index < block.index else None
+
+
+def _entry(folder: PromptFolder, group: _Document) -> Entry:
+    stored = tuple(each for block in group.blocks.values() for each in block.files)
+    last = group.ends[0]
+    return Entry(
+        id=last.header.key[:8],
+        model=last.header.model,
+        label=last.header.label,
+        tokens=(last.index + 1) * TOKENS,
+        prompts=len(group.ends),
+        size=sum(each.size for each in stored),
+        created=min(block.header.created for block in group.blocks.values()),
+        used=max(each.used for each in stored),
+        hits=sum(max(folder.hits(each.path) for each in block.files) for block in group.blocks.values()),
+        blocks=stored,
+    )

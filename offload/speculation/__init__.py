@@ -1,0 +1,1 @@
+"""Drafters, verification and the levels between them."""

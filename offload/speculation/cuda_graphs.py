@@ -1,0 +1,154 @@
+"""Forward passes of a few rows over a small cache with shapes that never change: recorded once, and replayed.
+
+A retrieval step runs a thousand small operations; to start them one by one takes a GPU's host longer than the GPU needs
+to do them. Recorded as a CUDA graph, they start at once. What changes from step to step is in tensors: ids, angles,
+where to store, and which keys each row sees.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..architecture.rope import rotate
+from ..config import LONGEST_GAMMA
+from ..decoder import Model
+from ..errors import Degraded
+from ..kv_cache.retrieval import SelectedCache
+from ..kv_cache.store import PlainStore
+
+_WARM_UP = 2  # runs before a recording: libraries choose their kernels and ask for memory in the first ones
+
+
+class StepInputs(NamedTuple):
+    """What a step of T rows is run with, always in the same memory."""
+
+    ids: Tensor  # [T]
+    cos: Tensor  # [T, 1, head_dim]
+    sin: Tensor  # [T, 1, head_dim]
+    places: Tensor  # [T], where the rows' keys and values are stored
+    seen: Tensor  # [T, capacity], whether a row sees a place
+
+
+class StaticView:
+    """A selected cache's store as the layers of one recorded step see it; the pass is begun and committed outside."""
+
+    def __init__(self, store: PlainStore, inputs: StepInputs) -> None:
+        self._store, self._inputs = store, inputs
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As in `KVCache`, over the whole room: what is not seen is masked."""
+        inputs, rows = self._inputs, (self._inputs.cos, self._inputs.sin)
+        keys, values = self._store.layer(layer)  # [kv_heads, capacity, head_dim]
+        keys.index_copy_(1, inputs.places, rotate(k, rows).transpose(0, 1))
+        values.index_copy_(1, inputs.places, v.transpose(0, 1))
+        tokens, heads, head_dim = q.shape
+        grouped = rotate(q, rows).view(tokens, len(keys), -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, T, .]
+        wide = (x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values))
+        out = F.scaled_dot_product_attention(grouped, *wide, attn_mask=inputs.seen)
+        return out.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
+
+
+class StepGraphs:
+    """Runs a model over a selected cache, by a recording for each number of rows.
+
+    Args:
+        cache: has run nothing yet.
+        record: makes a callable that repeats a computation in the same memory; None for CUDA graphs. Where it fails,
+            steps are run one operation at a time from then on.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: SelectedCache,
+        record: Callable[[Callable[[], Tensor]], Callable[[], Tensor]] | None = None,
+    ) -> None:
+        self._model, self._cache = model, cache
+        self._record = record or CudaRecorder(model.device)
+        self._steps: dict[int, tuple[StepInputs, Callable[[], Tensor]]] = {}
+        self._failed = False
+        cache.store.clear()  # what is masked is multiplied by zero, and must be a number
+
+    def serves(self, rows: int) -> bool:
+        """Whether a pass of so many rows is one of those that come again and again."""
+        return not self._failed and rows <= LONGEST_GAMMA + 1
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor) -> Tensor:
+        """As `Model.forward` over the cache."""
+        cache, rows = self._cache, len(ids)
+        cache.begin(rows)
+        step = self._steps.get(rows)
+        inputs = self._inputs(rows) if step is None else step[0]
+        self._load(inputs, ids)
+        if step is None:
+            step = self._recorded(inputs)
+        hidden = step[1]().clone()  # the next replay writes to the same memory
+        cache.commit()
+        return hidden
+
+    def _inputs(self, rows: int) -> StepInputs:
+        model, store = self._model, self._cache.store
+        angles = (
+            torch.empty((rows, 1, model.shape.head_dim), dtype=model.dtype, device=model.device) for _ in range(2)
+        )
+        numbers = (torch.empty(rows, dtype=torch.long, device=model.device) for _ in range(2))
+        seen = torch.empty((rows, store.capacity), dtype=torch.bool, device=model.device)
+        ids, places = numbers
+        return StepInputs(ids, *angles, places, seen)
+
+    def _load(self, inputs: StepInputs, ids: Tensor) -> None:
+        cache = self._cache
+        inputs.ids.copy_(ids)
+        for ours, row in zip((inputs.cos, inputs.sin), cache.rows, strict=True):
+            ours.copy_(row)
+        places = torch.arange(cache.place, cache.place + len(ids), device=ids.device)
+        inputs.places.copy_(places)
+        inputs.seen.copy_(torch.arange(cache.store.capacity, device=ids.device) <= places.unsqueeze(1))
+
+    def _recorded(self, inputs: StepInputs) -> tuple[StepInputs, Callable[[], Tensor]]:
+        view = StaticView(self._cache.store, inputs)
+
+        def run() -> Tensor:
+            return self._model.through(inputs.ids, view)
+
+        try:
+            self._steps[len(inputs.ids)] = inputs, self._record(run)
+        except RuntimeError as error:
+            self._failed = True
+            warnings.warn(f"steps cannot be recorded, and will be slower: {error}", Degraded, stacklevel=2)
+            return inputs, run
+        return self._steps[len(inputs.ids)]
+
+
+class CudaRecorder:
+    """Records computations as CUDA graphs that share their memory: only one of them runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: tuple[int, int] | None = None
+
+    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Raises RuntimeError for what cannot be recorded."""
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):  # the same keys are stored again at the same places: nothing is changed
+                run()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = run()
+        self._pool = graph.pool()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay

@@ -1,0 +1,180 @@
+"""A level of speculation: a drafter proposes, a verifier judges, and what comes out is distributed as the verifier's.
+
+So a level is itself a drafter for the next level, and TriForce is two of them stacked. Speculative sampling: Leviathan
+et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from ..events import LevelStatistics
+from ..parallel import ALONE, Group
+from ..sequence import Context
+from .adaptive import Cycle, Pace
+from .drafter import NOTHING, Draft
+from .runner import Runner
+from .sampling import Sampler, sample
+
+
+class Verifier(Protocol):
+    """Knows the distribution that its level's output has."""
+
+    name: str
+
+    def score(self, context: Context, draft: list[int]) -> Tensor:
+        """The distribution after the context, and after each token of the draft: `[len(draft) + 1, vocab]`."""
+        ...
+
+    def settle(self, context: Context) -> None:
+        """The context is what came of the last draft: forget the rest."""
+        ...
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """What the next level made of tokens with this verifier's distribution."""
+        ...
+
+
+class ModelVerifier:
+    """The target on one of its caches."""
+
+    def __init__(self, name: str, runner: Runner, sampler: Sampler) -> None:
+        self.name = name
+        self.runner = runner
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def score(self, context: Context, draft: list[int]) -> Tensor:
+        logits = self.runner.model.logits(self.runner.rows(context, draft))
+        return self._sampler.distribution(logits, [*context.tentative, *draft])
+
+    def settle(self, context: Context) -> None:
+        self.runner.settle(context)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self.runner.observe(drafted, accepted)
+
+
+def verify(draft: Draft, target: Tensor, generator: Generator) -> tuple[int, int]:
+    """How many tokens of the draft are accepted, and the token that follows them.
+
+    Token x drawn from q is accepted with probability min(1, p(x) / q(x)). The first one that is not is replaced by a
+    token drawn from the residual norm(max(p - q, 0)); if all are accepted, one more is drawn from the last row. The
+    tokens that come out are distributed as if each had been drawn from p.
+
+    Args:
+        draft: tokens and the distributions q that they were drawn from.
+        target: the distributions p, `[tokens + 1, vocab]`.
+    """
+    count = len(draft.tokens)
+    accepted = count
+    if count:
+        place = torch.tensor(draft.tokens, device=target.device).unsqueeze(1)
+        p = target[:count].gather(1, place).squeeze(1)
+        q = torch.ones_like(p) if draft.rows is None else draft.rows.gather(1, place).squeeze(1)
+        chance = torch.rand(count, generator=generator, device=target.device)
+        rejected = (chance * q >= p).nonzero()
+        accepted = int(rejected[0]) if len(rejected) else count
+    row = target[accepted]
+    if accepted < count:
+        row = residual(row, draft, accepted)
+    return accepted, sample(row, generator)
+
+
+def residual(row: Tensor, draft: Draft, place: int) -> Tensor:
+    """max(p - q, 0) `[vocab]`, not normalised, for the token at `place` of the draft, which was rejected."""
+    if draft.rows is None:
+        return row.index_fill(0, torch.tensor(draft.tokens[place], device=row.device), 0.0)
+    rest = (row - draft.rows[place]).clamp_(min=0)
+    return rest if rest.any() else row  # p and q are the same but for rounding
+
+
+class Level:
+    """`speculate(drafter, verifier)`: see there."""
+
+    share = 0.5  # the same weights as the target's on less KV
+    prior = 0.9
+
+    def __init__(
+        self,
+        name: str,
+        verifier: Verifier,
+        pace: Pace,
+        generator: Generator,
+        clock: Callable[[], float],
+        group: Group = ALONE,
+    ) -> None:
+        self.name = name
+        self._group = group
+        self._verifier = verifier
+        self._pace = pace
+        self._generator = generator
+        self._clock = clock
+        self.statistics: dict[str, LevelStatistics] = {}
+        self.using = "none"  # the drafter of the last verification
+
+    def outlook(self, context: Context) -> Hashable:
+        return self.name
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self._verifier.observe(drafted, accepted)
+
+    @torch.inference_mode()
+    def advance(self, context: Context, limit: int) -> Draft:
+        """One draft and one verification: appends 1 to `limit` tokens to the context, and returns them.
+
+        Never is a token drawn that could not be emitted: a draft leaves room for the token that follows it.
+        """
+        start = self._clock()
+        drafter, gamma = self._pace.choose(context, limit - 1)
+        draft = drafter.propose(context, gamma) if drafter is not None and gamma > 0 else NOTHING
+        drafted = self._clock()
+        target = self._verifier.score(context, draft.tokens)
+        judged = verify(draft, target, self._generator)
+        end = self._clock()
+        # Rank 0's word and rank 0's times: no two clocks agree, and no two kinds of processor in every last bit.
+        *judged, draft_s, verify_s = self._group.agree((*judged, drafted - start, end - drafted))
+        accepted, token = map(int, judged)
+        emitted = [*draft.tokens[:accepted], token]
+        context.extend(emitted)
+        self._verifier.settle(context)
+        if draft.tokens:
+            drafter.observe(len(draft.tokens), accepted)
+        drafter = drafter if draft.tokens else None
+        cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, draft_s, verify_s)
+        self._pace.observe(cycle)
+        self._count(cycle)
+        return Draft(emitted, target[: len(emitted)])
+
+    def propose(self, context: Context, limit: int) -> Draft:
+        """Exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
+        start = len(context)
+        parts: list[Draft] = []
+        try:
+            while len(context) < start + limit:
+                parts.append(self.advance(context, start + limit - len(context)))
+            return Draft(context.tokens[start:], torch.cat([part.rows for part in parts]))
+        finally:
+            context.truncate(start)
+
+    def _count(self, cycle: Cycle) -> None:
+        name = self.using = cycle.drafter.name if cycle.drafter is not None else "none"
+        known = self.statistics.get(name, LevelStatistics(name, self._verifier.name))
+        self.statistics[name] = known.plus(cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s)
+
+
+def speculate(
+    name: str,
+    verifier: Verifier,
+    pace: Pace,
+    generator: Generator,
+    clock: Callable[[], float] = time.perf_counter,
+    group: Group = ALONE,
+) -> Level:
+    """A level of speculation over the drafters that `pace` chooses from; without any it is plain decoding."""
+    return Level(name, verifier, pace, generator, clock, group)

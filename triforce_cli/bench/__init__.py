@@ -1,0 +1,1 @@
+"""The methods of decoding beside each other on one prompt."""

@@ -1,0 +1,1 @@
+"""This process as a rank among others, and how ranks are started."""

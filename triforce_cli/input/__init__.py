@@ -1,0 +1,1 @@
+"""Files, pipes, encodings and document formats -> text."""

@@ -1,0 +1,122 @@
+"""Documents from files and standard input: bytes are read here, and become text in formats.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from offload.bounded import Unbounded, read_bounded
+from offload.errors import PromptError
+from offload.units import GIB
+
+from .converters import text_of
+
+Warn = Callable[[str], None]
+
+LIMIT = GIB  # bytes of one document: a PDF may be large, while a text of a hundredth of this exceeds most contexts
+STDIN = Path("-")
+WAYS = (
+    'give text (triforce generate "Hello"), a file (--prompt-file book.txt) '
+    "or a pipe (cat book.txt | triforce generate)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text, and what the user calls it."""
+
+    name: str
+    text: str
+
+
+def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn) -> list[Document]:
+    """Each file's document, in their order; `-` is standard input.
+
+    Raises PromptError for what cannot be read, is no text, or is blank.
+    """
+    documents = [Document(name_of(path), read(path, stdin, warn)) for path in checked(files)]
+    for document in documents:
+        if not document.text.strip():
+            raise PromptError(f"{document.name} is empty", "give a document with some text")
+    return documents
+
+
+def checked(files: Sequence[Path | str]) -> list[Path]:
+    """Names as paths. Raises PromptError for an empty name and for standard input given twice."""
+    if "" in map(str, files):
+        raise PromptError("the name of a prompt file is empty", "was a shell variable not set?")
+    paths = [Path(file) if str(file) == "-" or Path(file) != STDIN else Path(file).absolute() for file in files]  # ./-
+    if paths.count(STDIN) > 1:
+        raise PromptError("standard input (-) is given twice", "it can be read only once: give - once")
+    return paths
+
+
+def name_of(path: Path) -> str:
+    """For people, and for the model: what is no text in it is replaced."""
+    return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")
+
+
+def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
+    """The text of a file, or of standard input, of up to `limit` bytes. Raises PromptError."""
+    if path == STDIN:
+        _tell_terminal(stdin, warn)
+        return read_stdin(stdin, warn, limit)
+    try:
+        with path.open("rb", buffering=0) as file:
+            _tell_terminal(file, warn)  # /dev/stdin
+            data = read_bounded(file, limit)
+    except Unbounded as error:
+        raise PromptError(f"{path} {error}", error.hint) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise _unreadable(path, error) from None
+    return text_of(data, str(path), path.suffix, warn)
+
+
+def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
+    """All of standard input, of up to `limit` bytes. Raises PromptError."""
+    if stdin is None:
+        raise PromptError("standard input is closed", WAYS)
+    try:
+        data = read_bounded(getattr(stdin, "buffer", stdin), limit)
+    except Unbounded as error:
+        raise PromptError(f"standard input {error}", error.hint) from None
+    except (OSError, ValueError) as error:  # ValueError: closed
+        raise PromptError(f"standard input cannot be read: {error}", WAYS) from None
+    return text_of(data, "standard input", "", warn)
+
+
+def is_terminal(stdin: Any) -> bool:
+    try:
+        return bool(stdin.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
+def _tell_terminal(stream: Any, warn: Warn) -> None:
+    if is_terminal(stream):
+        warn("reading from the terminal; end it with Ctrl-D")
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> PromptError:
+    if isinstance(error, FileNotFoundError):
+        return PromptError(f"there is no file {path}", _did_you_mean(path))
+    if isinstance(error, IsADirectoryError):
+        return PromptError(f"{path} is a folder", "give the files in it one by one")
+    if isinstance(error, PermissionError):
+        return PromptError(f"{path} may not be read: permission denied", f"look at its permissions: ls -l {path}")
+    reason = getattr(error, "strerror", None) or str(error)
+    return PromptError(f"{path} cannot be read: {reason}", "give the path of a text file")
+
+
+def _did_you_mean(path: Path) -> str:
+    folder = path.parent
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return f"there is no folder {folder} either; the path is looked up from {Path.cwd()}"
+    close = get_close_matches(path.name, names, n=1, cutoff=0.75)  # a common suffix alone is not close
+    return f"did you mean {folder / close[0]}?" if close else f"the path is looked up from {Path.cwd()}"

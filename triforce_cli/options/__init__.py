@@ -1,0 +1,1 @@
+"""What the user asks for: declarations, settings, and the request they make."""

@@ -1,0 +1,81 @@
+"""Options that go together, and how a command gets them without declaring each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from . import declarations as options
+
+PLACEMENT = {
+    "offload": options.Offload,
+    "memory": options.Memory,
+    "host_memory": options.HostMemory,
+    "resident_layers": options.ResidentLayers,
+    "host_share": options.HostShare,
+    "link_gb_s": options.LinkRate,
+}
+CACHE = {"cache": options.Cache, "cache_limit": options.CacheLimit}
+PARALLEL = {"tensor_parallel": options.TensorParallel, "join_timeout": options.JoinTimeout}
+
+# What every command takes that generates text; most of it is read by `given`, the rest by `wish.py`.
+GENERATION = {
+    "system": options.System,
+    "raw": options.Raw,
+    "model": options.Model,
+    "max_new_tokens": options.MaxNewTokens,
+    "temperature": options.Temperature,
+    "top_p": options.TopP,
+    "top_k": options.TopK,
+    "min_p": options.MinP,
+    "repetition_penalty": options.RepetitionPenalty,
+    "seed": options.Seed,
+    "stop": options.Stop,
+    "method": options.Method,
+    "draft": options.Draft,
+    "sink": options.Sink,
+    "window": options.Window,
+    "budget": options.Budget,
+    "chunk": options.Chunk,
+    "rebuild_every": options.RebuildEvery,
+    "gamma1": options.Gamma1,
+    "gamma2": options.Gamma2,
+    "verify": options.Verify,
+    "extend_context": options.ExtendContext,
+    "profile": options.ProfileName,
+    "device": options.Device,
+    "dtype": options.Dtype,
+    "kernel": options.Kernel,
+    "threads": options.Threads,
+    "prefill_chunk": options.PrefillChunk,
+    **PLACEMENT,
+    **CACHE,
+    **PARALLEL,
+    "dry_run": options.DryRun,
+    "json": options.Json,
+    "quiet": options.Quiet,
+    "verbose": options.Verbose,
+}
+
+
+def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command more options: those that it takes from its context (`given`) and not as arguments."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return command(*args, **{name: value for name, value in kwargs.items() if name not in options})
+
+        own = inspect.signature(command, eval_str=True)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [
+            inspect.Parameter(name, kind, default=False if each.__origin__ is bool else None, annotation=each)
+            for name, each in options.items()
+        ]
+        run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+        run.__annotations__ = {each.name: each.annotation for each in run.__signature__.parameters.values()}
+        return run
+
+    return decorate

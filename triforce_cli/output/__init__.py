@@ -1,0 +1,1 @@
+"""The terminal, and all that is written to it."""

@@ -1,0 +1,70 @@
+"""The prompt cache in words: a table of what is kept, and all about one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from offload.prompt_cache.entries import Entry
+from offload.prompt_cache.folder import PromptFolder
+from offload.units import counted, size_text
+
+from .cursor import visible
+
+_HEADS = ("id", "tokens", "size", "age", "used", "hits", "model", "prompt")
+_STEPS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def table(found: Sequence[Entry], folder: PromptFolder, now: float) -> str:
+    """A line for each entry, and one for all."""
+    total = f"{size_text(sum(block.size for block in folder.blocks()))} of {size_text(folder.limit)} in {folder.path}\n"
+    if not found:
+        return total
+    rows = [_HEADS, *(_row(entry, now) for entry in found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    numbers = range(1, 6)
+    lines = []
+    for row in rows:
+        cells = (
+            text.rjust(width) if column in numbers else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip() + "\n")
+    return "".join(lines) + total
+
+
+def _row(entry: Entry, now: float) -> tuple[str, ...]:
+    ages = (ago(now - then) for then in (entry.created, entry.used))
+    texts = (visible(entry.model), visible(entry.label))
+    return (entry.id, f"{entry.tokens:,}", size_text(entry.size), *ages, str(entry.hits), *texts)
+
+
+def ago(seconds: float) -> str:
+    """`3 d`, `12 min`: in the largest unit of which there is one."""
+    for size, name in _STEPS:
+        if seconds >= size:
+            return f"{int(seconds // size)} {name}"
+    return "now"
+
+
+def details(entry: Entry, now: float) -> str:
+    """One entry, a fact a line."""
+    rows = {
+        "id": entry.id,
+        "model": visible(entry.model),
+        "prompt": visible(entry.label),
+        "tokens": f"{entry.tokens:,}",
+        "prompts": f"{entry.prompts:,}",
+        "size": f"{size_text(entry.size)} in {counted(len(entry.blocks), 'block')}",
+        "created": _moment(entry.created, now),
+        "used": _moment(entry.used, now),
+        "hits": f"{entry.hits:,}",
+        "folder": str(entry.blocks[0].path.parent),
+    }
+    width = max(map(len, rows))
+    return "".join(f"{name:<{width}}  {text}\n" for name, text in rows.items())
+
+
+def _moment(then: float, now: float) -> str:
+    age = ago(now - then)
+    return f"{datetime.fromtimestamp(then):%Y-%m-%d %H:%M} ({age if age == 'now' else f'{age} ago'})"

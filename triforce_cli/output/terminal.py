@@ -1,0 +1,175 @@
+"""What stdout, stderr, stdin and the terminal can do: the one place that knows, and that writes to them.
+
+stdout carries the product, raw; everything else is a line on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from rich.console import Console
+
+from .cursor import Cursor, visible
+
+COLORS = ("auto", "always", "never")
+_RED, _YELLOW, _CYAN = "1;31", "1;33", "1;36"
+
+
+class Terminal:
+    """The three standard streams. Whether one is a terminal is asked of the stream itself, never of FORCE_COLOR.
+
+    Colour: the `color` choice, then NO_COLOR, then TERM=dumb, then FORCE_COLOR, then whether stderr is a terminal.
+    A dumb terminal gets no status line and no escape sequences either.
+    """
+
+    def __init__(
+        self,
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+        stdin: IO[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        color: str = "auto",
+    ) -> None:
+        assert color in COLORS, color
+        self._stdout: Any = sys.stdout if stdout is None else stdout
+        self._stderr: Any = sys.stderr if stderr is None else stderr
+        self.stdin: Any = sys.stdin if stdin is None else stdin
+        self._environ = os.environ if environ is None else environ
+        self.stdout_is_terminal = _is_terminal(self._stdout)
+        self.stderr_is_terminal = _is_terminal(self._stderr)
+        self.stdin_is_terminal = _is_terminal(self.stdin)
+        self.dumb = self._environ.get("TERM", "").lower() in ("dumb", "unknown")
+        self.color = self._wants_color(color)
+        self.cursor = Cursor(self.size()[0])
+        self.before_line: Callable[[], None] | None = None  # takes what is drawn on stderr away before a line
+        self._line_open = False
+
+    def _wants_color(self, choice: str) -> bool:
+        if choice != "auto":
+            return choice == "always"
+        if self._environ.get("NO_COLOR") or self.dumb:
+            return False
+        return self._environ.get("FORCE_COLOR", "") not in ("", "0") or self.stderr_is_terminal
+
+    @property
+    def text_may_show(self) -> bool:
+        """Whether the text on stdout may appear on the same screen: directly, or through a pipe (`| tee a.txt`)."""
+        try:
+            mode = os.fstat(self._stdout.fileno()).st_mode
+        except (AttributeError, OSError, ValueError):
+            return self.stdout_is_terminal
+        return self.stdout_is_terminal or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether something may be drawn on stderr and taken away again."""
+        return self.stderr_is_terminal and not self.dumb
+
+    def size(self) -> tuple[int, int]:
+        """Columns and rows of stderr's terminal now; 80 and 24 where it does not say."""
+        try:
+            columns, rows = os.get_terminal_size(self._stderr.fileno())
+        except (AttributeError, OSError, ValueError):
+            columns, rows = 0, 0
+        return columns or 80, rows or 24
+
+    def console(self) -> Console:
+        """A rich console on stderr that follows this terminal's colour choice and nobody else's."""
+        known = {name: self._environ[name] for name in ("TERM", "COLORTERM") if name in self._environ}
+        return Console(
+            file=self._stderr,
+            force_terminal=self.shows_progress,
+            color_system="auto" if self.color else None,
+            no_color=not self.color,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            _environ=known,  # or rich asks FORCE_COLOR and COLUMNS itself
+        )
+
+    def write(self, text: str) -> None:
+        """Text to stdout: UTF-8, flushed, never through rich; on a terminal with control characters made visible.
+
+        Raises BrokenPipeError when nobody reads any more.
+        """
+        if not text:
+            return
+        if self._stdout is None:  # started with stdout closed
+            raise BrokenPipeError("stdout is closed")
+        if self.stdout_is_terminal:
+            text = visible(text)
+            self.cursor.resize(self.size()[0])
+            self.cursor.feed(text)
+        self._line_open = not text.endswith("\n")  # before writing: an interrupt may leave the rest in the buffer
+        raw = getattr(self._stdout, "buffer", None)
+        if raw is None:
+            self._stdout.write(text)
+        else:
+            raw.write(text.encode("utf-8", errors="replace"))
+        self._stdout.flush()
+
+    def end_line(self) -> None:
+        """Close the line that the text has left open, where a person reads it; files and pipes stay exact."""
+        if self.stdout_is_terminal and self._line_open:
+            self.write("\n")
+        elif self._line_open and self.stderr_is_terminal and self.text_may_show:
+            self._line_open = False
+            self.draw("\n")  # for the eye only: what goes through the pipe stays exact
+
+    def after_ctrl_c(self) -> None:
+        """The terminal has echoed ^C into the line where the cursor stood; what follows begins on the next one."""
+        if self.stderr_is_terminal and not (self.stdout_is_terminal and self._line_open):
+            self.draw("\n")
+
+    def note(self, text: str) -> None:
+        """One line on stderr."""
+        self._lines(_one_line(text))
+
+    def warn(self, text: str) -> None:
+        """One line on stderr: `warning: …`."""
+        self._lines(f"{self._label('warning:', _YELLOW)} {_one_line(text)}")
+
+    def error(self, message: str, hint: str = "") -> None:
+        """Two lines on stderr: `error: …` and, if there is one, `hint: …`."""
+        lines = [f"{self._label('error:', _RED)} {_one_line(message)}"]
+        if hint:
+            lines.append(f"{self._label('hint:', _CYAN)} {_one_line(hint)}")
+        self._lines(*lines)
+
+    def _label(self, word: str, style: str) -> str:
+        return f"\x1b[{style}m{word}\x1b[0m" if self.color else word
+
+    def _lines(self, *lines: str) -> None:
+        if self.before_line is not None:
+            self.before_line()
+        if self.stderr_is_terminal:
+            try:
+                self.end_line()
+            except OSError:
+                pass  # whoever writes text will learn of it; the message must still come out
+        self.draw("".join(f"{line}\n" for line in lines))
+
+    def draw(self, text: str) -> None:
+        """Raw text to stderr, escape sequences and all. A stderr that is closed swallows it."""
+        try:
+            encoding = getattr(self._stderr, "encoding", None) or "utf-8"
+            self._stderr.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
+            self._stderr.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, OSError, ValueError):  # no stream at all, or a closed one
+        return False
+
+
+def _one_line(text: str) -> str:
+    """Folded to one line and harmless: file names and error texts come from anywhere."""
+    return visible(" ".join(part for line in text.splitlines() if (part := line.strip())))

@@ -1,0 +1,1 @@
+"""A request over one loaded engine: generate, verify, plan, calibrate."""

@@ -1,0 +1,120 @@
+"""What this machine was measured at: found in the user's folder, measured anew, shown beside data sheets.
+
+Imports torch only when it measures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from offload.errors import SettingsError, TriforceError, UnusableMeasurement
+from offload.hardware import calibration as kept
+from offload.hardware.calibration import Measured
+from offload.hardware.profiles import Profile, same_gpu
+from offload.hardware.rates import Hardware
+
+from ..options.context import config_home
+from ..options.settings import gpu_names
+from ..output.terminal import Terminal
+
+_RATES = (
+    ("gpu", "bandwidth_gb_s", "GPU memory", "GB/s"),
+    ("gpu", "bf16_tflops", "GPU", "TFLOP/s bf16"),
+    ("link", "bandwidth_gb_s", "link to the GPU", "GB/s"),
+    ("link", "to_host_gb_s", "link to the host", "GB/s"),
+    ("link", "pageable_gb_s", "link, pageable memory", "GB/s"),
+    ("link", "latency_us", "link, latency", "µs"),
+    ("host", "bandwidth_gb_s", "host memory", "GB/s"),
+    ("host", "bf16_gflops", "host", "GFLOP/s bf16"),
+)
+_UNKNOWN = "-"
+
+
+def saved(terminal: Terminal) -> Measured | None:
+    """What was measured on this machine and saved; None without it. A file that is no use is worth a warning."""
+    try:
+        return kept.load(config_home(os.environ))
+    except UnusableMeasurement as error:
+        terminal.warn(f"{error.message}: {error.hint}")
+        return None
+
+
+def save(measured: Measured, terminal: Terminal) -> None:
+    """Keep it for all plans to come, and say where. Raises TriforceError."""
+    terminal.note(f"saved to {kept.save(measured, config_home(os.environ))}")
+
+
+def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Terminal) -> Measured:
+    """Measure this machine: the GPU that the profile describes, the first one without a profile, or the host alone.
+
+    Args:
+        found: names of this machine's GPUs.
+
+    Raises SettingsError if the profile is of other hardware, TriforceError if its GPU cannot be measured.
+    """
+    _refuse_absent(chosen, found)
+    device = "cpu" if chosen is not None and chosen.device == "cpu" else f"cuda:{_index(chosen, found)}"
+    import torch
+
+    from offload.hardware.microbenchmarks import measure
+
+    from .machine import processor
+
+    if terminal.stderr_is_terminal:
+        terminal.note("measuring this machine, which takes some seconds")
+    measured = measure(device, processor(torch.device("cpu")))
+    if device != "cpu" and (measured.gpu is None or measured.link is None):
+        raise TriforceError("the GPU cannot be measured: its memory is in use", "try again when others have left it")
+    return measured
+
+
+def rates_text(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> str:
+    """A line for each rate: measured, and what the profile says or, of the host, what is assumed in its place."""
+    rows = [("", "measured", "profile", ""), *_rows(measured, chosen, hardware)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{measured.machine}; measured on {measured.date} with torch {measured.torch}", ""]
+    for name, here, sheet, unit in rows:
+        lines.append(f"{name:<{widths[0]}}  {here:>{widths[1]}}  {sheet:>{widths[2]}}  {unit}".rstrip())
+    return "".join(f"{line}\n" for line in [*lines, ""])
+
+
+def _rows(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> Iterator[tuple[str, str, str, str]]:
+    for part, rate, name, unit in _RATES:
+        here, sheet = (getattr(getattr(one, part, None), rate, None) for one in (measured, chosen))
+        if getattr(measured, part) is None:
+            continue
+        said = _UNKNOWN if sheet is None else _number(sheet)
+        if sheet is None and part == "host" and hardware is not None:
+            assumed = hardware.host_bandwidth if rate == "bandwidth_gb_s" else hardware.host_flops
+            said = f"{_number(assumed / 1e9)} assumed"
+        yield name, _UNKNOWN if here is None else _number(here), said, unit
+
+
+def _number(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+def _refuse_absent(chosen: Profile | None, found: Sequence[str]) -> None:
+    """Raises SettingsError for GPUs that this machine has not, or not as many."""
+    if chosen is None or chosen.device == "cpu":
+        return
+    count = sum(chosen.gpu is None or same_gpu(name, chosen.gpu.model) for name in found)
+    if count < max(1, chosen.gpus):
+        wanted = chosen.gpu.model if chosen.gpu else "GPU"
+        here = ", ".join(found) or "no GPU"
+        message = f"--measure measures this machine, which has {here}, not {chosen.gpus} x {wanted}"
+        raise SettingsError(message, "leave out --gpu to measure what is here, or --measure to plan for the other")
+
+
+def _index(chosen: Profile | None, found: Sequence[str]) -> int:
+    """The number that torch has given to the GPU: its order is its own."""
+    names = gpu_names()
+    model = chosen.gpu.model if chosen is not None and chosen.gpu is not None else None
+    for index, name in enumerate(names):
+        if model is None or same_gpu(name, model):
+            return index
+    raise TriforceError(
+        f"torch does not see the GPU that the driver reports: {', '.join(dict.fromkeys(found))}",
+        "`triforce doctor` says why; --gpu cpu measures the host alone",
+    )

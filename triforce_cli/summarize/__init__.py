@@ -1,0 +1,1 @@
+"""Summaries of documents and answers about them, whole or part by part."""

@@ -1,0 +1,92 @@
+"""Finished parts of a long summary on disk, so that what was interrupted need not be done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offload.files import TEMPORARY, replace_file
+
+from ..distributed.rank import told
+
+if TYPE_CHECKING:
+    from offload.parallel import Group
+
+_FORGOTTEN = 30 * 24 * 3600  # seconds after which a part that nobody asked for again is removed
+
+
+class KeptParts:
+    """Answers by what they answer: the model, the settings and the prompt. For their owner's eyes only.
+
+    Disks may be full and folders closed: then nothing is kept, with one warning, and the work goes on.
+    """
+
+    def __init__(self, home: Path, facts: Any, warn: Callable[[str], None], group: Group | None = None) -> None:
+        """`facts` is all that an answer depends on beside its prompt, as JSON takes it; rank 0 keeps for its group."""
+        self._group = group
+        self._folder = home / "parts"
+        self._facts = json.dumps(facts, sort_keys=True, default=str)
+        self._used: set[Path] = set()
+        self._warn = warn
+        self._sweep()
+
+    @property
+    def any_used(self) -> bool:
+        """Whether this run has found or kept any."""
+        return bool(self._used)
+
+    def find(self, ids: list[int]) -> str | None:
+        """The answer to a prompt, if there is one."""
+        return told(self._group, lambda: self._find(ids))
+
+    def _find(self, ids: list[int]) -> str | None:
+        path = self._path(ids)
+        try:
+            text = json.loads(path.read_text("utf-8"))["text"]
+        except (OSError, ValueError, KeyError, TypeError):  # none, or a damaged one: done again
+            return None
+        if not isinstance(text, str):
+            return None
+        self._used.add(path)
+        return text
+
+    def keep(self, ids: list[int], text: str) -> None:
+        """All of it or nothing, even if the power fails."""
+        if self._group is not None and self._group.rank > 0:
+            return
+        path = self._path(ids)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(path, json.dumps({"text": text}, ensure_ascii=False).encode())
+            self._used.add(path)
+        except OSError as error:
+            self._warn(f"finished parts cannot be kept in {self._folder}: {error.strerror or error}")
+            self._warn = lambda text: None
+
+    def clear(self) -> None:
+        """Remove what this run has used: the whole has succeeded."""
+        for path in self._used:
+            _remove(path)
+
+    def _path(self, ids: list[int]) -> Path:
+        digest = hashlib.sha256(f"{self._facts}\n{ids}".encode())
+        return self._folder / f"{digest.hexdigest()}.json"
+
+    def _sweep(self) -> None:
+        for path in [*self._folder.glob("*.json"), *self._folder.glob(f"{TEMPORARY}*")]:
+            try:
+                if time.time() - path.stat().st_mtime > _FORGOTTEN:
+                    path.unlink()
+            except OSError:  # another process was quicker
+                continue
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # it will be swept
+        pass

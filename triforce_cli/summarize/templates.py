@@ -1,0 +1,61 @@
+"""Prompt templates: plain text with {document} and {instruction}, the document first.
+
+A prefix that is the same for every instruction is read once, so the dear part of a prompt must come first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from offload.errors import SettingsError
+
+from ..input.documents import read
+
+_LIMIT = 16 * 2**20  # bytes of a template
+_PLACES = re.compile(r"\{(document|instruction)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A text with places in it. What is filled in is never looked at again: documents contain braces."""
+
+    text: str
+
+    def filled(self, document: str, instruction: str) -> str:
+        values = {"document": document, "instruction": instruction}
+        return _PLACES.sub(lambda match: values[match[1]], self.text)
+
+    @property
+    def takes_instructions(self) -> bool:
+        return "{instruction}" in self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """For a whole document, for a part of one, and for the notes that were taken on all parts."""
+
+    document: Template
+    part: Template
+    notes: Template
+
+
+def load_templates(path: Path | None = None) -> Templates:
+    """The program's own, or the user's for everything. Raises PromptError, and SettingsError without {document}."""
+    if path is None:
+        return Templates(*(_own(name) for name in ("document", "part", "notes")))
+    text = read(path, None, lambda warning: None, _LIMIT)
+    if "{document}" not in text:
+        raise SettingsError(
+            f"the template {path} has no place for the document",
+            "write {document} where the document belongs, best at the beginning, and {instruction} behind it",
+        )
+    if text.count("{document}") > 1:
+        raise SettingsError(f"the template {path} has two places for the document", "write {document} once")
+    return Templates(*[Template(text)] * 3)
+
+
+def _own(name: str) -> Template:
+    return Template((files("triforce_cli") / "templates" / f"{name}.txt").read_text("utf-8").rstrip("\n"))
