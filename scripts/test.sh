@@ -11,6 +11,7 @@ set_up test
 cd "$root"
 "$venv/bin/python" -m ruff check .
 "$venv/bin/python" -m ruff format --check .
+"$venv/bin/lint-imports"
 # One process a core with one thread each: most tests are small models and short-lived processes, which more threads slow down.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist loadgroup "$@"
