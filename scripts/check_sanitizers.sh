@@ -38,7 +38,7 @@ build "$work/kernel.so"
 build "$work/emulated.so" -DTRIFORCE_EMULATE
 
 cd "$root"
-tests=(tests/test_native.py tests/test_native_rows.py tests/test_native_store.py)
+tests=(tests/kernels/native/test_attention.py tests/kernels/native/test_rows.py tests/kv_cache/test_block_store.py)
 # Python and torch leave memory behind at their end. Reports go past pytest, which dies before it could show them.
 LD_PRELOAD="$asan $ubsan $cxx" OMP_NUM_THREADS=1 \
     ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \

@@ -11,15 +11,15 @@ from unittest.mock import patch
 import pytest
 import torch
 import yaml
-from kernels import build_emulated
-from terminals import Pty
-from tiers import native_kernel
-from tiny import make_hf_model, make_tokenizer
 
 from offload.kernels.native import LEVELS, Kernel, KernelUnavailable, find_kernel
 from offload.kernels.native.library import open_library
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
+from tests.support.models import make_hf_model, make_tokenizer
+from tests.support.native_kernel import build_emulated
+from tests.support.offloading import native_kernel
+from tests.support.terminal import Pty
 from triforce_cli.app import run, settle_libraries
 
 

@@ -4,9 +4,9 @@ import ast
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.support.paths import ROOT
+
 LIBRARY = sorted((ROOT / "offload").rglob("*.py"))
 SOURCES = [*LIBRARY, *sorted((ROOT / "triforce_cli").rglob("*.py"))]
 PASSES_ITS_ENVIRONMENT_ON = ROOT / "offload" / "loading" / "bundled.py"  # to pip

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from kernels import fill_blocks
-from tiers import CAPACITY, PIECE, SHAPE, native_kernel, settings
-from tiny import make_hf_model
 
 from offload.architecture.rope import rotate
 from offload.kernels.native.layout import keys_of, values_of, write_blocks
@@ -15,6 +12,9 @@ from offload.loading.weights import load_model
 from offload.offloading import Spread
 from offload.offloading import cuda_link as cuda
 from offload.offloading.page import BlockForm
+from tests.support.models import make_hf_model
+from tests.support.native_kernel import fill_blocks
+from tests.support.offloading import CAPACITY, PIECE, SHAPE, native_kernel, settings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = torch.device("cuda", 0)

@@ -1,0 +1,1 @@
+"""The tests, in folders named after the packages that they are about."""

@@ -1,0 +1,152 @@
+"""Dimensions of models without their weights: well-known names, and config.json read without transformers."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from offload.architecture.config import shape_from_config
+from offload.architecture.known import KNOWN, read_shape, shape_of
+from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from tests.support.models import CONFIGS
+
+DIMENSIONS = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "intermediate",
+    "vocab",
+    "tied_embeddings",
+    "context",
+)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 10000.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "kv_kib"),
+    [
+        ("Llama-2-7B-128K", 6.74, 512),
+        ("Llama-2-13B-128K", 13.02, 800),
+        ("LWM-Text-Chat-128K", 6.74, 512),
+        ("Llama-3.1-8B", 8.03, 128),
+        ("Llama-3.1-70B", 70.55, 320),
+        ("Qwen2.5-7B-1M", 7.61, 56),
+        ("Qwen3-8B", 8.19, 144),
+        ("Mistral-Nemo", 12.25, 160),
+        ("SmolLM2-135M", 0.1345, 22.5),
+        ("Llama-68M", 0.068, 6),
+    ],
+)
+def test_known_models_have_their_published_sizes(name, billions, kv_kib):
+    shape = KNOWN[name]
+    assert shape.parameters == pytest.approx(billions * 1e9, rel=0.005)
+    assert shape.kv_bytes(1, 2) == kv_kib * 1024
+    assert shape.layers * shape.layer_kv_bytes(7, 2) == shape.kv_bytes(7, 2)
+    assert shape.layers * shape.layer_parameters + shape.outer_parameters == shape.parameters
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("llama-2-7b-128k", "Llama-2-7B-128K"),
+        ("NousResearch/Yarn-Llama-2-13b-128k", "Llama-2-13B-128K"),
+        ("lwm text chat 128k", "LWM-Text-Chat-128K"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("LLAMA_3.1_70B", "Llama-3.1-70B"),
+        ("Qwen/Qwen2.5-7B-Instruct-1M", "Qwen2.5-7B-1M"),
+        ("qwen3-8b", "Qwen3-8B"),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "Mistral-Nemo"),
+        ("smollm2-135m", "SmolLM2-135M"),
+        ("models/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M"),
+        ("JackFram/llama-68m", "Llama-68M"),
+    ],
+)
+def test_names_are_forgiving(asked, name):
+    assert shape_of(asked) == (name, KNOWN[name])
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"), [("llama-2-7b-12k", "Llama-2-7B-128K"), ("lama-3.1-8b", "Llama-3.1-8B"), ("", None)]
+)
+def test_unknown_names_say_what_there_is(asked, meant):
+    with pytest.raises(ModelNotFound) as caught:
+        shape_of(asked)
+    assert "Qwen2.5-7B-1M" in caught.value.hint
+    assert (f"did you mean {meant}?" in caught.value.hint) == (meant is not None)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-here/model", "a\0b"])
+def test_names_that_cannot_be_paths(name):
+    with pytest.raises(ModelNotFound):
+        shape_of(name)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_key_value_heads": 2, "tie_word_embeddings": True},
+        {"rope_parameters": YARN},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    ],
+)
+def test_a_config_file_says_what_transformers_would(tmp_path, family, changes):
+    settings = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 8192}
+    config = CONFIGS[family](**settings | changes)
+    config.save_pretrained(tmp_path)
+    ours, theirs = read_shape(tmp_path / "config.json"), shape_from_config(config, {})
+    assert {name: getattr(ours, name) for name in DIMENSIONS} == {name: getattr(theirs, name) for name in DIMENSIONS}
+    assert ours.parameters == theirs.parameters
+    assert ours.kv_bytes(10, 2) == theirs.kv_bytes(10, 2)
+
+
+def test_older_config_files(tmp_path):
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
+        "vocab_size": 100,
+        "max_position_embeddings": 4096,
+        "rope_scaling": {"type": "linear", "factor": 8.0},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    name, shape = shape_of(str(tmp_path))
+    assert name == tmp_path.name
+    assert (shape.kv_heads, shape.head_dim, shape.tied_embeddings, shape.context) == (4, 16, False, 32768)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", CheckpointError, "cannot read"),
+        ("[]", CheckpointError, "not keys and values"),
+        ('{"model_type": "gpt2"}', UnsupportedModel, "gpt2"),
+        ('{"model_type": "llama", "hidden_size": "big"}', CheckpointError, "hidden_size is 'big'"),
+        ('{"model_type": "llama", "hidden_size": 64}', CheckpointError, "num_attention_heads is None"),
+        ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}', CheckpointError, "is 0"),
+    ],
+)
+def test_config_files_that_do_not_work(tmp_path, text, error, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(error, match=message):
+        shape_of(str(tmp_path))
+
+
+def test_a_folder_without_a_config(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        shape_of(str(tmp_path))
+
+
+def test_planning_imports_nothing_heavy():
+    code = (
+        "import sys; from offload import plan, shapes, ways_out, resources, system; shapes.shape_of('llama-3.1-8b');"
+        "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr

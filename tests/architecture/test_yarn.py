@@ -1,0 +1,81 @@
+"""A stretched context: the logits of transformers' YaRN, whole requests beyond the model's own length, and refusals."""
+
+import warnings
+
+import pytest
+import torch
+
+from offload import EngineConfig, GenerationConfig, Sampling, Tokens, open_model
+from offload.architecture.config import shape_from_config
+from offload.architecture.yarn import factor_for, stretched
+from offload.errors import UnsupportedModel
+from offload.loading.safetensors import FolderCheckpoint
+from tests.support.models import make_hf_model, make_tokenizer
+
+LENGTH = 64
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+@pytest.fixture(scope="module")
+def short_model_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("short")
+    make_hf_model("llama", max_position_embeddings=LENGTH).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_logits_are_those_of_transformers_yarn(short_model_dir):
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.randint(267, (150,), generator=torch.Generator().manual_seed(1))
+    yarn = DEFAULT | {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": LENGTH}
+    reference = AutoModelForCausalLM.from_pretrained(short_model_dir, rope_parameters=yarn, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(short_model_dir, dtype=torch.float32)
+    opened = open_model(EngineConfig(str(short_model_dir), "cpu", "float32")).stretched(151)
+    assert opened.checkpoint.shape.context == 3 * LENGTH
+    model = opened.load().model
+    with torch.inference_mode():
+        rows = model.forward(ids, model.new_cache(151, model.rope(151)))
+        found = model.logits(rows)
+        expected, other = reference(ids[None]).logits[0], plain(ids[None]).logits[0]
+    assert torch.allclose(found, expected, atol=2e-3)
+    assert not torch.allclose(found, other, atol=0.1)
+
+
+def test_greedy_decoding_beyond_the_own_context_is_that_of_transformers(short_model_dir):
+    from transformers import AutoModelForCausalLM
+
+    ids = list(range(5, 105))
+    yarn = DEFAULT | {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": LENGTH}
+    reference = AutoModelForCausalLM.from_pretrained(short_model_dir, rope_parameters=yarn, dtype=torch.float32)
+    expected = reference.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, 100:].tolist()
+    expected = expected[: expected.index(2)] if 2 in expected else expected
+    engine = open_model(EngineConfig(str(short_model_dir), "cpu", "float32")).stretched(120).load()
+    events = engine.generate(ids, Sampling(temperature=0), GenerationConfig(max_new_tokens=20))
+    assert [token for event in events if isinstance(event, Tokens) for token in event.ids] == expected
+
+
+def test_the_factor_is_whole_and_a_context_that_suffices_stays(short_model_dir):
+    shape = FolderCheckpoint(short_model_dir).shape
+    assert [factor_for(shape, tokens) for tokens in (1, 64, 65, 128, 129)] == [1, 1, 2, 2, 3]
+    opened = open_model(EngineConfig(str(short_model_dir), "cpu", "float32"))
+    assert opened.stretched(LENGTH) is opened
+    before = opened.checkpoint.shape
+    assert opened.stretched(LENGTH + 1).checkpoint.shape.context == 2 * LENGTH
+    assert opened.checkpoint.shape is before and before.hf_config.rope_parameters["rope_type"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "word"),
+    [
+        ("llama", {"rope_parameters": DEFAULT | {"rope_type": "linear", "factor": 2.0}}, "linear"),
+        ("mistral", {"sliding_window": 32}, "window of 32"),
+    ],
+)
+def test_what_cannot_be_stretched_is_refused(family, changes, word):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shape = shape_from_config(make_hf_model(family, **changes).config, {})
+    with pytest.raises(UnsupportedModel, match=word) as refused:
+        stretched(shape, 2)
+    assert refused.value.hint

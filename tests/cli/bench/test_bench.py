@@ -1,0 +1,192 @@
+"""`triforce bench` on the tiny model: in this process where nothing forbids it."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from offload.config import Speculation
+from offload.errors import SettingsError
+from offload.metrics import Summary
+from tests.support.terminal import Pty, Screen
+from triforce_cli.app import run
+from triforce_cli.bench.methods import parse, speculations
+from triforce_cli.bench.report import Comparison, Measured, Sample
+
+TEXT = "the cat and the dog and the cat and the dog and " * 8
+SMALL = ("--context", "100", "--new", "16", "--repeats", "2", "--budget", "64", "--temperature", "0")
+
+
+@pytest.fixture
+def settings(tiny_model_dir, tmp_path, monkeypatch):
+    """The environment of a command on the tiny model, which is too small for threads to share."""
+    chosen = {"HOME": tmp_path / "home", "MODEL": tiny_model_dir, "DEVICE": "cpu", "DTYPE": "float32", "SEED": "1"}
+    chosen["THREADS"] = 1
+    before = torch.get_num_threads()
+    for name in ("METHOD", "DRAFT", "PROFILE", "COLOR"):
+        monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def bench(settings, monkeypatch, capsys):
+    """`bench("text", "--new", "8") -> (exit code, stdout, stderr)`."""
+
+    def call(*args):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        code = run(["bench", *(str(arg) for arg in args)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def refused(result, *words):
+    code, out, err = result
+    assert (code, out) == (2, ""), err
+    assert len(err.splitlines()) == 2
+    for word in words:
+        assert word in err
+
+
+def test_json_holds_every_method_and_every_sample(bench, tiny_model_dir):
+    code, out, err = bench(TEXT, *SMALL, "--draft", tiny_model_dir, "--json")
+    assert (code, err) == (0, "")
+    (line,) = out.splitlines()
+    found = json.loads(line)
+    names = [row["method"] for row in found["methods"]]
+    assert names == ["ar", "auto", "lookup", "naive", "retrieval", "streaming", "triforce"]
+    assert (found["prompt_tokens"], found["new_tokens"], found["repeats"], found["interrupted"]) == (100, 16, 2, False)
+    assert found["machine"]["name"] and found["machine"]["threads"] >= 1 and found["date"].endswith("+00:00")
+    assert found["settings"]["budget"] == 64
+    plain = found["methods"][0]
+    assert plain["speedup"] == 1 and plain["acceptance"] == {} and plain["tokens_per_verification"] == 1
+    for row in found["methods"]:
+        assert row["repeats"] == len(row["runs"]) == 2
+        assert all(len(sample["tokens"]) == 16 for sample in row["runs"])  # no end-of-sequence token has ended it
+        assert row["ttft_s"] > found["prefill_s"] > 0
+        assert row["equals_ar"] or row["lossless"]
+        assert row["speedup"] == pytest.approx(row["tokens_per_s"] / plain["tokens_per_s"])
+        assert (row["memory_bytes"] > plain["memory_bytes"]) == (row["method"] not in ("ar", "lookup"))
+    assert found["methods"][2]["tokens_per_verification"] > 1
+    assert all(sum(sample["tbt_s"]) < sample["total_s"] for sample in plain["runs"])
+
+
+def test_a_piped_table_is_plain_text_and_names_the_machine(bench):
+    code, out, err = bench(TEXT, *SMALL, "--methods", "retrieval,lookup,lookup")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    for word in (" thread", "float32", "100 prompt tokens", "16 new tokens", "temperature 0", "2 repeats"):
+        assert word in lines[0]
+    rows = [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")]
+    assert rows == ["method", "ar", "retrieval", "lookup"]
+    assert re.search(r"^lookup +\d+ ms +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+x +lookup→full \d+ % +[\d.]+ +[\d.]+ ", out, re.M)
+    assert "\x1b" not in out and "─" not in out
+
+
+def test_a_narrow_terminal_gets_whole_numbers_and_no_remains_of_progress(settings, monkeypatch):
+    tty = Pty(60, 20)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, tty.stream())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(["bench", TEXT, *SMALL, "--methods", "lookup"]) == 0
+    output = tty.output()
+    assert "bench · ar · run 1 of 4" in output and "bench · lookup · run 4 of 4" in output
+    assert re.search(r"\nlookup +\d+ ms .* lookup→full \d+ % .*\n", output)
+    decoding = re.sub(r"^(\n|\r|\x1b\[1A|\x1b\[2K)*", "", output.rpartition("\x1b[?25h")[2])
+    shown = "".join(Screen(60, 20).feed(decoding).lines())  # the terminal has wrapped the rows
+    assert "bench ·" not in shown and "lookup→full" in shown
+
+
+def test_sampling_compares_no_outputs(bench):
+    args = [arg for arg in SMALL if arg not in ("--temperature", "0")]
+    code, out, _ = bench(TEXT, *args, "--temperature", "0.8", "--methods", "lookup", "--repeats", "1", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {row["equals_ar"] for row in found["methods"]} == {None}
+
+
+def test_what_is_refused_before_any_work(bench, tmp_path):
+    refused(bench(TEXT, "--context", "5000"), "fewer than --context 5,000", "--context ")
+    refused(bench(TEXT, "--new", "3000"), "2,048", "--max-new-tokens")
+    refused(bench(TEXT, "--new", "0"), "max-new-tokens is 0")
+    refused(bench(TEXT, "--methods", "ar,lokup"), "'lokup'", "did you mean lookup?")
+    refused(bench(TEXT, "--methods", ""), "''")
+    refused(bench(TEXT, "--methods", "naive"), "draft model")
+    refused(bench(TEXT, "--repeats", "0"), "--repeats")
+
+
+def test_a_plot_that_cannot_be_is_refused_before_any_work(bench, tmp_path, monkeypatch):
+    missing = ("--model", "no-such-model")  # would be said later
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        refused(bench(TEXT, *missing, "--plot", tmp_path / "a.png"), "matplotlib", "pip install 'triforce[plot]'")
+    if find_spec("matplotlib"):
+        refused(bench(TEXT, *missing, "--plot", tmp_path / "none" / "a.png"), "no folder", "none")
+        refused(bench(TEXT, *missing, "--plot", tmp_path), "is a folder")
+        refused(bench(TEXT, *missing, "--plot", tmp_path / "a.docx"), "a.docx", "png")
+
+
+def test_a_plot(bench, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, out, _ = bench(TEXT, *SMALL, "--methods", "lookup", "--plot", tmp_path / "bench.png")
+    assert code == 0 and "lookup" in out
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in tmp_path.iterdir() if file.suffix] == ["bench.png"]
+
+
+def test_ctrl_c_leaves_the_table_of_what_is_done(settings):
+    tty = Pty(80, 24)
+    args = ("bench", TEXT, "--new", "40", "--repeats", "1000", "--methods", "lookup")
+    environment = os.environ | {"TERM": "xterm"}
+    command = [sys.executable, "-m", "triforce_cli", *args]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=tty.stream(), env=environment, text=True
+    ) as process:
+        end = time.monotonic() + 100
+        while b"run 4 of 2000" not in b"".join(tty._chunks) and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in tty.output()
+    rows = [line.split()[0] for line in out.splitlines()[1:] if line and not line.startswith(" ")]
+    assert rows == ["method", "ar", "lookup"]
+
+
+# Without a model --------------------------------------------------------------------------------------------------
+
+
+def sample(rate: float, *ids: int, **facts) -> Sample:
+    summary = Summary("length", 9, 9, len(ids), 1.0, 9.0, 1.5, 1 / rate, 2 / rate, rate, 9.0, **facts)
+    return Sample(summary, (), ids)
+
+
+def test_medians_speedup_and_the_first_difference():
+    plain = Measured("ar", 100, [sample(10, 1, 2, 3), sample(30, 1, 2, 3), sample(20, 1, 2, 3)])
+    fast = Measured("lookup", 100, [sample(60, 1, 2, 3, acceptance={"lookup -> full": 0.5}), sample(80, 1, 5, 3)])
+    first, second = Comparison({}, True, [plain, fast, Measured("auto", 7)]).rows()  # auto has not run yet
+    assert (first["tokens_per_s"], first["speedup"], first["differs_at"], first["equals_ar"]) == (20, 1, None, True)
+    assert (second["tokens_per_s"], second["speedup"], second["differs_at"]) == (70, 3.5, 1)
+    assert second["acceptance"] == {"lookup -> full": 0.5}
+
+
+def test_methods():
+    assert parse(" triforce, lookup,triforce") == ("triforce", "lookup")
+    with pytest.raises(SettingsError, match="'trifroce'") as raised:
+        parse("trifroce")
+    assert "did you mean triforce?" in raised.value.hint
+    assert list(speculations(("lookup",), Speculation())) == ["ar", "lookup"]
+    assert "naive" not in speculations(None, Speculation())
+    assert "naive" in speculations(None, Speculation(draft="a-model"))

@@ -1,0 +1,207 @@
+"""The prompt from files, stdin and argument, and the bytes that become it."""
+
+import codecs
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from offload.errors import PromptError
+from tests.support.paths import DATA
+from tests.support.terminal import Pty
+from triforce_cli.input.prompt import read_prompt
+
+WESTERN = DATA / "frankenstein-cp1252.txt"
+NO_STDIN = None
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(f"unexpected warning: {text}")
+
+
+def read(argument=None, files=(), stdin=NO_STDIN, warn=no_warning) -> str:
+    return read_prompt(argument, list(files), stdin, warn)
+
+
+def refused(**request) -> PromptError:
+    with pytest.raises(PromptError) as caught:
+        read(**{"warn": lambda text: None} | request)
+    assert caught.value.message and caught.value.hint
+    return caught.value
+
+
+def fed(data: bytes) -> io.TextIOWrapper:
+    """Real standard input: the reading end of a pipe."""
+    reading, writing = os.pipe()
+    os.write(writing, data)
+    os.close(writing)
+    return open(reading, encoding="utf-8")
+
+
+@pytest.fixture
+def book(tmp_path):
+    def write(data: bytes, name: str = "book.txt") -> Path:
+        (tmp_path / name).write_bytes(data)
+        return tmp_path / name
+
+    return write
+
+
+def test_each_source_alone_is_unchanged(book):
+    assert read("  hello\\n ") == "  hello\\n "
+    assert read(files=[book(b"\n a \n\n")]) == "\n a \n\n"
+    assert read(stdin=fed(b"piped\n")) == "piped\n"
+    assert read(files=[Path("-")], stdin=fed(b"piped\n")) == "piped\n"
+
+
+def test_order_and_joints(book):
+    first, second = book(b"\nfirst\n", "1"), book(b"\n\nsecond\n\n\n", "2")
+    joined = read("question\n", [first, second], fed(b"  piped"))
+    assert joined == "\nfirst\n\nsecond\n\n  piped\n\nquestion\n"
+    assert read("q", [first, Path("-"), second], fed(b"piped")) == "\nfirst\n\npiped\n\nsecond\n\nq"
+
+
+def test_what_is_not_piped_is_not_read(book):
+    tty = Pty()
+    with open(os.devnull) as nothing:
+        assert read("hello", stdin=nothing) == "hello"
+        assert refused(stdin=nothing).message == "no prompt"
+    assert read("hello", stdin=tty.stream("r")) == "hello"
+    tty.output()
+    with open(book(b"redirected")) as file:
+        assert read("hello", stdin=file) == "redirected\n\nhello"
+
+
+def test_no_prompt_on_a_terminal_shows_the_ways():
+    tty = Pty()
+    error = refused(stdin=tty.stream("r"))
+    tty.output()
+    assert error.message == "no prompt"
+    for way in ('generate "', "--prompt-file", "|"):
+        assert way in error.hint
+
+
+def test_blank_parts(book):
+    assert read("hello", stdin=fed(b"")) == "hello"
+    warnings = []
+    assert read("hello", [book(b" \n")], warn=warnings.append) == "hello"
+    assert len(warnings) == 1 and "book.txt is empty" in warnings[0]
+    for request in ({"argument": " \n"}, {"files": [book(b"")]}, {"stdin": fed(b"\n")}):
+        assert "empty" in refused(**request).message
+
+
+def test_the_argument_may_be_stdin(book):
+    assert read("-", stdin=fed(b"piped\n")) == "piped\n"
+    assert read("-", [book(b"file\n")], fed(b"piped")) == "file\n\npiped"
+    assert read("- ", stdin=NO_STDIN) == "- "
+    assert "closed" in refused(argument="-").message
+    with open(os.devnull) as nothing:
+        assert "empty (standard input)" in refused(argument="-", stdin=nothing).message
+
+
+def test_stdin_as_the_argument_waits_for_the_terminal():
+    master, slave = os.openpty()
+    os.write(master, b"typed\n\x04")
+    warnings = []
+    with open(slave, encoding="utf-8") as stdin:
+        assert read("-", stdin=stdin, warn=warnings.append) == "typed\n"
+    os.close(master)
+    assert warnings == ["reading from the terminal; end it with Ctrl-D"]
+
+
+def test_stdin_only_once():
+    assert "twice" in refused(argument="-", files=[Path("-")], stdin=fed(b"x")).message
+    assert "twice" in refused(files=[Path("-"), Path("-")], stdin=fed(b"x")).message
+    assert "closed" in refused(files=[Path("-")], stdin=None).message
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_unicode_is_read_as_it_is(book, encoding):
+    text = "“Café” 日本 👍\n"
+    assert read(files=[book(text.replace("\n", "\r\n").encode(encoding))]) == text
+
+
+def test_big_endian_and_old_newlines(book):
+    assert read(files=[book(codecs.BOM_UTF16_BE + "é\r日".encode("utf-16-be"))]) == "é\n日"
+    assert read(files=[book(codecs.BOM_UTF32_BE + "é日".encode("utf-32-be"))]) == "é日"
+
+
+def test_western_book_is_guessed_with_one_warning():
+    warnings = []
+    data = WESTERN.read_bytes()
+    assert read(files=[WESTERN], warn=warnings.append) == data.decode("cp1252")
+    assert len(warnings) == 1 and "cp1252" in warnings[0] and WESTERN.name in warnings[0]
+
+
+def test_one_western_letter_far_into_a_long_text(book):
+    text = "plain words on a line\n" * 20000 + "a café\n" + "plain words on a line\n" * 20000
+    assert read(files=[book(text.encode("cp1252"))], warn=lambda _: None) == text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Größe, Übermut."),
+        ("cp1252", "Les élèves ont été très heureux de découvrir la forêt où naît le fleuve."),
+        ("cp1252", "El niño soñó: ¿verdad? ¡Sí! Todos nacen libres e iguales en dignidad, según él."),
+        ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy. Řekl jsem mu, že to není možné."),
+        ("cp1251", "Вечером, когда уже стемнело, мы пошли домой по старой дороге вдоль реки."),
+        ("koi8-r", "Вечером, когда уже стемнело, мы пошли домой по старой дороге вдоль реки."),
+        ("shift_jis", "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"),
+        ("gb18030", "我是猫。还没有名字。在哪里出生的完全没有头绪。"),
+    ],
+)
+def test_other_encodings(book, encoding, text):
+    warnings = []
+    assert read(files=[book((text * 5).encode(encoding))], warn=warnings.append) == text * 5
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (b"%PDF-1.7\nplain so far", "PDF"),
+        (b"PK\x03\x04rest", "ZIP"),
+        (b"\x1f\x8b\x08rest", "gzip"),
+        (b"\x89PNG\r\n\x1a\nrest", "PNG"),
+        (b"GGUF\x03\x00\x00\x00", "GGUF"),
+        (b'\x10\0\0\0\0\0\0\0{"a":', "safetensors"),
+        (b"text\0text", "binary"),
+        (codecs.BOM_UTF16_LE + b"\x00\xd8" * 20, "UTF-16"),
+        (bytes(range(1, 256)) * 20, "unknown encoding"),
+    ],
+)
+def test_binaries_are_refused_by_name(book, data, word):
+    error = refused(files=[book(data)])
+    assert word in error.message and "book.txt" in error.message
+    assert ("pdftotext" in error.hint) == (word == "PDF")
+
+
+def test_text_about_formats_is_text(book):
+    assert read(files=[book(b"GGUF is a format")]) == "GGUF is a format"
+
+
+def test_missing_file_with_a_suggestion(book, tmp_path):
+    book(b"x", "frankenstein.txt")
+    error = refused(files=[tmp_path / "frankenstien.txt"])
+    assert "frankenstien.txt" in error.message
+    assert f"did you mean {tmp_path / 'frankenstein.txt'}?" in error.hint
+    assert "did you mean" not in refused(files=[tmp_path / "zzz"]).hint
+    assert "no folder" in refused(files=[tmp_path / "nowhere" / "book.txt"]).hint
+
+
+def test_folder_and_unreadable_file(book, tmp_path):
+    assert "is a folder" in refused(files=[tmp_path]).message
+    assert "cannot be read" in refused(files=[tmp_path / ("x" * 300)]).message
+    locked = book(b"x")
+    locked.chmod(0)
+    if not os.access(locked, os.R_OK):  # root may read anything
+        assert "permission denied" in refused(files=[locked]).message
+
+
+def test_argument_of_other_bytes():
+    warnings = []
+    assert read(os.fsdecode("un café crème".encode("cp1252")), warn=warnings.append) == "un café crème"
+    assert "argument" in warnings[0]
+    assert "not valid Unicode" in refused(argument="\ud800").message

@@ -1,0 +1,251 @@
+"""Events in, text or JSON lines out, and a stderr that a person can read."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from offload.errors import TriforceError
+from offload.events import Finished, LevelStatistics, Prefilled, Speculated, Text, Tokens
+from offload.metrics import Meter, Summary
+from tests.support.terminal import Pty, Screen
+from triforce_cli.output.format import statistics_line
+from triforce_cli.output.progress import RunFacts
+from triforce_cli.output.renderers import JsonRenderer, TextRenderer, json_line
+from triforce_cli.output.terminal import Terminal
+from triforce_cli.run.verify import refuse_loss
+
+FACTS = RunFacts("tiny", "plain", 8192, 1000, 42)
+EVENTS = [
+    Prefilled(0, 1000),
+    Prefilled(1000, 1000),
+    Tokens((1,)),
+    Text("Once"),
+    Tokens((2, 3)),
+    Text(" upon é"),
+    Finished("eos"),
+]
+
+
+def stream() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+
+
+def written(stream: io.TextIOWrapper) -> str:
+    return stream.buffer.getvalue().decode()
+
+
+def play(renderer, events=EVENTS, end="finish") -> Summary:
+    meter = Meter(1000)
+    renderer.loading("loading tiny [bold]")
+    renderer.start(FACTS)
+    for event in events:
+        meter.observe(event)
+        renderer.event(event)
+    summary = meter.summary("interrupted" if end == "interrupt" else "eos", seed=42, method="plain", model="tiny")
+    getattr(renderer, end)(summary)
+    renderer.close()
+    return summary
+
+
+def test_piped_text_and_one_line_of_statistics():
+    out, err = stream(), stream()
+    summary = play(TextRenderer(Terminal(out, err, stream(), {})))
+    assert written(out) == "Once upon é"
+    assert written(err) == statistics_line(summary) + "\n"
+
+
+@pytest.mark.parametrize("renderer", [TextRenderer, JsonRenderer])
+def test_quiet_says_nothing_even_on_a_terminal(renderer):
+    tty = Pty()
+    out = stream()
+    play(renderer(Terminal(out, tty.stream(), stream(), {}), quiet=True))
+    assert tty.output() == ""
+    assert "Once" in written(out)
+
+
+def test_json_lines():
+    out = stream()
+    summary = play(JsonRenderer(Terminal(out, stream(), stream(), {})))
+    lines = [json.loads(line) for line in written(out).splitlines()]
+    assert lines[:-1] == [
+        {"type": "prefill", "done": 0, "total": 1000},
+        {"type": "prefill", "done": 1000, "total": 1000},
+        {"type": "text", "text": "Once", "tokens": 1},
+        {"type": "text", "text": " upon é", "tokens": 3},
+    ]
+    done = lines[-1]
+    assert done["type"] == "done"
+    assert (done["finish_reason"], done["new_tokens"], done["seed"]) == ("eos", 3, 42)
+    assert done["ttft_s"] == summary.ttft_s
+    assert "é" in written(out)
+
+
+def test_a_json_line_is_one_line_for_every_reader():
+    text = "a\nb\u2028c\x85d\x1b\x7fe\u202ef é"
+    line = json_line(type="text", text=text)
+    assert line.splitlines() == [line[:-1]]
+    assert not any(char in line for char in "\x1b\x7f\u202e")
+    assert json.loads(line)["text"] == text
+
+
+def test_on_one_terminal_only_text_and_statistics_remain():
+    tty = Pty(180, 10)
+    summary = play(TextRenderer(Terminal(tty.stream(), tty.stream(), stream(), {})))
+    output = tty.output()
+    assert "loading tiny [bold]" in output and "1,000/1,000 tokens" in output
+    assert "1,001/8,192" in output and "plain" in output and "GiB" in output
+    decoding = output[output.index("\x1b[J") :]
+    assert Screen(180, 10).feed(decoding).lines() == ["Once upon é", statistics_line(summary)]
+
+
+def test_status_on_stderr_while_json_is_piped():
+    tty = Pty(120, 10)
+    out = stream()
+    summary = play(JsonRenderer(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"})))
+    output = tty.output()
+    assert "1,000/1,000 tokens" in output and "1,001/8,192" in output
+    assert output.endswith(f"\r\x1b[K{statistics_line(summary)}\n")
+    assert len(written(out).splitlines()) == 5
+
+
+def test_a_dumb_terminal_sees_text_and_statistics():
+    tty = Pty(200, 10)
+    summary = play(TextRenderer(Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "dumb"})))
+    assert tty.output() == f"Once upon é\n{statistics_line(summary)}\n"
+
+
+def test_interrupt_keeps_the_text_and_says_so():
+    tty, out = Pty(200, 10), stream()
+    summary = play(TextRenderer(Terminal(out, tty.stream(), stream(), {})), EVENTS[:4], end="interrupt")
+    assert written(out) == "Once"
+    assert tty.output().endswith(statistics_line(summary) + "\n")
+    assert "interrupted" in statistics_line(summary)
+
+
+def test_a_warning_amid_the_text_stands_on_its_own():
+    tty = Pty(120, 10)
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), {"NO_COLOR": "1"})
+    renderer = TextRenderer(terminal)
+    renderer.start(FACTS)
+    for event in EVENTS[2:4]:
+        renderer.event(event)
+    terminal.warn("something")
+    renderer.event(EVENTS[5])
+    renderer.close()
+    terminal.end_line()
+    assert Screen(120, 10).feed(tty.output()).lines() == ["Once", "warning: something", " upon é"]
+
+
+def test_close_before_anything_and_twice():
+    tty = Pty()
+    renderer = TextRenderer(Terminal(stream(), tty.stream(), stream(), {}))
+    renderer.loading("loading")
+    renderer.close()
+    renderer.close()
+    assert tty.output().endswith("\x1b[2K")  # the spinner has erased its line
+
+
+def summary(**changes) -> Summary:
+    facts = {
+        "finish_reason": "eos",
+        "prompt_tokens": 6057,
+        "prefilled_tokens": 6057,
+        "new_tokens": 200,
+        "prefill_s": 14.2,
+        "prefill_tokens_per_s": 426.4,
+        "ttft_s": 14.3,
+        "tbt_median_s": 0.046,
+        "tbt_p95_s": 0.052,
+        "tokens_per_s": 21.3,
+        "total_s": 24.0,
+        "seed": 42,
+        "peak_memory_bytes": 966367641,
+    }
+    return Summary(**(facts | changes))
+
+
+def test_statistics_line():
+    assert statistics_line(summary()) == (
+        "6,057 prompt tokens in 14.2 s (426/s) · 200 tokens at 21.3/s · TTFT 14.3 s · TBT 46 ms (p95 52) · eos"
+        " · seed 42 · 0.9 GiB"
+    )
+
+
+SPECULATION = {
+    "method": "auto",
+    "verifications": 60,
+    "tokens_per_verification": 3.21,
+    "acceptance": {"lookup -> full": 0.83, "draft -> retrieval": 0.405},
+    "time_share": {"draft": 0.02, "middle": 0.0, "verify": 0.98},
+}
+
+
+def test_statistics_line_with_speculation():
+    assert (
+        " · TBT 46 ms (p95 52) · auto · lookup→full 83 % · draft→retrieval 40 % · 3.2 tokens/verification"
+        " · draft 2 % verify 98 % · eos · "
+    ) in statistics_line(summary(**SPECULATION))
+    plain = {"method": "ar", "tokens_per_verification": 1.0, "acceptance": {}}
+    assert " · TBT 46 ms (p95 52) · ar · eos · " in statistics_line(summary(**SPECULATION | plain))
+
+
+def test_verification_is_a_line_of_its_own():
+    tie = {"position": 7, "emitted_text": " a", "expected_text": " an", "margin": 0.0, "noise": 0.1, "is_tie": True}
+    found = {"tokens": 9, "equal": False, "lossless": True, "differing": 1, "divergences": [tie]}
+    out, err = stream(), stream()
+    JsonRenderer(Terminal(out, err, stream(), {})).finish(summary(verify=found))
+    assert json.loads(written(out))["verify"] == found
+    assert written(err).splitlines()[1] == (
+        "verify: token 7 is ' a' where plain decoding has ' an' (margin 0, noise 0.1: a floating-point tie)"
+        "; the rest of 9 tokens is equal"
+    )
+    with pytest.raises(TriforceError, match="more than rounding"):
+        refuse_loss(found | {"lossless": False, "divergences": [tie | {"is_tie": False}]})
+
+
+def decoding_line(columns, facts, rows, using) -> str:
+    """The last status line on a terminal of that width."""
+    tty = Pty(columns, 10)
+    renderer = JsonRenderer(Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"}))
+    renderer.start(facts)
+    renderer.event(Speculated(facts.method, using, tuple(LevelStatistics(*row) for row in rows)))
+    renderer.event(Tokens((1, 2, 3)))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", tty.output()).split("\r\x1b[K")
+    return lines[-1]
+
+
+def test_the_status_line_tells_of_speculation_and_drops_what_does_not_fit():
+    auto = RunFacts("tiny", "auto", 8192, 1000, 42)
+    rows = [("none", "full", 1), ("lookup", "full", 3, 12, 10, 8)]
+    assert (
+        decoding_line(80, auto, rows, "none")
+        == "decode · 3 tokens · …/s · auto: plain · lookup 80 % · 3.0/verification"
+    )
+    wide = decoding_line(150, auto, rows[:1], "none")
+    assert wide.startswith("decode · 3 tokens · …/s · auto: plain · context 1,003/8,192 · ")
+    rows = [
+        ("retrieval", "full", 4, 20, 18, 16),
+        ("lookup", "retrieval", 5, 30, 25, 10),
+        ("lookup", "full", 1, 2, 2, 1),
+    ]
+    line = decoding_line(150, RunFacts("tiny", "triforce", 8192, 1000, 42), rows, "retrieval")
+    assert " · triforce · retrieval 89 %, lookup→retrieval 40 %, lookup→full 50 % · 4.4/verification · " in line
+
+
+def test_statistics_line_without_what_did_not_happen():
+    nothing = dict.fromkeys(("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s"))
+    nothing |= dict.fromkeys(("tokens_per_s", "peak_memory_bytes", "seed"))
+    line = statistics_line(summary(finish_reason="interrupted", prefilled_tokens=512, new_tokens=0, **nothing))
+    assert line == "512 of 6,057 prompt tokens · 0 tokens · interrupted"
+    assert " · 1 token · " in statistics_line(summary(new_tokens=1, tokens_per_s=None))
+
+
+def test_nothing_heavy_is_imported():
+    modules = "triforce_cli.output.renderers, triforce_cli.input.prompt"
+    code = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,256 @@
+"""The terminal: what reaches stdout and stderr, and a status line that never harms the text above it."""
+
+import io
+import os
+import random
+
+import pytest
+from rich.text import Text
+
+from tests.support.terminal import Pty, Screen
+from triforce_cli.output.cursor import Cursor, visible
+from triforce_cli.output.status_line import StatusLine
+from triforce_cli.output.terminal import Terminal
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def stream() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+
+
+def piped(environ=None, color="auto") -> tuple[Terminal, io.TextIOWrapper, io.TextIOWrapper]:
+    out, err = stream(), stream()
+    return Terminal(out, err, stream(), environ or {}, color), out, err
+
+
+def written(stream: io.TextIOWrapper) -> str:
+    return stream.buffer.getvalue().decode()
+
+
+def test_piped_text_is_exact_and_flushed():
+    terminal, out, err = piped()
+    text = "a\x1b[31m\r\n\x9b \u202e[bold]é 日本"
+    terminal.write(text)
+    terminal.end_line()
+    assert written(out) == text
+    assert written(err) == ""
+
+
+def test_control_characters_are_visible_on_a_terminal():
+    tty = Pty()
+    terminal = Terminal(tty.stream(), stream(), stream(), {})
+    terminal.write("tab\tESC\x1b[2J CR\r BEL\a DEL\x7f CSI\x9b RLO\u202e PDI\u2069 [red]é\n")
+    shown = tty.output()
+    assert shown == "tab\tESC␛[2J CR␍ BEL␇ DEL␡ CSI\\x9b RLO\\u202e PDI\\u2069 [red]é\n"
+
+
+def test_visible_keeps_newline_tab_and_text():
+    assert visible("a\nb\tc é 日本 👍") == "a\nb\tc é 日本 👍"
+    hidden = [*map(chr, range(32)), *map(chr, range(0x7F, 0xA0)), *map(chr, range(0x202A, 0x202F))]
+    for char in hidden + [chr(code) for code in range(0x2066, 0x206A)]:
+        assert (visible(char) == char) == (char in "\n\t")
+
+
+def test_end_line_only_where_a_person_reads_and_only_once():
+    tty = Pty()
+    terminal = Terminal(tty.stream(), stream(), stream(), {})
+    terminal.end_line()
+    terminal.write("text")
+    terminal.end_line()
+    terminal.end_line()
+    assert tty.output() == "text\n"
+
+
+def test_messages_are_single_lines():
+    terminal, out, err = piped()
+    terminal.note("a note")
+    terminal.warn("odd\nname \x1b[31m")
+    terminal.error("it\n  broke\n", "do\nthis")
+    terminal.error("no hint")
+    lines = ["a note", "warning: odd name ␛[31m", "error: it broke", "hint: do this", "error: no hint"]
+    assert written(err).splitlines() == lines
+    assert written(out) == ""
+
+
+def test_a_message_does_not_continue_the_text():
+    tty = Pty()
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), {"NO_COLOR": "1"})
+    terminal.write("text")
+    terminal.error("stopped")
+    assert tty.output() == "text\nerror: stopped\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "choice", "on_terminal", "colored"),
+    [
+        ({}, "auto", True, True),
+        ({}, "auto", False, False),
+        ({"NO_COLOR": "1"}, "auto", True, False),
+        ({"NO_COLOR": ""}, "auto", True, True),
+        ({"FORCE_COLOR": "1"}, "auto", False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, "auto", False, False),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, "auto", True, False),
+        ({"NO_COLOR": "1"}, "always", False, True),
+        ({"FORCE_COLOR": "1"}, "never", True, False),
+    ],
+)
+def test_color(environ, choice, on_terminal, colored):
+    tty = Pty()
+    terminal = Terminal(stream(), tty.stream() if on_terminal else stream(), stream(), environ, choice)
+    assert terminal.color == colored
+    assert terminal.shows_progress == (on_terminal and environ.get("TERM") != "dumb")
+    terminal.error("x")
+    assert ("\x1b[" in tty.output()) == (colored and on_terminal)
+
+
+def test_no_reader_is_told_and_no_listener_is_not():
+    reading, writing = os.pipe()
+    os.close(reading)
+    out = open(writing, "w")  # noqa: SIM115 - it is to be broken
+    terminal = Terminal(out, stream(), stream(), {})
+    with pytest.raises(BrokenPipeError):
+        terminal.write("text")
+    with pytest.raises(BrokenPipeError):
+        out.close()
+    err = stream()
+    err.close()
+    Terminal(stream(), err, stream(), {}).error("nobody", "hears")
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "row", "exact"),
+    [
+        ("abc", 3, 0, True),
+        ("abcdefghij", 10, 0, True),  # pending wrap: nothing has moved yet
+        ("abcdefghijk", 1, 1, True),
+        ("日本語日本", 10, 0, True),
+        ("a日本語日本", 2, 1, True),
+        ("a\tb", 9, 0, True),
+        ("12345678\t", 9, 0, True),  # a tab stops at the last column
+        ("abcdefghij\t", 10, 0, False),
+        ("e\u0301", 1, 0, True),
+        ("👍\u200d", 2, 0, False),
+        ("👍\u200d\nab", 2, 1, True),
+    ],
+)
+def test_cursor(text, column, row, exact):
+    cursor = Cursor(10)
+    cursor.feed(text)
+    assert (cursor.column, cursor.row, cursor.exact) == (column, row, exact)
+
+
+def test_a_resize_puts_the_column_in_doubt_until_the_next_line():
+    cursor = Cursor(10, column=4)
+    cursor.resize(8)
+    assert not cursor.settled
+    cursor.feed("\n")
+    assert cursor.settled
+
+
+def pieces(seed: int) -> list[str]:
+    """Random text in random pieces; nothing that terminals measure differently."""
+    draw = random.Random(seed)
+    letters = "abcdefgh   é日本\t" + "\n" * draw.choice((0, 1, 3))
+    letters = letters.replace("\t", "\t" * draw.choice((0, 1)))
+    return ["".join(draw.choices(letters, k=draw.randint(1, 9))) for _ in range(250)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_status_line_harms_no_character(seed):
+    columns, rows = random.Random(seed).choice([(10, 4), (20, 3), (33, 8), (60, 12)])
+    tty, clock = Pty(columns, rows), Clock()
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "xterm"})
+    status = StatusLine(terminal, clock)
+    text = pieces(seed)
+    for number, piece in enumerate(text):
+        clock.now += 0.07
+        status.refresh(lambda number=number: Text(f"STATUS {number}"))
+        status.write(piece)
+    status.clear()
+    output = tty.output()
+    assert output.count("STATUS") > 5
+    assert Screen(columns, rows).feed(output).lines() == Screen(columns, rows).feed("".join(text)).lines()
+
+
+def test_the_status_line_is_below_the_text_and_one_row_high():
+    tty, clock = Pty(20, 6), Clock()
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "xterm"})
+    status = StatusLine(terminal, clock)
+    status.write("one\ntwo")
+    status.refresh(lambda: Text("a status that is much too long"))
+    status.write(" three")
+    assert Screen(20, 6).feed(tty.output()).lines() == ["one", "two three", "a status that is m…"]
+
+
+def test_doubtful_text_takes_the_status_away_until_the_next_line():
+    tty, clock = Pty(20, 6), Clock()
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), {})
+    status = StatusLine(terminal, clock)
+    status.refresh(lambda: Text("STATUS"))
+    status.write("👍\u200d and so on")
+    before = tty_text(tty)
+    assert Screen(20, 6).feed(before).lines() == ["👍 and so on"]
+    status.write("\nnext")
+    assert Screen(20, 6).feed(tty.output()).lines() == ["👍 and so on", "next", "STATUS"]
+
+
+def tty_text(tty: Pty) -> str:
+    """What has been written so far."""
+    probe = tty.stream()
+    probe.write("\x1b[0m")
+    probe.flush()
+    while not b"".join(tty._chunks).endswith(b"\x1b[0m"):
+        pass
+    return b"".join(tty._chunks).decode().replace("\r\n", "\n")
+
+
+def test_content_is_made_ten_times_a_second():
+    tty, clock = Pty(), Clock()
+    status = StatusLine(Terminal(stream(), tty.stream(), stream(), {}), clock)
+    made = []
+    for _ in range(100):
+        clock.now += 0.01
+        status.refresh(lambda: made.append(1) or Text("x"))
+    tty.output()
+    assert 8 <= len(made) <= 11
+
+
+def test_with_stdout_elsewhere_the_status_has_its_own_line():
+    tty, clock = Pty(20, 6), Clock()
+    out = stream()
+    status = StatusLine(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"}), clock)
+    status.refresh(lambda: Text("STATUS one", style="red"))
+    status.write("text\x1b")
+    status.clear()
+    assert written(out) == "text\x1b"
+    assert tty.output() == "\r\x1b[KSTATUS one\r\x1b[K"
+
+
+@pytest.mark.parametrize("environ", [{"TERM": "dumb"}, {"TERM": "dumb", "FORCE_COLOR": "1"}])
+def test_a_dumb_terminal_gets_no_escapes(environ):
+    tty, clock = Pty(), Clock()
+    terminal = Terminal(tty.stream(), tty.stream(), stream(), environ)
+    status = StatusLine(terminal, clock)
+    status.refresh(lambda: Text("STATUS", style="red"))
+    status.write("text")
+    status.clear()
+    terminal.warn("x")
+    assert tty.output() == "text\nwarning: x\n"
+
+
+def test_piped_stderr_gets_no_status_even_if_colour_is_forced():
+    tty, clock = Pty(), Clock()
+    err = stream()
+    status = StatusLine(Terminal(tty.stream(), err, stream(), {"FORCE_COLOR": "1"}), clock)
+    status.refresh(lambda: Text("STATUS"))
+    status.write("text")
+    assert (tty.output(), written(err)) == ("text", "")

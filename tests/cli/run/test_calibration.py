@@ -1,0 +1,267 @@
+"""`triforce profile --measure`, and how what it saves comes to plans. GPUs are files of a driver; none is needed."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from functools import partial
+
+import pytest
+import torch
+
+from offload.hardware import driver as gpus
+from offload.hardware import microbenchmarks as measure
+from offload.hardware.calibration import Measured, load, save
+from offload.hardware.microbenchmarks import Sizes
+from offload.hardware.profiles import load as load_profile
+from offload.hardware.schema import Gpu, Host, Link
+from triforce_cli.app import run
+from triforce_cli.options import settings
+from triforce_cli.run import calibration as measuring
+from triforce_cli.run import dry_run
+
+SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
+HOST = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
+MACHINE = replace(
+    HOST,
+    machine="1x NVIDIA GeForce RTX 4090, some CPU, 4 cores",
+    device="cuda",
+    gpus=1,
+    gpu=Gpu("NVIDIA GeForce RTX 4090", 23.5, 950, 158),
+    link=Link("pinned memory, measured", 24.1, 25.2, 9.5, 11),
+)
+STRANGE = replace(MACHINE, machine="1x NVIDIA Strange", gpu=replace(MACHINE.gpu, model="NVIDIA Strange"))
+SMALL_MODEL = ("--model", "llama-3.1-8b", "--context", "8K")
+
+
+@pytest.fixture
+def config(tmp_path):
+    return tmp_path / "config"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """`machine("NVIDIA H200")`: this machine has these GPUs, as the driver and torch say."""
+
+    def have(*names):
+        for number, name in enumerate(names):
+            (tmp_path / "driver" / str(number)).mkdir(parents=True)
+            (tmp_path / "driver" / str(number) / "information").write_text(f"Model: {name}\n")
+        monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "driver")
+        monkeypatch.setattr(gpus, "_from_program", list)
+        for module in (settings, measuring, dry_run):
+            monkeypatch.setattr(module, "gpu_names", lambda: list(names))
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    have()
+    return have
+
+
+@pytest.fixture
+def measures(monkeypatch):
+    """What a measurement finds, whatever machine this is; the devices asked for."""
+    asked = []
+
+    def find(found):
+        monkeypatch.setattr(measure, "measure", lambda device, processor: asked.append(device) or found)
+        return asked
+
+    return find
+
+
+@pytest.fixture
+def triforce(tiny_model_dir, config, machine, monkeypatch, capsys):
+    """`triforce("profile") -> (exit code, stdout, stderr)` in this process, measuring small sizes."""
+    before = torch.get_num_threads()
+    chosen = {"CONFIG": config, "MODEL": tiny_model_dir, "HOME": config.parent, "DEVICE": "cpu", "THREADS": 1}
+    for name in ("PROFILE", "COLOR", "METHOD", "DEBUG"):
+        monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
+    monkeypatch.setattr(measure, "measure", partial(measure.measure, sizes=SMALL))
+
+    def call(*args):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        code = run([str(arg) for arg in args])
+        return code, *capsys.readouterr()
+
+    yield call
+    torch.set_num_threads(before)
+
+
+def assert_error(result, code, *words):
+    """One error and one hint, the plan left out."""
+    assert result[0] == code, result
+    lines = result[2].splitlines()
+    assert len(lines) == 2 and lines[0].startswith("error: ") and lines[1].startswith("hint: "), lines
+    assert "triforce generate" not in result[1]
+    for word in words:
+        assert word in result[2]
+
+
+def test_this_machine_is_measured_shown_saved_and_used(triforce, config):
+    code, out, err = triforce("profile", "--measure")
+    assert (code, err, load(config)) == (0, "", None)
+    assert "GFLOP/s bf16" in out and " assumed" in out
+    code, out, err = triforce("profile", "--measure", "--save")
+    assert (code, err) == (0, f"saved to {config / 'measured.yaml'}\n")
+    found = load(config)
+    assert f"measured on {found.date}" in out
+    code, out, err = triforce("profile")
+    assert (code, err) == (0, "")
+    assert f"measured   on {found.date}: the rates above" in out
+    assert f"{found.host.bf16_gflops:,.0f} GFLOP/s\n" in out
+
+
+def test_json_carries_what_was_measured(triforce, config):
+    assert json.loads(triforce("profile", "--json")[1])["measured"] is None
+    now = json.loads(triforce("profile", "--measure", "--json")[1])
+    assert now["profile"] == asdict(load_profile("cpu"))  # the data sheet
+    assert now["plan"]["hardware"]["host_flops"] == now["measured"]["host"]["bf16_gflops"] * 1e9
+    save(HOST, config)
+    shown = json.loads(triforce("profile", "--json")[1])
+    assert shown["measured"] == asdict(HOST)
+    assert shown["plan"]["hardware"]["host_bandwidth"] == 23e9
+    assert shown["plan"]["hardware"]["assumed"] == []
+    assert json.loads(triforce("profile", "--gpu", "4090", "--json")[1])["measured"] is None
+    assert json.loads(triforce("profile", "--compare", "--json")[1])["measured"] == asdict(HOST)
+
+
+def test_a_measurement_never_says_what_is_free(triforce, config, monkeypatch):
+    save(replace(HOST, host=replace(HOST.host, memory_gib=1000.0)), config)
+    memory = json.loads(triforce("profile", "--json")[1])["plan"]["hardware"]["host_memory"]
+    assert memory < 1000 * 2**30
+
+
+def test_wrong_use_of_measuring(triforce, machine, config):
+    assert_error(triforce("profile", "--save"), 2, "--save", "--measure --save")
+    assert_error(
+        triforce("profile", "--measure", "--gpu", "4090"), 2, "which has no GPU", "1 x NVIDIA GeForce RTX 4090"
+    )
+    assert_error(triforce("profile", "--measure", "--gpu", "409O"), 2, "did you mean rtx-4090?")
+    assert_error(triforce("profile", "--measure", "--model", "qwen3-9b"), 2, "did you mean Qwen3-8B?")
+    assert_error(triforce("profile", "--gpu", "atuo"), 2, "did you mean auto?")
+    machine("NVIDIA GeForce RTX 4090")
+    assert_error(triforce("profile", "--measure", "--gpu", "2x4090"), 2, "not 2 x NVIDIA GeForce RTX 4090")
+    assert_error(triforce("profile", "--measure", "--gpu", "a100"), 2, "has NVIDIA GeForce RTX 4090, not 1 x")
+    assert not config.exists()
+
+
+def test_a_folder_that_cannot_be_written(triforce, config):
+    config.write_text("a file")
+    code, _, err = triforce("profile", "--measure", "--save")
+    assert code == 1 and "error: cannot write" in err and "TRIFORCE_CONFIG" in err
+
+
+def test_a_file_that_is_no_use_is_a_warning(triforce, config):
+    save(HOST, config).write_text("cores: many")
+    for args in (["profile"], ["profile", "--gpu", "cpu", "--json"], ["generate", "hi", "--dry-run"]):
+        code, out, err = triforce(*args)
+        assert code == 0 and out
+        assert err.startswith("warning: ") and "data sheets serve instead" in err and err.count("\n") == 1
+    code, _, err = triforce("generate", "hi", "-n", "1", "--quiet")  # asks for no rates
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("command", [("generate",), ("bench", "--new", "4")])
+def test_a_dry_run_takes_what_was_saved(triforce, config, command):
+    args = (*command, "Once upon a time", "--dry-run")
+    assert json.loads(triforce(*args, "--json")[1])["measured"] is None
+    save(HOST, config)
+    shown = json.loads(triforce(*args, "--json")[1])
+    assert shown["measured"] == asdict(HOST)
+    assert shown["plan"]["hardware"]["host_flops"] == 345e9
+    assert "measured   on 2026-01-31: the rates above, of some CPU, 4 cores" in triforce(*args)[1]
+
+
+def test_a_known_gpu_takes_its_measured_rates(triforce, machine, config, measures):
+    machine("NVIDIA GeForce RTX 4090")
+    asked = measures(MACHINE)
+    code, out, err = triforce("profile", "--measure", "--save", *SMALL_MODEL)
+    assert (code, asked) == (0, ["cuda:0"])
+    rows = [line.split() for line in out.splitlines()]
+    assert ["GPU", "memory", "950", "1,008", "GB/s"] in rows
+    assert ["link", "to", "the", "host", "25.2", "-", "GB/s"] in rows
+    code, out, err = triforce("profile", "--gpu", "auto", *SMALL_MODEL)
+    assert (code, err) == (0, "")
+    assert "24.00 GiB, 950 GB/s, 158 TFLOP/s bf16, link 24.1 GB/s" in out
+    assert "--profile rtx-4090" in out
+    assert "rates of 2x-rtx-4090, rtx-4090, of" in triforce("profile", "--compare", *SMALL_MODEL)[1]
+
+
+def test_the_gpu_asked_for_is_measured(triforce, machine, measures):
+    machine("NVIDIA T400", "NVIDIA GeForce RTX 4090")
+    asked = measures(MACHINE)
+    assert triforce("profile", "--measure", "--gpu", "4090", *SMALL_MODEL)[0] == 0
+    assert asked == ["cuda:1"]
+
+
+def test_a_gpu_that_is_in_use_or_hidden_from_torch(triforce, machine, measures, monkeypatch):
+    machine("NVIDIA GeForce RTX 4090")
+    measures(replace(MACHINE, gpu=None, link=None))
+    assert_error(triforce("profile", "--measure", "--save"), 1, "its memory is in use")
+    monkeypatch.setattr(measuring, "gpu_names", list)
+    assert_error(triforce("profile", "--measure"), 1, "torch does not see", "triforce doctor")
+
+
+def test_a_gpu_without_a_profile_is_planned_once_measured(triforce, machine, config, measures):
+    machine("NVIDIA Strange")
+    for args in ([], ["--gpu", "auto"], ["--json"]):
+        assert_error(triforce("profile", *args), 2, "no profile describes the GPU found: NVIDIA Strange", "--measure")
+    assert triforce("profile", "--compare", *SMALL_MODEL)[0] == 0
+    measures(STRANGE)
+    code, out, err = triforce("profile", "--measure", "--save", *SMALL_MODEL)
+    assert code == 0 and err.startswith("saved to ")
+    code, out, err = triforce("profile", "--gpu", "auto", *SMALL_MODEL)
+    assert (code, err) == (0, "")
+    assert "23.50 GiB, 950 GB/s" in out
+    assert "--profile auto" in out
+    assert triforce("profile", *SMALL_MODEL)[1].endswith(out)
+
+
+def test_a_profile_that_names_no_gpu_means_the_one_found(triforce, machine, measures, written):
+    mine = written("{name: mine, description: a test, device: cuda, gpus: 1}")
+    assert_error(triforce("profile", "--measure", "--gpu", mine), 2, "which has no GPU, not 1 x GPU")
+    machine("NVIDIA Strange")
+    measures(STRANGE)
+    code, out, err = triforce("profile", "--measure", "--gpu", mine, *SMALL_MODEL)
+    assert (code, err) == (0, "")
+    assert "23.50 GiB, 950 GB/s" in out
+    assert f"--profile {mine}" in out
+
+
+def test_as_many_gpus_are_planned_as_are_there(triforce, machine, config):
+    machine("NVIDIA Strange", "NVIDIA Strange")
+    save(STRANGE, config)
+    assert "GPU        2 x 23.50 GiB" in triforce("profile", *SMALL_MODEL)[1]
+
+
+def test_generating_on_a_gpu_without_a_profile(triforce, machine, config):
+    machine("NVIDIA Strange")
+    assert triforce("generate", "hi", "-n", "1", "--quiet")[0] == 0
+    code, out, _ = triforce("generate", "hi", "--dry-run")
+    assert code == 0 and "--profile cpu" in out
+
+
+def test_a_dry_run_on_a_gpu_without_a_profile(machine, config, monkeypatch):
+    machine("NVIDIA Strange")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA Strange")
+    none = settings.resolve({}, {}, None).profile
+    rated = dry_run.rated(torch.device("cuda"), none, STRANGE)
+    assert (rated.name, rated.gpu, rated.link) == ("auto", STRANGE.gpu, STRANGE.link)
+    for measured in (None, MACHINE, HOST):
+        with pytest.raises(settings.SettingsError, match="no profile describes the GPU found: NVIDIA Strange"):
+            dry_run.rated(torch.device("cuda"), none, measured)
+
+
+def test_saved_rates_are_read_without_torch(config):
+    save(HOST, config)
+    code = (
+        "import sys; from triforce_cli.app import run; code = run(['profile', '--gpu', 'cpu'])\n"
+        "sys.exit(code if 'torch' not in sys.modules else 'torch')"
+    )
+    env = {"TRIFORCE_CONFIG": str(config), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "measured   on 2026-01-31" in done.stdout

@@ -1,0 +1,117 @@
+"""Tiers on the command line: generate and bench follow the plan, and say the same as without it."""
+
+import json
+import warnings
+
+import pytest
+
+from offload.errors import Degraded
+from offload.offloading import TierSettings, make_link
+from tests.support.models import make_hf_model, make_tokenizer
+from triforce_cli.app import settle_libraries
+from triforce_cli.run.following import on_device
+
+PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a piece has
+GREEDY = ("--raw", "-n", "24", "--temperature", "0")
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        ("--offload", "stream"),
+        ("--offload", "hybrid", "--resident-layers", "1"),
+        ("--offload", "host"),
+        ("--offload", "hybrid", "--host-share", "0.5", "--method", "retrieval", "--budget", "64"),
+    ],
+    ids=" ".join,
+)
+def test_any_placement_says_the_same(triforce_here, placement):
+    code, plain, _ = triforce_here("generate", PROMPT, *GREEDY)
+    assert code == 0
+    code, out, err = triforce_here("generate", PROMPT, *GREEDY, "--link", "5", *placement)
+    assert (code, out) == (0, plain), err
+    assert " · link " in err
+
+
+def test_weights_that_do_not_fit_come_over_the_link(triforce_here, tmp_path):
+    make_hf_model("llama", num_hidden_layers=12).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    args = ("generate", PROMPT, *GREEDY, "--model", tmp_path, "--prefill-chunk", "16")
+    _, plain, _ = triforce_here(*args)
+    tight = ("--link", "5", "--memory", "6300k")
+    _, plan, _ = triforce_here(*args, *tight, "--dry-run", "--json")
+    assert 0 < json.loads(plan)["plan"]["weight_layers"] < 12
+    code, out, err = triforce_here(*args, *tight)
+    assert (code, out) == (0, plain), err
+    assert " · link " in err
+
+
+def test_what_went_over_the_link_is_in_the_summary(triforce_here):
+    for args, has_link in (((), False), (("--link", "5", "--offload", "stream"), True)):
+        _, out, _ = triforce_here("generate", PROMPT, *GREEDY, *args, "--json")
+        done = json.loads(out.splitlines()[-1])
+        assert (done["link_bytes"] is not None) is has_link
+        if has_link:
+            assert done["link_bytes"] > 0 and 0 < done["link_utilisation"] <= 1
+
+
+def test_bench_compares_on_one_placement(triforce_here):
+    args = ("--methods", "lookup,retrieval", "--budget", "64", "--new", "12", "--repeats", "1", "--temperature", "0")
+    code, out, err = triforce_here("bench", PROMPT, *args, "--link", "5", "--offload", "stream", "--json")
+    assert code == 0, err
+    assert {row["method"] for row in json.loads(out)["methods"]} == {"ar", "lookup", "retrieval"}
+
+
+@pytest.mark.parametrize("memory", ["2500KiB", "3100KiB", "3900KiB"])
+def test_a_dry_run_on_a_cpu_says_what_the_run_says(triforce_here, memory):
+    args = ("generate", PROMPT, *GREEDY, "--method", "retrieval", "--memory", memory)
+    assert triforce_here(*args)[0] == triforce_here(*args, "--dry-run")[0]
+
+
+def test_bench_takes_the_placement_that_leaves_least_on_the_device():
+    found = [TierSettings(weight_layers=7), TierSettings(weight_layers=2), TierSettings(resident_layers=1)]
+    assert min(found, key=on_device).weight_layers == 2
+    assert min([found[2], TierSettings(resident_layers=3)], key=on_device).resident_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--offload", "stream"), "this device is the CPU"),
+        (("--host-share", "0.5"), "this device is the CPU"),
+        (("--link", "5", "--offload", "host", "--host-share", "0"), "host-share goes with hybrid"),
+        (("--link", "5", "--memory", "1KiB"), "do not fit"),
+        (("--link", "5", "--offload", "stream", "--host-memory", "1KiB"), "host memory"),
+        (
+            (
+                "--link",
+                "0",
+            ),
+            "link is 0",
+        ),
+    ],
+)
+def test_tiers_that_cannot_be(triforce_here, args, message):
+    for more in ((), ("--dry-run",)):
+        code, out, err = triforce_here("generate", PROMPT, *GREEDY, *args, *more)
+        assert code in (1, 2)
+        assert more or out == ""
+        assert message in err and "hint: " in err
+
+
+def test_what_is_slower_than_it_could_be_is_a_warning(triforce_here, monkeypatch):
+    """As when host memory cannot be pinned; other libraries' warnings are not for the user."""
+
+    def slow_link(*args):
+        warnings.warn("memory could not be pinned", Degraded, stacklevel=2)
+        warnings.warn("this will be renamed", DeprecationWarning, stacklevel=2)
+        return make_link(*args)
+
+    monkeypatch.setattr("offload.loader.make_link", slow_link)
+    args = ("generate", PROMPT, *GREEDY, "--link", "5", "--offload", "stream")
+    with warnings.catch_warnings():
+        settle_libraries()
+        code, _, err = triforce_here(*args)
+    assert code == 0
+    assert "warning: memory could not be pinned" in err
+    assert "renamed" not in err

@@ -1,0 +1,120 @@
+"""Documents longer than the context, read part by part: what is kept on disk, and that going on changes nothing."""
+
+import json
+import re
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.test_cli import environment, uncolored
+from triforce_cli.summarize.resume import KeptParts
+
+BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
+ARGS = ("--map-reduce", "--temperature", "0", "-n", "24")
+
+
+@pytest.fixture
+def book(tmp_path):
+    (tmp_path / "book.txt").write_text(BOOK)
+    return tmp_path / "book.txt"
+
+
+def kept(home):
+    return sorted((home / "parts").glob("*")) if (home / "parts").exists() else []
+
+
+def parts_of(out):
+    return [event for line in out.splitlines() if (event := json.loads(line))["type"] == "part"]
+
+
+def test_parts_then_their_notes(triforce_here, book, tmp_path):
+    code, out, err = triforce_here("summarize", book, *ARGS)
+    assert code == 0, err
+    labels = re.findall(r"^part (\d+) of (\d+): .*prompt tokens", err, re.MULTILINE)
+    count = int(labels[0][1])
+    assert count >= 4 and labels == [(str(number), str(count)) for number in range(1, count + 1)]
+    assert len(err.splitlines()) == count + 1
+    assert kept(tmp_path / "home") == []
+    found = triforce_here("summarize", book, *ARGS, "--json")[1]
+    kinds = [json.loads(line)["type"] for line in found.splitlines()]
+    assert (kinds[0], kinds[-1], kinds.count("part"), kinds.count("done")) == ("section", "done", count, 1)
+    assert "".join(e["text"] for e in map(json.loads, found.splitlines()) if e["type"] == "text") + "\n" == out
+    assert [part["taken_over"] for part in parts_of(found)] == [False] * count
+
+
+def test_a_terminal_shows_which_part_is_read(on_a_terminal_here, triforce_here, book, tmp_path):
+    with (tmp_path / "out.md").open("w") as out:
+        code, output = on_a_terminal_here("summarize", book, *ARGS, stdout=out)
+    assert code == 0, output
+    assert re.search(r"part 2 of \d+ · prefill", uncolored(output))
+    assert re.search(r"part 2 of \d+ · decode", uncolored(output))
+    assert (tmp_path / "out.md").read_text() == triforce_here("summarize", book, *ARGS)[1]
+
+
+def test_notes_that_are_still_too_long_are_read_again(triforce_here, tmp_path):
+    (tmp_path / "long.txt").write_text(BOOK + BOOK[:4000])
+    args = ("summarize", tmp_path / "long.txt", "--map-reduce", "--temperature", "0", "-n", "300", "--json")
+    code, out, err = triforce_here(*args)
+    assert code == 0, err
+    rounds = {part["round"] for part in parts_of(out)}
+    assert rounds >= {1, 2}
+    assert "of round 2: " in err
+
+
+def test_an_interrupted_run_goes_on_where_it_was(triforce_here, tiny_model_dir, book, tmp_path):
+    whole = triforce_here("summarize", book, *ARGS)[1]
+    command = [sys.executable, "-m", "triforce_cli", "summarize", str(book), *ARGS, "--dtype", "float32"]
+    env = environment(tmp_path, tiny_model_dir) | {"TRIFORCE_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        line = process.stderr.readline()
+        process.stderr.readline()  # by now the first one is kept
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert line.startswith("part 1 of ")
+    assert (process.returncode, out) == (130, "")
+    assert err.endswith("finished parts are kept: the same command goes on from there\n")
+    files = kept(tmp_path / "home")
+    assert files and all(path.suffix == ".json" for path in files)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
+    other = triforce_here("summarize", book, *ARGS, "--repetition-penalty", "1.1", "--json")
+    assert not any(part["taken_over"] for part in parts_of(other[1]))  # another setting is another part
+    code, out, err = triforce_here("summarize", book, *ARGS, "--join-timeout", "31", "--json")
+    assert code == 0, err
+    taken = [part["taken_over"] for part in parts_of(out)]
+    assert taken == sorted(taken, reverse=True) and sum(taken) == len(files)
+    assert f"{len(files)} of {len(taken)} parts taken over from an earlier run" in err
+    assert "".join(e["text"] for e in map(json.loads, out.splitlines()) if e["type"] == "text") + "\n" == whole
+    assert kept(tmp_path / "home") == []
+
+
+def test_kept_parts_are_found_again_whatever_happens_to_them(tmp_path):
+    def warned(text):
+        raise AssertionError(text)
+
+    parts = KeptParts(tmp_path, {"model": "a"}, warned)
+    parts.keep([1, 2], "one — two")
+    assert KeptParts(tmp_path, {"model": "a"}, warned).find([1, 2]) == "one — two"
+    assert KeptParts(tmp_path, {"model": "b"}, warned).find([1, 2]) is None
+    assert parts.find([1, 3]) is None
+    (path,) = kept(tmp_path)
+    path.write_text('{"text": "cut o')
+    assert KeptParts(tmp_path, {"model": "a"}, warned).find([1, 2]) is None
+    parts.clear()
+    parts.clear()
+    assert kept(tmp_path) == []
+    warnings = []
+    (tmp_path / "file").write_text("")
+    full = KeptParts(tmp_path / "file", {}, warnings.append)
+    full.keep([1], "x")
+    full.keep([2], "y")
+    assert len(warnings) == 1 and full.find([1]) is None
+
+
+def test_an_instruction_that_leaves_no_room(triforce_here, book):
+    code, out, err = triforce_here("summarize", book, *ARGS, "--focus", "cats and houses " * 150)
+    assert (code, out) == (2, "")
+    assert "leaves no room for parts" in err and "2,048" in err

@@ -1,0 +1,123 @@
+"""The embedded model on real books: speculation says what plain decoding says, and retrieval finds what is far away."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
+from offload.kernels.native.ops import NativeOperations
+from offload.sequence import Context
+from offload.speculation.hierarchy import selected_cache
+from offload.speculation.runner import Runner, SelectedRunner
+from tests.support.paths import DATA, ROOT
+
+BOOKS = {
+    "frankenstein": ROOT / "examples" / "frankenstein.txt",
+    "moby-dick": DATA / "moby-dick-opening.txt",
+    "pride-and-prejudice": DATA / "pride-and-prejudice-opening.txt",
+}
+PROMPT, NEW = 2000, 128
+METHODS = [("auto", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("streaming", "lookup")]
+MORE = [("retrieval", "none"), ("naive", "model"), ("triforce", "model"), ("auto", "model")]
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("books")]
+
+
+@pytest.fixture(scope="module")
+def opened(embedded_model_dir):
+    """The model drafts for itself where a draft model is wanted: with a StreamingLLM cache it is not the same."""
+    config = EngineConfig(model=str(embedded_model_dir), dtype="float32", device="cpu")
+    return open_model(config, speculation=Speculation("naive", str(embedded_model_dir)))
+
+
+@pytest.fixture(scope="module")
+def engine(opened):
+    return opened.load()
+
+
+def decoded(engine, ids, settings, new=NEW):
+    events = engine.generate(ids, Sampling(temperature=0), GenerationConfig(max_new_tokens=new), settings)
+    return [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+
+@pytest.mark.parametrize(
+    ("book", "methods"),
+    [
+        ("frankenstein", METHODS),
+        *(pytest.param(book, [*METHODS, *MORE], marks=pytest.mark.long) for book in BOOKS),
+    ],
+)
+def test_greedy_equals_plain_greedy_with_every_method_and_drafter(engine, opened, book, methods):
+    ids = opened.tokenizer.encode(BOOKS[book].read_text("utf-8"), special_tokens=True)[:PROMPT]
+    assert len(ids) == PROMPT
+    expected = decoded(engine, ids, Speculation("ar"))
+    for method, draft in methods:
+        settings = Speculation(method, "a model" if draft == "model" else draft, budget=256)
+        assert decoded(engine, ids, settings) == expected, f"{method}, {draft}"
+
+
+@pytest.mark.parametrize(
+    "book", [pytest.param(book, marks=[pytest.mark.long] * (book != "frankenstein")) for book in BOOKS]
+)
+def test_the_native_kernel_says_what_torch_says(engine, opened, book):
+    """Plain greedy decoding in fp32."""
+    if not isinstance(engine.model.operations, NativeOperations):
+        pytest.skip("the native kernel is not in use here: see triforce doctor")
+    torch_engine = replace(opened, config=replace(opened.config, kernel="off"), draft=None).load()
+    ids = opened.tokenizer.encode(BOOKS[book].read_text("utf-8"), special_tokens=True)[:1000]
+    native, plain = (decoded(each, ids, Speculation("ar"), 64) for each in (engine, torch_engine))
+    assert native == plain
+
+
+CONTEXT, BUDGET = 6000, 1024
+NEEDLES = {
+    0.2: "velvet anchor seventeen purple river under the old stone bridge",
+    0.5: "copper lantern ninety walks over the frozen garden at noon",
+    0.8: "silent orchard forty sings behind a broken yellow door",
+}
+PLACES = {0.2: "lighthouse", 0.5: "windmill", 0.8: "monastery"}
+
+
+def planted(tokenizer, depth):
+    """A book with a passphrase at each depth, and the question for one of them up to where its answer begins."""
+    text = tokenizer.decode(tokenizer.encode(BOOKS["frankenstein"].read_text("utf-8"), special_tokens=False)[:CONTEXT])
+    for share in sorted(NEEDLES, reverse=True):
+        at = text.index("\n", int(share * len(text)))
+        text = f"{text[:at]}\n\nThe passphrase of the {PLACES[share]} is: {NEEDLES[share]}.\n{text[at:]}"
+    ids = tokenizer.chat(f"{text}\n\nWhat is the passphrase of the {PLACES[depth]}?", None)
+    return [*ids, *tokenizer.encode(f"The passphrase of the {PLACES[depth]} is:", special_tokens=False)]
+
+
+@torch.inference_mode()
+def agreement(full, middle, prompt, answer):
+    """Along a given answer: where the model says it, and where the middle level agrees with the model there."""
+    context, reproduced, agreed = Context(prompt), 0, 0
+    list(full.prefill(context))
+    middle.renew()
+    for token in answer:
+        wanted, drafted = (int(each.model.logits(each.rows(context))[0].argmax()) for each in (full, middle))
+        reproduced += wanted == token
+        agreed += wanted == drafted == token
+        context.extend([token])
+        context.commit()
+    return reproduced, agreed
+
+
+@pytest.mark.long
+def test_retrieval_finds_a_needle_that_a_window_has_lost(embedded_model_dir):
+    config = EngineConfig(model=str(embedded_model_dir), device="cpu")
+    opened = open_model(config)
+    model, tokenizer = opened.load().model, opened.tokenizer
+    full = Runner(model, model.new_cache(CONTEXT + 500))
+    settings = [Speculation(method, budget=BUDGET) for method in ("retrieval", "streaming")]
+    middles = [SelectedRunner(full, selected_cache(full.cache, each)) for each in settings]
+    totals = torch.zeros(2, 2)
+    for depth, phrase in NEEDLES.items():
+        answer = tokenizer.encode(f" {phrase}", special_tokens=False)
+        for row, middle in enumerate(middles):
+            totals[row] += torch.tensor(agreement(full, middle, planted(tokenizer, depth), answer))
+    (reproduced, retrieved), (again, streamed) = totals.tolist()
+    assert min(reproduced, again) >= 20  # the model itself must know most of it, or nothing is tested
+    assert retrieved >= 0.9 * reproduced
+    assert streamed <= 0.4 * again

@@ -1,0 +1,25 @@
+"""The embedded model on a real book, against transformers."""
+
+import pytest
+import torch
+
+from offload import EngineConfig, GenerationConfig, Sampling, Tokens, open_model
+from tests.support.paths import ROOT
+
+BOOK = ROOT / "examples" / "frankenstein.txt"
+PROMPT, NEW = 1000, 64
+
+
+@pytest.mark.slow
+def test_greedy_tokens_equal_transformers_after_a_thousand_of_frankenstein(embedded_model_dir):
+    from transformers import AutoModelForCausalLM
+
+    opened = open_model(EngineConfig(model=str(embedded_model_dir), dtype="float32", device="cpu"))
+    ids = opened.tokenizer.encode(BOOK.read_text("utf-8"), special_tokens=True)[:PROMPT]
+    events = opened.load().generate(ids, Sampling(temperature=0), GenerationConfig(max_new_tokens=NEW))
+    found = [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+    reference = AutoModelForCausalLM.from_pretrained(embedded_model_dir, dtype=torch.float32)
+    expected = reference.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, eos_token_id=[2, 0])
+    assert found == expected[0, PROMPT:].tolist()
+    assert len(found) == NEW

@@ -1,0 +1,179 @@
+"""The native kernel's attention at every level: what it is, in fp64, and that a row is the same in any company."""
+
+import random
+from itertools import cycle, islice
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload.kernels.native import LEVELS, KernelUnavailable, find_kernel
+from tests.support.native_kernel import DTYPES, NAN, attention, definition, distance, draw, fill_blocks, scatter_blocks
+
+# One worker: the emulated level is compiled once.
+pytestmark = pytest.mark.xdist_group("native")
+
+HEAD_DIMS = (16, 64, 80, 96, 128, 256)
+GROUPS = (1, 3, 4, 7, 8)
+BORDERS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 4999, 5000)
+LENGTHS = (*BORDERS, *random.Random(0).sample(range(66, 2500), 5))
+LARGEST_LOGIT = 1e4
+
+
+def spread(values, seed):
+    """A value for each length: all of them as often, in an order of their own."""
+    chosen = list(islice(cycle(values), len(LENGTHS)))
+    random.Random(seed).shuffle(chosen)
+    return chosen
+
+
+TOKENS = [min(tokens, 1 + 8000 // seen) for tokens, seen in zip(spread((1, 2, 3, 5, 8, 33), 3), LENGTHS, strict=True)]
+KINDS = spread(("random", "peaked", "extreme"), 5)
+CAUSAL, BY_TABLE = spread((True, True, False), 6), spread((True, False), 7)
+SIZES = (spread(HEAD_DIMS, 1), spread(GROUPS, 2), TOKENS, spread((1, 2, 3), 4))
+CASES = list(zip(LENGTHS, *SIZES, KINDS, CAUSAL, BY_TABLE, strict=True))
+
+
+def inputs(tokens, group, kv_heads, keys, head_dim, dtype, kind="random", seed=0):
+    """q, keys and values; peaked: one key outweighs all others, extreme: products of 10^4."""
+    q = draw(tokens, kv_heads * group, head_dim, seed=seed)
+    k, v = (draw(kv_heads, keys, head_dim, dtype=dtype, seed=seed + n) for n in (1, 2))
+    if kind == "peaked":
+        k[:, (keys - tokens) // 2] = 8 * q[0, ::group].to(dtype)
+    if kind == "extreme":
+        q *= LARGEST_LOGIT / torch.einsum("thgd,hkd->thgk", q.unflatten(1, (kv_heads, group)), k.float()).abs().max()
+    return q.to(dtype), k, v
+
+
+def assert_is_attention(found, expected, dtype, kind="random"):
+    (out, lse), (expected_out, expected_lse) = found, expected
+    # Where products of 10^4 cancel, fp32 has no more digits.
+    limit = 3e-3 if dtype == torch.bfloat16 else 1e-4 if kind == "extreme" else 1e-5
+    assert distance(out, expected_out) < limit
+    assert torch.allclose(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)
+
+
+def same(one, other):
+    return all(torch.equal(ours, theirs) for ours, theirs in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("seen", "head_dim", "group", "tokens", "kv_heads", "kind", "causal", "by_table"), CASES)
+def test_it_is_attention(kernel, dtype, seen, head_dim, group, tokens, kv_heads, kind, causal, by_table):
+    q, k, v = inputs(tokens, group, kv_heads, seen + (tokens - 1) * causal, head_dim, dtype, kind)
+    blocks, table = fill_blocks(k, v), None
+    if by_table:
+        blocks, table = scatter_blocks(blocks)
+    found = attention(kernel, q, blocks, seen, table, causal)
+    assert_is_attention(found, definition(q, k, v, seen, causal), dtype, kind)
+    out, _ = attention(kernel, q, blocks, seen, table, causal, narrow=dtype == torch.bfloat16)
+    assert torch.equal(out, found[0].to(dtype))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 1100),
+    st.integers(1, 40),
+    st.sampled_from(GROUPS),
+    st.sampled_from(HEAD_DIMS[:-1]),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+)
+def test_it_is_attention_wherever_the_borders_lie(kernel, seen, tokens, group, head_dim, dtype, by_table):
+    q, k, v = inputs(tokens, group, 1, seen + tokens - 1, head_dim, dtype, seed=seen)
+    blocks, table = fill_blocks(k, v), None
+    if by_table:
+        blocks, table = scatter_blocks(blocks, seen)
+    assert_is_attention(attention(kernel, q, blocks, seen, table), definition(q, k, v, seen), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", [1, 3])
+def test_any_number_of_rows_gives_the_same_rows(kernel, dtype, group):
+    """1 to 64 rows for each KV head (and three times as many), within a call of 200: bit for bit."""
+    tokens, seen = 200 // group, 490  # crosses the border of a piece
+    q, k, v = inputs(tokens, group, 2, seen + tokens - 1, 64, dtype)
+    blocks = fill_blocks(k, v)
+    whole = out, lse = attention(kernel, q, blocks, seen)
+    assert_is_attention(whole, definition(q, k, v, seen), dtype)
+    for count in range(1, 65):
+        first = 7 * count % (tokens - count + 1)
+        some = slice(first, first + count)
+        assert same(attention(kernel, q[some], blocks, seen + first), (out[some], lse[some])), count
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [80, 128])
+def test_threads_and_company_change_no_bit(kernel, set_threads, dtype, head_dim):
+    """Few rows are split over the threads by pieces of the keys, many by rows; 28 groups of rows are many for three."""
+    tokens, seen = 200, 900
+    q, k, v = inputs(tokens, 4, 2, seen + tokens - 1, head_dim, dtype)
+    blocks, table = scatter_blocks(fill_blocks(k, v))
+    set_threads(1)
+    whole = out, lse = attention(kernel, q, blocks, seen, table)
+    assert_is_attention(whole, definition(q, k, v, seen), dtype)
+    for threads in (2, 3, 8):
+        set_threads(threads)
+        assert same(attention(kernel, q, blocks, seen, table), whole)
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        for first, count in ((0, 1), (123, 1), (199, 1), (122, 2), (120, 17), (100, 64)):
+            some = slice(first, first + count)
+            assert same(attention(kernel, q[some], blocks, seen + first, table), (out[some], lse[some]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [NAN, -NAN, float("inf"), float("-inf")], ids=["nan", "-nan", "inf", "-inf"])
+@pytest.mark.parametrize("damaged", ["q", "k", "v"])
+@pytest.mark.parametrize("tokens", [1, 7, 150])
+def test_what_is_no_number_stays_none(kernel, dtype, value, damaged, tokens):
+    """Damaged weights must not end as text: neither the running maximum nor the fold of pieces may hide them."""
+    seen = 1100  # three pieces
+    for at in (0, 700, seen - 1):  # a key in the first piece, in the second, the newest
+        q, k, v = inputs(tokens, 3, 2, seen + tokens - 1, 64, dtype)
+        if damaged == "q":
+            q[-1] = value
+        else:
+            (k if damaged == "k" else v)[:, at] = value
+        out, lse = attention(kernel, q, fill_blocks(k, v), seen)
+        expected_out, expected_lse = definition(q, k, v, seen)
+        assert not out[-1].isfinite()[~expected_out[-1].isfinite()].any()
+        assert not expected_out[-1].isfinite().all(), "the definition says so too"
+        assert not lse[-1].isfinite()[expected_lse[-1].isnan()].any()
+
+
+def test_every_bit_pattern_of_nan_stays_one(kernel):
+    """Erased memory is all ones; fp32 carries such a payload on."""
+    q, k, v = inputs(1, 1, 1, 600, 64, torch.float32)
+    for bits in (-1, 0x7F800001, 0x7FFFFFFF, 0x7FC00000, -0x400000):
+        k[:, 550] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+        assert attention(kernel, q, fill_blocks(k, v), 600)[0].isnan().all()
+
+
+def test_the_order_of_the_table_is_the_order_of_the_keys(kernel):
+    """The first token of two sees all of the first block and one token of the second, whichever those are."""
+    q, k, v = inputs(2, 1, 1, 48, 64, torch.float32)
+    blocks = fill_blocks(k, v)
+    table = torch.tensor([[2, 0]], dtype=torch.int32)
+    order = [*range(32, 48), *range(16)]
+    found = attention(kernel, q, blocks, 17, table)
+    assert_is_attention(found, definition(q, k[:, order], v[:, order], 17), torch.float32)
+
+
+def test_the_best_level_is_taken_and_an_unknown_one_refused():
+    try:
+        best = find_kernel()
+    except KernelUnavailable as error:
+        pytest.skip(str(error))
+    for level in LEVELS[: LEVELS.index(best.level)]:
+        with pytest.raises(KernelUnavailable, match=f"no {level}"):
+            find_kernel(level)
+    assert find_kernel("portable").level == "portable"
+    with pytest.raises(KernelUnavailable, match="no abacus"):
+        find_kernel("abacus")
+
+
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path):
+    with pytest.raises(KernelUnavailable, match=r"not loaded: .*nothing\.so"):
+        find_kernel("auto", tmp_path / "nothing.so")

@@ -1,0 +1,132 @@
+"""A whole decoder on the native kernel: torch's logits, and the same bits however tokens are grouped."""
+
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload.engine import Engine
+from offload.errors import TriforceError
+from offload.kernels.native import KernelUnavailable, find_kernel
+from offload.kernels.native.library import open_library
+from offload.kernels.native.ops import NativeOperations, why_not
+from offload.kernels.ops import TorchOperations, choose_operations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context
+from offload.speculation.runner import Runner
+from tests.support.models import CONFIGS, make_hf_model
+
+CPU = torch.device("cpu")
+LENGTH = 700  # more than a piece of the kernel's
+WIDE = {"head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def native():
+    try:
+        return NativeOperations(find_kernel())
+    except KernelUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    def loaded(family, dtype, operations, **changes):
+        folder = tmp_path_factory.mktemp(family)
+        make_hf_model(family, **changes).save_pretrained(folder)
+        return load_model(FolderCheckpoint(folder), dtype, CPU, lambda done, total: None, operations)
+
+    return loaded
+
+
+def ids(count, vocab=267):
+    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(0))
+
+
+def logits(model, chunk):
+    cache = model.new_cache(LENGTH)
+    return torch.cat([model.logits(model.forward(part, cache)) for part in ids(LENGTH).split(chunk)])
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_logits_are_torch_s(family, dtype, load, native):
+    found, expected = (logits(load(family, dtype, do), 512) for do in (native, TorchOperations()))
+    tolerance = 2e-4 if dtype == torch.float32 else 0.02 * expected.abs().max()
+    assert (found - expected).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}, WIDE], ids=str)
+def test_logits_are_torch_s_for_other_shapes(changes, load, native):
+    found, expected = (logits(load("llama", torch.float32, do, **changes), 512) for do in (native, TorchOperations()))
+    assert (found - expected).abs().max() < 2e-4 * max(1, expected.abs().max())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_same_bits_in_whatever_chunks(family, dtype, load, native):
+    model = load(family, dtype, native)
+    whole = logits(model, LENGTH)
+    for chunk in (1, 7, 64, 512):
+        assert torch.equal(logits(model, chunk), whole), chunk
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_verified_row_is_the_decoded_row_to_the_bit(dtype, load, native):
+    model, context = load("llama", dtype, native, **WIDE), Context(ids(600).tolist())
+    verified, plain = (Runner(model, model.new_cache(LENGTH)) for _ in range(2))
+    draft = ids(20).tolist()
+    rows = verified.rows(context, draft)
+    for row, token in zip(rows, [*draft, 0], strict=True):
+        assert torch.equal(plain.rows(context)[0], row)
+        context.extend([token])
+
+
+@pytest.mark.parametrize("method", ["lookup", "retrieval", "triforce", "streaming", "auto"])
+def test_greedy_speculation_in_bf16_is_plain_decoding_without_ties(method, load, native):
+    """On torch's kernels a verified row and a decoded one differ by rounding, and a near tie may fall either way."""
+    engine = Engine(load("llama", torch.bfloat16, native), (), 64)
+    prompt = ids(200, vocab=40).tolist() * 2
+
+    def decoded(settings):
+        events = engine.generate(prompt, Sampling(temperature=0), GenerationConfig(max_new_tokens=80), settings)
+        return [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+    assert decoded(Speculation(method, budget=64)) == decoded(Speculation("ar"))
+
+
+def test_what_the_kernel_cannot_serve_is_left_to_torch(load):
+    model = load("llama", torch.float32, TorchOperations())
+    assert why_not(model.shape, torch.float16, CPU)
+    assert isinstance(choose_operations("auto", model.shape, torch.float16, CPU), TorchOperations)
+    assert isinstance(choose_operations("off", model.shape, torch.float32, CPU), TorchOperations)
+
+
+def test_a_library_of_other_sources_is_not_called(tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    for name, source in (("old", "int other;"), ("new", "long long triforce_layout(void) { return 7; }")):
+        (tmp_path / f"{name}.c").write_text(source)
+        library = tmp_path / f"{name}.so"
+        subprocess.run([compiler, "-shared", "-fPIC", tmp_path / f"{name}.c", "-o", library], check=True, timeout=60)
+        with pytest.raises(KernelUnavailable, match="other sources"):
+            open_library(library)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight", ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"])
+def test_weights_that_are_no_numbers_are_an_error(weight, dtype, kernel, tmp_path):
+    """At every level, whatever hides NaN on its way: a maximum, a fold, a rounding."""
+    source = make_hf_model("llama", **WIDE)
+    with torch.no_grad():
+        next(w for name, w in source.named_parameters() if weight in name).fill_(float("nan"))
+    source.save_pretrained(tmp_path)
+    model = load_model(FolderCheckpoint(tmp_path), dtype, CPU, lambda done, total: None, NativeOperations(kernel))
+    for count in (3, 600):
+        with pytest.raises(TriforceError, match="no numbers"):
+            list(Engine(model, (), 512).generate(ids(count).tolist(), Sampling(temperature=0), GenerationConfig(4)))

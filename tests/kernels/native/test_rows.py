@@ -1,0 +1,101 @@
+"""The native kernel's linears, norm and gate at every level, against fp64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from offload.kernels.native.layout import pack_weight, weight_rows
+from tests.support.native_kernel import DTYPES, NAN, distance, draw
+
+pytestmark = pytest.mark.xdist_group("native")
+
+ROUNDING = {torch.bfloat16: 2**-8, torch.float32: 2**-20}  # of a result, with its last digit to spare
+# Outputs that fill panels, pairs of panels and neither; inputs to both sides of the 1024 that are multiplied at a time.
+SIZES = [(16, 16), (1, 2), (33, 64), (40, 1022), (100, 1024), (24, 1026), (48, 1040), (17, 2600)]
+
+
+def product(kernel, x, weight, bias=None, onto=None, wide=False):
+    y = torch.full((len(x), len(weight)), NAN, dtype=torch.float32 if wide else x.dtype)
+    return kernel.linear(x, pack_weight(weight), bias, onto, y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_a_linear_is_the_product(kernel, dtype, outputs, inputs):
+    weight, bias = draw(outputs, inputs, dtype=dtype, seed=1), draw(outputs, seed=2)
+    for rows in (1, 5, 13, 97):
+        x, onto = draw(rows, inputs, dtype=dtype, seed=4), draw(rows, outputs, dtype=dtype, seed=3)
+        expected = x.double() @ weight.double().T
+        assert distance(product(kernel, x, weight, wide=True), expected) < 1e-5
+        assert distance(product(kernel, x, weight, bias, onto, wide=True), expected + bias + onto) < 1e-5
+        rounded = product(kernel, x, weight, bias)
+        assert torch.allclose(rounded.double(), expected + bias, rtol=ROUNDING[dtype], atol=1e-3)
+        given = onto.double()
+        assert kernel.linear(x, pack_weight(weight), None, onto, onto) is onto
+        assert torch.allclose(onto.double(), expected + given, rtol=ROUNDING[dtype], atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inputs", [96, 1056])
+def test_a_row_of_a_linear_is_the_same_in_any_company(kernel, set_threads, dtype, inputs):
+    """1 to 130 rows, by one, two and three threads: bit for bit."""
+    weight, bias = pack_weight(draw(40, inputs, dtype=dtype, seed=1)), draw(40, seed=2)
+    x, onto = draw(130, inputs, dtype=dtype, seed=3), draw(130, 40, dtype=dtype, seed=4)
+
+    def some(first, last, y_dtype=dtype):
+        y = torch.full((last - first, 40), NAN, dtype=y_dtype)
+        return kernel.linear(x[first:last], weight, bias, onto[first:last], y)
+
+    whole, wide = some(0, 130), some(0, 130, torch.float32)
+    for count in range(1, 131):
+        set_threads(1 + count % 3)
+        first = 7 * count % (131 - count)
+        assert torch.equal(some(first, first + count), whole[first : first + count]), count
+    assert torch.equal(some(77, 78, torch.float32), wide[77:78])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 2), (16, 48), (49, 64)])
+def test_a_packed_weight_gives_its_rows_back(dtype, outputs, inputs):
+    weight = draw(outputs, inputs, dtype=dtype)
+    packed = pack_weight(weight)
+    assert packed.is_contiguous() and packed.numel() == -(-outputs // 16) * 16 * inputs
+    ids = torch.randint(0, outputs, (30,), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(weight_rows(packed, ids), weight[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [16, 48, 64, 576])
+def test_norm_is_rmsnorm(kernel, set_threads, dtype, width):
+    weight = 1 + draw(width, dtype=dtype, seed=1) / 4
+    for rows, scale in ((1, 1.0), (5, 1e-4), (40, 1e3)):
+        x = (draw(rows, width, seed=rows) * scale).to(dtype)
+        expected = F.rms_norm(x.double(), (width,), weight.double(), 1e-5)
+        results = []
+        for threads in (1, 3):
+            set_threads(threads)
+            results.append(kernel.norm(x, weight, 1e-5, torch.full_like(x, NAN)))
+        assert torch.allclose(results[0].double(), expected, rtol=ROUNDING[dtype], atol=1e-30)
+        assert torch.equal(*results)
+        assert torch.equal(kernel.norm(x[:1], weight, 1e-5, torch.full_like(x[:1], NAN)), results[0][:1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [16, 48, 1536])
+def test_gate_is_silu_times_up(kernel, set_threads, dtype, width):
+    for rows, scale in ((1, 1.0), (5, 30.0), (40, 1e4)):
+        x = (draw(rows, 2 * width, seed=rows) * scale).to(dtype)
+        x[0, :5] = torch.tensor([0.0, 88.0, -88.0, -1e30, 1e30])
+        gate, up = x.double().chunk(2, dim=-1)
+        results = []
+        for threads in (1, 3):
+            set_threads(threads)
+            results.append(kernel.gate(x, torch.full((rows, width), NAN, dtype=dtype)))
+        # Far below zero, where nearly nothing is left: e^x has as many digits fewer as x has before the point, and it
+        # ends at 2^-126.
+        expected, tiny = F.silu(gate) * up, (gate * up).abs() * 2**-125
+        limit = max(ROUNDING[dtype], 2**-16) * expected.abs() + tiny
+        assert ((results[0] - expected).abs() <= limit).all()
+        usual = gate > -4
+        assert torch.allclose(results[0][usual].double(), expected[usual], rtol=ROUNDING[dtype])
+        assert torch.equal(*results)

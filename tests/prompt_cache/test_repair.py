@@ -1,0 +1,117 @@
+"""Damaged blocks of a prompt cache: one run repairs all of them, and what is sound behind them is taken over."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from offload import GenerationConfig, Sampling
+from offload.errors import Degraded
+from offload.offloading import TierSettings
+from offload.prompt_cache import restore as restoring
+from offload.prompt_cache import writer as saving
+from offload.prompt_cache.fingerprint import TOKENS
+from tests.support.prompt_cache import CHUNK, engine_on, files, ids, said, spoil, tensors
+
+LENGTH = 900  # 7 whole blocks
+
+
+@pytest.mark.parametrize(("chunk", "length", "read"), [(CHUNK, LENGTH, 7), (512, LENGTH, 4), (CHUNK, 4 * TOKENS, 3)])
+def test_one_run_repairs_all_damaged_blocks(model_dir, home, operations, chunk, length, read):
+    """Also those that this prompt does not need: of whole blocks, the last is run for its last token."""
+    if operations.kernel and chunk == 512:
+        read = 7
+    prompt = ids(length)
+    expected, _ = said(engine_on(model_dir, home, operations=operations, chunk=chunk), prompt)
+    whole = tensors(home)
+    for path in files(home):
+        spoil(path)
+    with pytest.warns(Degraded, match=f"{read} files of the prompt cache are not used, the first: .*/0000") as warned:
+        assert said(engine_on(model_dir, home, operations=operations, chunk=chunk), prompt) == (expected, 0)
+    assert len(warned) == 1
+    assert tensors(home) == whole
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answer = said(engine_on(model_dir, home, operations=operations, chunk=chunk), prompt)
+    assert answer == (expected, read * TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"), [(None, torch.float32), (TierSettings("stream", 0, piece=192), torch.bfloat16)]
+)
+@pytest.mark.parametrize(("chunk", "bad"), [(CHUNK, {0, 3, 6}), (96, {1, 2}), (96, {5}), (CHUNK, {1, 2, 5})])
+def test_what_lies_behind_damage_is_taken_over(model_dir, home, operations, settings, dtype, chunk, bad):
+    def engine(where):
+        return engine_on(model_dir, where, settings, operations, dtype, chunk=chunk)
+
+    prompt = ids(LENGTH)
+    said(engine(home), prompt)
+    whole, unit = tensors(home), 1 if operations.kernel else math.lcm(chunk, TOKENS) // TOKENS
+    lost = {index // unit for index in bad}
+    for index in bad:
+        spoil(files(home)[index])
+    both = engine(home), engine(None)
+    with pytest.warns(Degraded, match="not used"):
+        answer = said(both[0], prompt)
+    assert answer == (said(both[1], prompt)[0], (len(whole) - unit * len(lost)) * TOKENS)
+    ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in both)
+    assert all(map(torch.equal, ours, theirs))
+    assert tensors(home) == whole
+
+
+def test_questions_on_a_document_in_memory_repair_their_own_blocks(model_dir, home, native_operations):
+    document, ends = ids(LENGTH), (ids(300, 1), ids(300, 2))
+    engine = engine_on(model_dir, home, operations=native_operations, room=2000)
+    expected = [said(engine, document + end)[0] for end in ends]
+    whole = tensors(home)
+    for path in files(home)[7:]:
+        spoil(path)
+    engine = engine_on(model_dir, home, operations=native_operations, room=2000)
+    with pytest.warns(Degraded, match="not used") as warned:
+        assert [said(engine, document + end)[0] for end in ends] == expected
+    assert len(warned) == 2
+    assert tensors(home) == whole
+
+
+def test_a_sound_cache_is_read_once_and_not_written(model_dir, home, monkeypatch):
+    prompt = ids(LENGTH)
+    said(engine_on(model_dir, home), prompt)
+    reads, read = [], restoring.Prompt.read
+    monkeypatch.setattr(restoring.Prompt, "read", lambda self, index: (reads.append(index), read(self, index))[1])
+    monkeypatch.setattr(saving, "write_block", lambda *args: pytest.fail("a sound block is written again"))
+    assert said(engine_on(model_dir, home), prompt)[1] == 7 * TOKENS
+    assert reads == list(range(7))
+    assert said(engine_on(model_dir, home), prompt[:500])[1] == 3 * TOKENS
+
+
+def test_damaged_blocks_are_read_once_too(model_dir, home, monkeypatch):
+    prompt = ids(LENGTH)
+    said(engine_on(model_dir, home), prompt)
+    for index in (1, 2, 4):
+        spoil(files(home)[index])
+    reads, read = [], restoring.Prompt.read
+    monkeypatch.setattr(restoring.Prompt, "read", lambda self, index: (reads.append(index), read(self, index))[1])
+    written, write = [], saving.write_block
+    monkeypatch.setattr(saving, "write_block", lambda path, *args: (written.append(path), write(path, *args))[1])
+    with pytest.warns(Degraded, match="3 files"):
+        said(engine_on(model_dir, home), prompt)
+    assert reads == list(range(7))
+    assert written == [files(home)[index] for index in (1, 2, 4)]
+
+
+def test_an_interrupt_while_damage_is_repaired_keeps_what_was_computed(model_dir, home):
+    prompt = ids(LENGTH)
+    said(engine_on(model_dir, home), prompt)
+    whole = tensors(home)
+    for path in files(home)[:6]:
+        spoil(path)
+    events = engine_on(model_dir, home).generate(prompt, Sampling(temperature=0), GenerationConfig())
+    while next(events).done < 4 * TOKENS:
+        pass
+    events.close()
+    assert tensors(home)[:3] == whole[:3]
+    assert tensors(home)[5] != whole[5]
+    with pytest.warns(Degraded, match="not used"):
+        assert said(engine_on(model_dir, home), prompt)[1] in (4 * TOKENS, 5 * TOKENS)
+    assert tensors(home) == whole

@@ -1,0 +1,111 @@
+"""Lossless is the product: what comes out is distributed as plain decoding's output, whatever the drafters say."""
+
+import itertools
+
+import pytest
+import torch
+
+from offload.config import Sampling
+from offload.speculation import level as speculate
+from offload.speculation.adaptive import Pace
+from offload.speculation.drafter import Draft, ModelDrafter
+from offload.speculation.level import ModelVerifier
+from offload.speculation.sampling import Sampler
+from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
+
+RUNS, MANY, SURE = 5_000, 20_000, 1e-3  # the mistakes below are found in 5,000
+SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.7": Sampling(temperature=0.7, top_p=0.9)}
+FIXED, ADAPTIVE = (2, 3), (None, None)
+METHODS = [
+    ("ar", "lookup", ADAPTIVE),
+    ("lookup", "lookup", FIXED),
+    ("retrieval", "none", FIXED),
+    ("triforce", "lookup", FIXED),
+    ("streaming", "lookup", FIXED),
+    ("auto", "lookup", ADAPTIVE),
+    *((method, draft, FIXED) for method, draft in itertools.product(("naive", "triforce"), DRAFTS)),
+    *(("auto", draft, ADAPTIVE) for draft in DRAFTS),
+]
+CASES = [
+    # In every run of the suite each method and drafter with one sampling or the other; when there is time, all of it.
+    *(
+        pytest.param(*method, list(SAMPLINGS)[place % 2], RUNS, marks=pytest.mark.slow)
+        for place, method in enumerate(METHODS)
+    ),
+    *(
+        pytest.param(*method, name, MANY, marks=[pytest.mark.slow, pytest.mark.long])
+        for method, name in itertools.product(METHODS, SAMPLINGS)
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """More would only wait for each other over eight numbers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("method", "draft", "gammas", "sampling", "runs"), CASES)
+def test_the_first_three_tokens_are_distributed_as_plain_decoding_has_it(method, draft, gammas, sampling, runs):
+    top = hierarchy(method, draft, SAMPLINGS[sampling], gammas).top
+    assert p_value(top, SAMPLINGS[sampling], runs) > SURE
+
+
+@pytest.mark.parametrize("method", ["naive", "triforce"])
+def test_sampling_the_verifier_instead_of_the_residual_is_found(method, monkeypatch):
+    """The reference implementation's mistake."""
+    monkeypatch.setattr(speculate, "residual", lambda row, draft, place: row)
+    sampling = SAMPLINGS["t1"]
+    assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, 5_000) < SURE
+
+
+def test_the_same_mistake_at_the_lower_level_alone_is_found(monkeypatch):
+    """As in the reference: what the upper level is told of its draft is not how the draft was drawn."""
+    sampling, right = SAMPLINGS["t1"], speculate.residual
+    top, lower = hierarchy("triforce", "uniform", sampling, gammas=(3, 4)).levels
+    advance, inside = lower.advance, []
+
+    def marked(context, limit):
+        inside.append(True)
+        try:
+            return advance(context, limit)
+        finally:
+            inside.pop()
+
+    lower.advance = marked
+    monkeypatch.setattr(speculate, "residual", lambda row, *rest: row if inside else right(row, *rest))
+    assert p_value(top, sampling, 5_000) < SURE
+
+
+class Choosy(ModelDrafter):
+    """Looks at what it has drawn, and keeps unlikely tokens from being judged."""
+
+    def propose(self, context, limit):
+        draft = super().propose(context, limit)
+        chances = draft.rows.gather(1, torch.tensor(draft.tokens)[:, None])[:, 0]
+        kept = int((chances > 0.3).long().cumprod(0).sum())
+        return Draft(draft.tokens[:kept], draft.rows[:kept])
+
+
+def test_throwing_away_a_sampled_token_is_found():
+    sampling = SAMPLINGS["t1"]
+    sampler = Sampler(sampling, 0, VOCAB, torch.device("cpu"))
+    target = ModelVerifier("full", TableRunner(TARGET), sampler)
+    results = []
+    for kind in (ModelDrafter, Choosy):
+        pace = Pace([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
+        results.append(p_value(speculate.speculate("target", target, pace, sampler.generator), sampling, 5_000))
+    assert results[0] > SURE > results[1]
+
+
+def test_the_example_of_the_reference_defect():
+    """p = p_hat = (.5, .5), q = (1, 0): the residual is (0, 1), and half of the tokens must be 1."""
+    q, p = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    generator = torch.Generator().manual_seed(0)
+    first = [0 if speculate.verify(Draft([0], q), p, generator)[0] else 1 for _ in range(4000)]
+    assert abs(sum(first) / 4000 - 0.5) < 0.04
+    rejected = {speculate.verify(Draft([0], q), p, generator) for _ in range(200)}
+    assert rejected == {(1, 0), (0, 1)}

@@ -1,0 +1,112 @@
+"""The context and those who follow it: runners bring their caches in step, whatever happened in between."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context, Watermarks, common_prefix
+from offload.speculation.runner import Runner
+from tests.support.models import make_hf_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_hf_model("llama", vocab_size=16).save_pretrained(folder)
+    return load_model(FolderCheckpoint(folder), torch.float32, torch.device("cpu"), lambda done, total: None)
+
+
+def test_watermarks_tell_each_follower_what_is_unchanged():
+    class Follower:
+        pass
+
+    marks, first, second = Watermarks(), Follower(), Follower()
+    assert marks.look(first, 10) == 0
+    marks.lower(4)
+    assert marks.look(second, 6) == 0
+    marks.lower(5)
+    assert (marks.look(first, 8), marks.look(second, 8)) == (4, 5)
+    assert marks.look(first, 8) == 8
+
+
+def test_a_context_knows_what_is_tentative():
+    context = Context([1, 2])
+    context.extend([3])
+    assert context.tentative == [3]
+    context.commit()
+    assert context.tentative == []
+    context.restart([1, 9])
+    assert (context.tokens, context.committed) == ([1, 9], 2)
+
+
+def test_common_prefix():
+    assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
+    assert common_prefix([], [1]) == 0
+    assert common_prefix([1, 2], [1, 2, 3], known=1) == 2
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), st.lists(st.integers(0, 15), min_size=1, max_size=5)),
+        st.tuples(st.just("truncate"), st.integers(1, 12)),
+        st.tuples(st.just("restart"), st.lists(st.integers(0, 15), min_size=1, max_size=12)),
+        st.tuples(st.just("draft"), st.lists(st.integers(0, 15), max_size=4)),
+        st.tuples(st.just("settle"), st.none()),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_rows_are_those_of_a_fresh_runner_after_any_history(model, steps):
+    runner, context = Runner(model, model.new_cache(80), chunk=4), Context([1, 2, 3])
+    for what, value in steps:
+        if what == "extend" and len(context) < 60:
+            context.extend(value)
+        elif what == "truncate":
+            context.truncate(min(value, len(context)))
+        elif what == "restart":
+            context.restart(value)
+        elif what == "settle":
+            runner.settle(context)
+            assert runner.cache.length == runner.held <= len(context)
+        elif what == "draft":
+            found = runner.rows(context, value)
+            fresh = Runner(model, model.new_cache(80)).rows(Context(context.tokens), value)
+            assert found.shape == (len(value) + 1, model.shape.hidden)
+            assert torch.allclose(found, fresh, atol=1e-4)
+
+
+def test_two_contexts_in_turn_are_not_taken_for_each_other(model):
+    runner, first, second = Runner(model, model.new_cache(80)), Context([1, 2, 3, 4]), Context([5, 6, 7, 8])
+    wanted = runner.rows(first).clone()
+    runner.rows(second)
+    assert torch.allclose(runner.rows(first), wanted, atol=1e-5)
+
+
+def test_nothing_is_run_twice(model, monkeypatch):
+    runner, context, ran = Runner(model, model.new_cache(80)), Context([1, 2, 3, 4]), []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda ids, cache: ran.append(ids.tolist()) or forward(ids, cache))
+    list(runner.prefill(context))
+    runner.rows(context, [5, 6, 7])
+    context.extend([5, 6, 8])  # two accepted, one replaced
+    runner.settle(context)
+    runner.rows(context, [9])
+    context.extend([9, 1])
+    runner.rows(context)
+    assert ran == [[1, 2, 3, 4], [5, 6, 7], [8, 9], [1]]
+
+
+def test_a_prompt_that_is_there_already_runs_its_last_token_only(model, monkeypatch):
+    runner, context = Runner(model, model.new_cache(80)), Context([1, 2, 3, 4])
+    list(runner.prefill(context))
+    context.extend([5])
+    runner.rows(context)
+    context.restart([1, 2, 3, 4])
+    assert [event.done for event in runner.prefill(context)] == [3, 4]

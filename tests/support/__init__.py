@@ -1,0 +1,1 @@
+"""What tests share: tiny models, references, and stand-ins for hardware and terminals."""

@@ -1,0 +1,104 @@
+"""What the native kernel's tests share: another build of it, blocks filled by hand, and attention in fp64."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from offload.kernels.native.library import BLOCK, Attention
+from tests.support.paths import ROOT
+
+SOURCE = ROOT / "offload" / "kernels" / "native" / "kernel.c"
+DTYPES = [torch.bfloat16, torch.float32]
+NAN = float("nan")
+
+
+def build_emulated(folder: Path) -> Path:
+    """A library whose AVX-512 level runs on any x86 processor: its special instruction is replaced with plain C.
+
+    Linked without an OpenMP runtime, as setup.py does it.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    compiled, library = folder / "kernel.o", folder / "kernel.so"
+    flags = ["-DTRIFORCE_EMULATE", "-std=gnu11", "-O1", "-fopenmp", "-fPIC", "-Wno-psabi"]
+    subprocess.run([compiler, *flags, "-c", SOURCE, "-o", compiled], check=True, timeout=120)
+    subprocess.run([compiler, "-shared", compiled, "-lm", "-o", library], check=True, timeout=60)
+    return library
+
+
+def draw(*size, dtype=torch.float32, seed=0):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def fill_blocks(keys, values):
+    """Blocks `[kv_heads, blocks, 2 * 16 * head_dim]` as types.h has them; NaN behind the last token."""
+    heads, count, dim = keys.shape
+    full = torch.full((2, heads, -(-count // BLOCK) * BLOCK, dim), NAN, dtype=keys.dtype)
+    full[0, :, :count], full[1, :, :count] = keys, values
+    keys, values = full.unflatten(2, (-1, BLOCK))
+    if keys.dtype == torch.float32:
+        keys = keys.transpose(2, 3)
+    else:  # pairs of dimensions, pairs of tokens
+        keys = keys.unflatten(3, (-1, 2)).transpose(2, 3)
+        values = values.unflatten(2, (-1, 2)).transpose(3, 4)
+    return torch.cat((keys.flatten(2), values.flatten(2)), dim=2)
+
+
+def scatter_blocks(blocks, seed=0):
+    """The same blocks among as many of NaN, each head's in an order of its own, and the table that finds them.
+
+    A table's row is longer than what is used of it.
+    """
+    heads, count, size = blocks.shape
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.stack([torch.randperm(2 * count, generator=generator) for _ in range(heads)])
+    scattered = torch.full((heads, 2 * count, size), NAN, dtype=blocks.dtype)
+    scattered.scatter_(1, table[:, :count, None].expand_as(blocks), blocks)
+    return scattered, table.to(torch.int32)
+
+
+def attention(kernel, q, blocks, seen, table=None, causal=True, narrow=False):
+    """out `[tokens, heads, head_dim]` and lse `[tokens, heads]` by the kernel; the memory for them begins as NaN."""
+    tokens, heads, dim = q.shape
+    out = torch.full(q.shape, NAN, dtype=q.dtype if narrow else torch.float32)
+    lse = torch.full((tokens, heads), NAN)
+    call = Attention(
+        q=q.data_ptr(),
+        kv=blocks.data_ptr(),
+        table=None if table is None else table.data_ptr(),
+        out=out.data_ptr(),
+        lse=lse.data_ptr(),
+        head_stride=blocks.stride(0) * blocks.itemsize,
+        table_stride=0 if table is None else table.stride(0),
+        seen=seen,
+        causal=causal,
+        tokens=tokens,
+        kv_heads=len(blocks),
+        group=heads // len(blocks),
+        head_dim=dim,
+        wide=q.dtype == torch.float32,
+        narrow_out=narrow,
+        scale=dim**-0.5,
+    )
+    kernel.attend(call)
+    return out, lse
+
+
+def definition(q, keys, values, seen, causal=True):
+    """The same in fp64; all of the keys are there, each row sees its own share of them."""
+    tokens, _, dim = q.shape
+    grouped = q.double().unflatten(1, (len(keys), -1))  # [tokens, kv_heads, group, head_dim]
+    scores = torch.einsum("thgd,hkd->thgk", grouped, keys.double()) / dim**0.5
+    sight = seen + torch.arange(tokens) * int(causal)
+    scores.masked_fill_((torch.arange(keys.shape[1]) >= sight[:, None])[:, None, None], float("-inf"))
+    out = torch.einsum("thgk,hkd->thgd", scores.softmax(-1), values.double())
+    return out.flatten(1, 2), scores.logsumexp(-1).flatten(1)
+
+
+def distance(found, expected):
+    """The norm of the difference, as a part of the norm."""
+    return ((found.double() - expected).norm() / expected.norm()).item()

@@ -1,0 +1,54 @@
+"""Tiny models whose full cache is spread over tiers, over a simulated link that poisons and dawdles."""
+
+import random
+import time
+
+import torch
+
+from offload.kernels.native import KernelUnavailable, find_kernel
+from offload.kernels.native.ops import NativeOperations
+from offload.kernels.ops import TorchOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.offloading import SimulatedLink, Spread, TierSettings
+from tests.support.models import make_hf_model
+
+CPU = torch.device("cpu")
+PIECE, CAPACITY = 64, 700
+SHAPE = {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 3, "hidden_size": 96}
+
+
+def native_kernel():
+    try:
+        return find_kernel()
+    except KernelUnavailable:
+        return None
+
+
+def make_model(folder, dtype=torch.float32, native=True, **changes):
+    """A tiny model on the native kernel, or on torch's operations."""
+    make_hf_model("llama", **SHAPE | changes).save_pretrained(folder)
+    kernel = native_kernel() if native else None
+    operations = TorchOperations() if kernel is None else NativeOperations(kernel)
+    return load_model(FolderCheckpoint(folder), dtype, CPU, lambda done, total: None, operations)
+
+
+def dawdler(seed, longest=0.002):
+    """Random delays before copies."""
+    rng = random.Random(seed)
+    return lambda pairs: time.sleep(rng.random() * longest) if rng.random() < 0.3 else None
+
+
+def make_link(**options):
+    return SimulatedLink(**{"bandwidth": 1e12, "poison": True} | options)
+
+
+def tiered_cache(model, settings, link=None, capacity=CAPACITY):
+    """A full cache over tiers, in the native kernel's blocks where the model computes with it."""
+    spread = Spread(model.operations, CPU, settings, link or make_link())
+    store = spread.new_store(model.shape, capacity, model.dtype)
+    return model.new_cache(capacity, store=store)
+
+
+def settings(mode="stream", resident=0, **rest):
+    return TierSettings(mode=mode, resident_layers=resident, **{"piece": PIECE} | rest)

@@ -1,0 +1,7 @@
+"""Where the repository and the tests' data are."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
+DATA = ROOT / "tests" / "data"

@@ -1,0 +1,147 @@
+"""Tiny engines that remember prompts, in this process or in others that may be killed."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from multiprocessing import forkserver
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload.engine import Engine
+from offload.errors import Degraded
+from offload.events import Restored
+from offload.kernels.ops import TorchOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.offloading import SimulatedLink, Spread
+from offload.prompt_cache import restore as restoring
+from offload.prompt_cache import writer as saving
+from offload.prompt_cache.fingerprint import weights_digest
+from offload.prompt_cache.folder import PromptFolder
+from offload.prompt_cache.prefill import PromptCache
+
+CPU = torch.device("cpu")
+CHUNK, NEW = 64, 24
+
+
+def files(home):
+    """The blocks that are on disk."""
+    return sorted(home.glob("*/*.safetensors"))
+
+
+def spoil(path):
+    """Overwrite bytes of the keys and values."""
+    data = bytearray(path.read_bytes())
+    data[-600:-596] = bytes(byte ^ 255 for byte in data[-600:-596])
+    path.write_bytes(data)
+
+
+def tensors(home):
+    """What the files hold, but for the times in their headers."""
+    return [{name: tensor.tolist() for name, tensor in load_file(path).items()} for path in files(home)]
+
+
+def ids(count, seed=0):
+    return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def engine_on(
+    folder: Path,
+    home: Path | None,
+    settings=None,
+    operations=None,
+    dtype=torch.float32,
+    limit=1 << 30,
+    chunk=CHUNK,
+    room=0,
+):
+    """An engine with a tiny model; `home` None: without a memory on disk. Prompts up to `room` share their caches."""
+    checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
+    model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
+    spread = None if settings is None else Spread(operations, CPU, settings, SimulatedLink(1e12, poison=True))
+    prompts = None
+    if home is not None:
+        home.mkdir(exist_ok=True)
+        digest = weights_digest(checkpoint.files(), home / "weights.json")
+        prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", 0)
+        prompts.label = "a prompt"
+    engine = Engine(model, (), chunk, None, spread, prompts)
+    engine.reserve(room)
+    return engine
+
+
+def said(engine, prompt, method="ar", on_event=lambda event: None):
+    """The tokens after a prompt, and how many tokens of it were read from disk."""
+    out, restored = [], 0
+    settings = Speculation(method, budget=64, chunk=16, sink=16)
+    for event in engine.generate(prompt, Sampling(temperature=0), GenerationConfig(max_new_tokens=NEW), settings):
+        on_event(event)
+        if isinstance(event, Tokens):
+            out += event.ids
+        elif isinstance(event, Restored):
+            restored += event.tokens
+    return out, restored
+
+
+# In processes of their own. They are forked from one that has imported everything and run nothing.
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def _start_server():
+    """Its imports are done once; it does not look where this process would, unless it is told."""
+    _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache", "transformers.models.llama.configuration_llama"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+def _speak(pipe, folder, home, prompt, largest_file):
+    torch.set_num_threads(1)
+    if largest_file is not None:  # a full disk, as far as a write call can see
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    restoring.TRIAL = saving.PATIENCE = 1000.0  # see conftest.patience_with_disks
+    engine = engine_on(folder, home)
+    pipe.send("ready")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Degraded)
+        answer = said(engine, prompt)
+    pipe.send((*answer, [str(each.message) for each in caught]))
+
+
+class Process:
+    """Another process that loads the tiny model, says that it is ready, and then answers a prompt."""
+
+    def __init__(self, folder: Path, home: Path, prompt, largest_file=None):
+        _start_server()
+        self._pipe, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_speak, args=(theirs, folder, home, prompt, largest_file), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._pipe.recv() == "ready"
+
+    def answer(self):
+        """Tokens, how many were read from disk, and warnings."""
+        found = self._pipe.recv()
+        self._process.join()
+        return found
+
+    def kill(self, after: float):
+        """kill -9 after so many seconds; whether it had answered by then."""
+        done = self._pipe.poll(after)
+        self._process.kill()
+        self._process.join()
+        with suppress(EOFError, ConnectionError):
+            return done and bool(self._pipe.recv())
+        return False

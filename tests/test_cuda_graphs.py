@@ -1,0 +1,88 @@
+"""Steps in fixed shapes, as they are recorded for a GPU; here they are only repeated, and give the same rows."""
+
+import warnings
+
+import pytest
+import torch
+
+from offload import Speculation
+from offload.errors import Degraded
+from offload.kernels.ops import TorchOperations
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context
+from offload.speculation.cuda_graphs import StepGraphs
+from offload.speculation.hierarchy import selected_cache
+from offload.speculation.runner import Runner, SelectedRunner
+from tests.support.models import make_hf_model
+from tests.support.offloading import CPU
+
+SETTINGS = Speculation("retrieval", budget=64, chunk=8)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("graphs")
+    make_hf_model(request.param).save_pretrained(folder)
+    return load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None, TorchOperations())
+
+
+def runners(model, record=None):
+    """A prefilled full runner's retrieval runner, recording or not, and the context."""
+    full = Runner(model, model.new_cache(600), 64)
+    context = Context(torch.randint(0, 267, (300,), generator=torch.Generator().manual_seed(0)).tolist())
+    list(full.prefill(context))
+    middle = SelectedRunner(full, selected_cache(full.cache, SETTINGS))
+    for each in middle.cache.store.layer(slice(None)):
+        each.fill_(float("nan"))  # as memory that was asked for may be
+    if record is not None:
+        middle._graphs = StepGraphs(model, middle.cache, record)
+    return full, middle, context
+
+
+def decode(model, record):
+    """Rows of drafts, a verification that accepts some of them, a new selection, and more drafts."""
+    full, middle, context = runners(model, record)
+    rows = []
+    for draft in ([5], [5, 6], [5, 6, 7, 8], [9] * 20):
+        rows.append(middle.rows(context, draft))
+        full.rows(context, draft)
+        context.extend(draft[: len(draft) // 2 + 1])
+        context.commit()
+        full.settle(context)
+        if len(draft) == 4:
+            middle.renew()
+    return rows
+
+
+def test_fixed_shapes_give_the_rows_of_growing_ones(model):
+    recorded = []
+    found, expected = (decode(model, record) for record in (lambda run: recorded.append(run) or run, None))
+    assert recorded
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_recording_that_fails_is_a_warning_and_steps_run_as_they_are(model):
+    def refuse(run):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.warns(Degraded, match="cannot be recorded"):
+        found = decode(model, refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = decode(model, None)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_cuda_graphs_give_the_rows_of_growing_shapes(tmp_path):
+    make_hf_model("llama").save_pretrained(tmp_path)
+    on_gpu = torch.device("cuda", 0)
+    model = load_model(FolderCheckpoint(tmp_path), torch.bfloat16, on_gpu, lambda done, total: None, TorchOperations())
+    found = decode(model, None)  # recorded, because it is a GPU
+    _full, middle, context = runners(model)
+    middle._graphs = None
+    torch.testing.assert_close(found[0], middle.rows(context, [5]), rtol=0.05, atol=0.05)
