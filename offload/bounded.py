@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .units import size_text
@@ -26,7 +29,7 @@ class Unbounded(ValueError):
 def read_bounded(stream: Any, limit: int) -> bytes:
     """Return all that a stream gives, text as UTF-8. Raises Unbounded above `limit` bytes and for devices, OSError."""
     _check(stream, limit)
-    read = getattr(stream, "read1", stream.read)  # a chunk of what is there, without waiting for all of it
+    read = _reader(stream)
     found = io.BytesIO()  # grows in place, and gives what it holds without a copy
     while chunk := read(_CHUNK):
         if isinstance(chunk, str):  # a text stream without bytes below, as notebooks and tests have
@@ -35,6 +38,29 @@ def read_bounded(stream: Any, limit: int) -> bytes:
             raise _too_large(f"has more than {limit:,} bytes, the most that are read", limit)
         found.write(chunk)
     return found.getvalue()
+
+
+def _reader(stream: Any) -> Callable[[int], bytes | str]:
+    """Return what reads a chunk of what is there, without waiting for all of it; nothing is the end.
+
+    A pipe that some parents (Node, for one) have made non-blocking gives nothing also where there is nothing yet: it is
+    waited for.
+    """
+    try:
+        number = stream.fileno()
+        waits = os.get_blocking(number)
+    except (AttributeError, OSError, ValueError):  # no real file below, or a system without the question
+        waits = True
+    if waits:
+        return getattr(stream, "read1", stream.read)
+
+    def read(size: int) -> bytes:
+        while True:
+            select.select([number], [], [])
+            with suppress(BlockingIOError):  # another reader of the same pipe was quicker
+                return os.read(number, size)
+
+    return read
 
 
 def _check(stream: Any, limit: int) -> None:

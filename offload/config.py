@@ -53,7 +53,8 @@ class Sampling:
             f"use 0 for greedy decoding, or a number up to {HIGHEST_TEMPERATURE:,}, such as 0.6",
         )
         _require(0 < self.top_p <= 1, f"top-p is {self.top_p}", "use a number above 0 and up to 1; 1 switches it off")
-        _require(0 <= self.top_k < 2**31, f"top-k is {short_repr(self.top_k)}", "use a whole number; 0 switches it off")
+        hint = f"use a whole number below {2**31:,}; 0 switches it off"
+        _require(0 <= self.top_k < 2**31, f"top-k is {short_repr(self.top_k)}", hint)
         _require(0 <= self.min_p <= 1, f"min-p is {self.min_p}", "use a number from 0 to 1; 0 switches it off")
         _require(
             LEAST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY,
@@ -161,7 +162,7 @@ class Speculation:
         _require(
             4 * self.chunk <= self.budget <= 4 * MOST_TOKENS,
             f"budget is {short_repr(self.budget)}, with chunks of {self.chunk}",
-            "the budget must hold 4 chunks at least",
+            f"use 4 chunks at least, and {4 * MOST_TOKENS:,} tokens at most",
         )
         hint = "use a positive number of tokens, or leave it out"
         _require_tokens("rebuild-every", self.rebuild_every, 1, hint)

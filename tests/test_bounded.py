@@ -151,3 +151,21 @@ def test_signals_are_answered_while_an_endless_pipe_is_read(tmp_path, number, as
             os.close(opened)
     assert process.returncode == 128 + number
     assert b"Traceback" not in err
+
+
+def test_a_pipe_that_does_not_block_is_read_to_its_end():
+    """As Node hands it on: nothing there yet is not the end."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+
+    def write():
+        for part in (b"first ", b"second"):
+            time.sleep(0.05)
+            os.write(writing, part)
+        os.close(writing)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with open(reading, "rb") as stream:
+        assert read_bounded(stream, 100) == b"first second"
+    writer.join()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UnsupportedModel
 from ..short_repr import short_repr
-from .config_checks import check_of_config, within_vocabulary
+from .config_checks import check_of_config, window_in_use, within_vocabulary
 from .dims import Sizes
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -86,9 +86,8 @@ def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float,
     family = config.model_type
     attention_bias = bool(getattr(config, "attention_bias", False))
     # Qwen2 has a bias on q, k and v whatever its config says; Qwen3 and Llama ask `attention_bias`, output included.
-    window = getattr(config, "sliding_window", None)
-    if family.startswith("qwen") and not getattr(config, "use_sliding_window", False):
-        window = None
+    named = (getattr(config, name, None) for name in ("sliding_window", "use_sliding_window"))
+    window = window_in_use(family, *named)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     context = positions_of(config.rope_parameters or {}, config.max_position_embeddings)
     check = check_of_config("the model's configuration")

@@ -100,9 +100,10 @@ class ConfigCheck:
         What is absent is left to transformers' defaults. Raises CheckpointError with the name, the value and what
         would do.
         """
-        window_is_unused = str(values.get("model_type")).startswith("qwen") and not values.get("use_sliding_window")
+        named = (values.get(name) for name in ("sliding_window", "use_sliding_window"))
+        window = window_in_use(str(values.get("model_type")), *named)
         for name, limits in NUMBERS.items():
-            if name in values and not (name == "sliding_window" and window_is_unused):
+            if name in values and not (name == "sliding_window" and window is None):
                 self._number(name, values[name], limits)
         for name in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"):
             if name in values and not isinstance(values[name], bool):
@@ -181,6 +182,11 @@ class ConfigCheck:
         if not all(type(token) is int and 0 <= token < _MOST_IDS for token in ids):
             raise self.error(name, value, "a token id, or a list of them")
         return tuple(ids)
+
+
+def window_in_use(family: str, window: Any, is_used: Any) -> Any:
+    """Return a config's sliding window, or None where it says one that the model does not use, as Qwen's do."""
+    return None if family.startswith("qwen") and not is_used else window
 
 
 def check_of_config(place: Any) -> ConfigCheck:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
 from .config import FAMILIES, positions_of
-from .config_checks import check_of_config
+from .config_checks import check_of_config, window_in_use
 from .dims import Sizes
 
 
@@ -132,7 +132,5 @@ def _shape(config: dict[str, Any], file: Path) -> PlanShape:
 
 def _context(config: dict[str, Any], rope: dict[str, Any], positions: int) -> int:
     context = positions_of(rope, positions)
-    window = config.get("sliding_window")
-    if config["model_type"].startswith("qwen") and not config.get("use_sliding_window"):
-        window = None
+    window = window_in_use(config["model_type"], config.get("sliding_window"), config.get("use_sliding_window"))
     return min(context, window or context)

@@ -124,7 +124,7 @@ class GGUFCheckpoint:
             )
         rope |= {"rope_type": kind, "factor": self._value(_ROPE_KEYS["factor"], 1.0)}
         original = self._value(_ROPE_KEYS["original_max_position_embeddings"])
-        if kind == "yarn" and original is not None:
+        if kind == "yarn" and original != 0 and original is not None:  # 0 is "not set", as in llama.cpp
             rope["original_max_position_embeddings"] = original
         return rope
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from struct import Struct, error
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModel
 from ..short_repr import short_repr, short_text
 
 _STRING, _ARRAY = 8, 9
@@ -79,14 +79,17 @@ class _Walk:
 def check_metadata(path: Path) -> None:
     """Check that every key and value lies within the file and every string is UTF-8.
 
-    Raises CheckpointError, which names the key.
+    Raises CheckpointError, which names the key, and UnsupportedModel for another version of the format.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != b"GGUF":
                 raise _Damage("it does not begin with GGUF")
             walk = _Walk(data)
-            walk.skip(12, "the header")  # the version and the number of tensors
+            version = walk.u32()
+            if version not in (2, 3):
+                raise UnsupportedModel(f"{path} is GGUF of version {version}", "convert the model again; 2 and 3 run")
+            walk.skip(8, "the header")  # the number of tensors
             for index in range(walk.u64()):
                 key = walk.string(f"the name of metadata key {index}")
                 walk.value(walk.u32(), short_text(key))

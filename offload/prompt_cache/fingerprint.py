@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TOKENS = 128  # of a block: what is common beyond the last whole block is run again
 LEAST = 2000  # tokens of a prompt that is worth the disk
-VERSION = 1  # of what a block's file holds
+VERSION = 2  # of what a block's file holds, and of the arithmetic that has made it
 _PIECE = 1 << 24
 # Neither the config, of which RoPE is asked by its angles, nor what only says when to stop, changes keys and values.
 _NO_PART = ("hf_config", "rope_divisors", "eos_ids", "context", "vocab")

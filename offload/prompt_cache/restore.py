@@ -86,7 +86,8 @@ class Restoration:
             elif index >= self._gap.stop:  # what lies before that is computed with the damaged ones
                 yield from self._fill_gap()
                 self._restore(index, block, reading)
-                yield Prefilled(self._runner.held, total)
+                if (index + 1) % self._fresh.blocks == 0:  # else it may have to go with a damaged one
+                    yield Prefilled(self._runner.held, total)
                 if self._race.lost:
                     return
 

@@ -57,7 +57,7 @@ class Choice:
     @property
     def within_rounding(self) -> bool:
         """Whether the same model may choose otherwise elsewhere."""
-        return self.margin <= 2 * self.noise
+        return self.margin <= self.noise
 
 
 @dataclass(frozen=True, slots=True)

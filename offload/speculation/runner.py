@@ -69,8 +69,8 @@ class Runner:
         try:
             while True:
                 yield Prefilled(held + (len(ids) - 1) * next(run) // self.model.shape.layers, len(context))
-        except StopIteration as end:
-            hidden = end.value
+        except StopIteration as finished:
+            hidden = finished.value
         self._held += ids
         self._last = hidden[-1:]
         yield Prefilled(self.held, len(context))

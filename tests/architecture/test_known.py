@@ -145,7 +145,8 @@ def test_a_folder_without_a_config(tmp_path):
 
 def test_planning_imports_nothing_heavy():
     code = (
-        "import sys; from offload import plan, shapes, ways_out, resources, system; shapes.shape_of('llama-3.1-8b');"
+        "import sys, offload.planning.plan, offload.planning.suggestions, offload.hardware.rates, offload.system;"
+        "from offload.architecture.known import shape_of; shape_of('llama-3.1-8b');"
         "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

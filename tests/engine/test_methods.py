@@ -329,5 +329,5 @@ def test_the_replay_tells_the_narrowest_decision(endless):
     assert closest.position == int(margins.argmin())
     assert [closest.chosen, closest.runner_up] == best.indices[closest.position].tolist()
     assert closest.margin == pytest.approx(float(margins.min()), rel=1e-2)
-    assert closest.within_rounding == (closest.margin <= 2 * closest.noise)
+    assert closest.within_rounding == (closest.margin <= closest.noise)
     assert engine.replay(prompt, []).closest is None

@@ -197,7 +197,7 @@ def test_unreadable_files_are_refused(tmp_path):
 
 def test_reading_profiles_imports_nothing_heavy():
     code = (
-        "import sys; from offload import profile; profile.load('4090'); profile.matching([]);"
+        "import sys; from offload.hardware import profiles; profiles.load('4090'); profiles.matching([]);"
         "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

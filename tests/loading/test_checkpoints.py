@@ -451,3 +451,22 @@ def test_tensors_with_other_names_do_no_harm(tmp_path, name):
     model = make_hf_model("llama", tie_word_embeddings=False)
     write_gguf(tmp_path / "model.gguf", model, extra=[(name, np.ones(4, np.float32))])
     check_tensors(GGUFCheckpoint(tmp_path / "model.gguf"))
+
+
+def test_yarn_without_an_original_context_is_taken_from_the_model_s(tmp_path):
+    """0 is "not set", as llama.cpp writes it."""
+    path = tmp_path / "model.gguf"
+    model = make_hf_model("llama", tie_word_embeddings=False, max_position_embeddings=512)
+    write_gguf(path, model, rope={"factor": 4.0, "original_max_position_embeddings": 0})
+    assert GGUFCheckpoint(path).shape.context == 2048
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_another_version_of_gguf_is_named(tmp_path, version):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_hf_model("llama", tie_word_embeddings=False))
+    data = bytearray(path.read_bytes())
+    data[4] = version
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedModel, match=f"GGUF of version {version}"):
+        GGUFCheckpoint(path)

@@ -19,7 +19,8 @@ def verdict(verify: Mapping[str, Any]) -> str:
     rest = f"; {more:,} more of {tokens} differ" if more else f"; the rest of {tokens} is equal"
     return (
         f"verify: token {first['position']} is {first['emitted_text']!r} where plain decoding has "
-        f"{first['expected_text']!r} (margin {first['margin']:.3g}, noise {first['noise']:.3g}: {tie}){rest}"
+        f"{first['expected_text']!r} (margin {first['margin']:.3g}, noise {first['noise']:.3g}: {tie}){rest} "
+        f"({verify['compared_with']})"
     )
 
 

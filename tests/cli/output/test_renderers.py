@@ -195,13 +195,14 @@ def test_statistics_line_with_speculation():
 
 def test_verification_is_a_line_of_its_own():
     tie = {"position": 7, "emitted_text": " a", "expected_text": " an", "margin": 0.0, "noise": 0.1, "is_tie": True}
-    found = {"tokens": 9, "equal": False, "lossless": True, "differing": 1, "divergences": [tie]}
+    found = {"compared_with": "ar on cpu", "tokens": 9, "equal": False, "lossless": True}
+    found |= {"differing": 1, "divergences": [tie]}
     out, err = stream(), stream()
     JsonRenderer(Terminal(out, err, stream(), {})).finish(summary(verify=found))
     assert json.loads(written(out))["verify"] == found
     assert written(err).splitlines()[1] == (
         "verify: token 7 is ' a' where plain decoding has ' an' (margin 0, noise 0.1: a floating-point tie)"
-        "; the rest of 9 tokens is equal"
+        "; the rest of 9 tokens is equal (ar on cpu)"
     )
     with pytest.raises(TriforceError, match="more than rounding"):
         refuse_loss(found | {"lossless": False, "divergences": [tie | {"is_tie": False}]})
