@@ -21,12 +21,12 @@ from .decoder import Model
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
 from .kernels.ops import Operations, check_kernel, choose_operations
+from .levels import draft_chunk, draft_room, has_draft_model, has_middle
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
 from .loading.safetensors import Checkpoint
 from .loading.tokenizer import Tokenizer
 from .loading.vocabulary import check_draft
 from .loading.weights import Progress, check_tensors, load_model
-from .methods import draft_chunk, draft_room, has_draft_model, has_middle
 from .offloading import Spread, TierSettings, WeightTier, make_link
 from .parallel import ALONE, Group, Share, split
 from .planning.memory import MemoryEstimate, check_fit, estimate

@@ -11,7 +11,7 @@ from ..architecture.dims import Sizes
 from ..architecture.footprint import activation_bytes, piece_tokens, retrieval_bytes
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
-from ..methods import draft_chunk, draft_room, has_draft_model, has_middle
+from ..levels import draft_chunk, draft_room, has_draft_model, has_middle
 from ..units import GIB
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to
