@@ -16,7 +16,8 @@ from ..events import Speculated
 from ..kv_cache.block_store import BlockStore
 from ..kv_cache.block_table import TableCache
 from ..kv_cache.full import FullCache
-from ..kv_cache.retrieval import SelectedCache
+from ..kv_cache.retrieval import CopiedCache
+from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from ..kv_cache.streaming_llm import StreamingCache
 from ..levels import TAIL, draft_chunk, drafter_kind
@@ -53,7 +54,7 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
     return StreamingCache(model.shape, rope, settings.sink, settings.window, chunk, model.dtype, model.device)
 
 
-def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache | TableCache:
+def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
     """The middle level's cache over a full one; its chunks are whole grains of the store."""
     store = full.store
     chunk = -(-settings.chunk // store.grain) * store.grain
@@ -61,7 +62,7 @@ def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache | Ta
         chunk = min(chunk + store.grain, store.span)
     is_streaming = METHODS[settings.method].middle == STREAMING
     selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
-    cache = TableCache if isinstance(store, BlockStore) else SelectedCache
+    cache = TableCache if isinstance(store, BlockStore) else CopiedCache
     return cache(full, selector, Refresh(settings.rebuild_every), max(settings.budget, 2 * chunk), chunk, TAIL)
 
 
