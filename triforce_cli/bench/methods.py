@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from offload.config import METHODS, Speculation
+from offload.config import Speculation
 from offload.errors import SettingsError
+from offload.methods import METHODS
 
 BASE = "ar"  # what the others are compared with
 DEFAULT = "all that can run"
@@ -30,6 +31,6 @@ def speculations(wanted: Sequence[str] | None, settings: Speculation) -> dict[st
     Raises SettingsError for a wanted one that cannot.
     """
     if wanted is None:
-        wanted = [name for name in METHODS if name != "naive" or settings.draft_model is not None]
+        wanted = [name for name in METHODS if not METHODS[name].needs_draft_model or settings.draft_model is not None]
     names = dict.fromkeys([BASE, *wanted])
     return {name: replace(settings, method=name) for name in names}

@@ -17,8 +17,8 @@ from offload.config import GenerationConfig, Sampling, Speculation
 from offload.engine import Engine
 from offload.errors import PromptError
 from offload.events import Prefilled, Tokens
+from offload.levels import has_draft_model
 from offload.loader import OpenModel, open_model
-from offload.methods import has_draft_model
 from offload.metrics import Meter
 from offload.offloading import TierSettings
 from offload.parallel import ALONE, Group

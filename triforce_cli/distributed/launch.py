@@ -85,8 +85,8 @@ def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal
 
 def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
     """Once, and not by every rank at the same time. Raises TriforceError."""
+    from offload.levels import has_draft_model
     from offload.loading.hub import locate
-    from offload.methods import has_draft_model
 
     from ..output.fetching import FetchBar
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from offload.hardware.calibration import Measured
 from offload.hardware.rates import Hardware
+from offload.methods import METHODS
 from offload.planning.latency import Decoding
 from offload.planning.placement import Tier
 from offload.planning.plan import Plan
@@ -83,7 +84,7 @@ def _predictions(plan: Plan) -> Iterator[str]:
     order = ", layer by layer" if plan.placed.prefill_order == "layers" else ""
     yield _row("prefill", f"{duration(plan.ttft.seconds)} to the first token{order}", plan.ttft.bound)
     yield _decoding_row("plain", plan.plain)
-    if plan.chosen.method != "ar":
+    if METHODS[plan.chosen.method].speculates:
         yield _decoding_row(plan.chosen.method, plan.chosen, f", {plan.speedup:.1f}x")
         yield f"           {_gammas(plan)}"
     yield f"placement  {_placement(plan)}"
