@@ -12,6 +12,7 @@ from .errors import SettingsError
 from .short_repr import short_repr
 from .units import GIB, MOST_BYTES, MOST_TOKENS
 
+SLOWEST_LINK = 0.0001  # GB/s that can be simulated: slower, a single copy takes minutes
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "avx512", "avx2", "portable", "off")
@@ -223,7 +224,11 @@ class Placement:
             f"host-share goes with hybrid, and offload is {self.offload}",
             "use --offload hybrid, or leave --host-share out",
         )
-        _require(link is None or 0 < link < math.inf, f"link is {link} GB/s", "use a positive number, such as 25")
+        _require(
+            link is None or SLOWEST_LINK <= link < math.inf,
+            f"link is {link} GB/s",
+            f"use a number from {SLOWEST_LINK}, such as 25",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 
 from .exit_codes import INTERRUPTED, SIGNALLED
 
 _SHOW_CURSOR = b"\x1b[?25h"
+_TORCH_STORAGE = os.path.join("torch", "storage.py")
+_SOON = 0.01  # seconds
 
 
 def listen() -> None:
@@ -20,17 +23,34 @@ def listen() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt, but not into an import: there it may be swallowed, or leave half a module behind."""
-    if not _is_importing(frame):
+    """Raise KeyboardInterrupt, but not into an import: there it may be swallowed, or leave half a module behind."""
+    if _is_importing(frame):
+        _leave_at_once(INTERRUPTED)
+    if _is_called_by_safetensors(frame):
+        _deliver_again(number)
+    else:
         raise KeyboardInterrupt
-    _leave_at_once(INTERRUPTED)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """An exit that takes the status bar and half-fetched files with it."""
-    if not _is_importing(frame):
+    """Raise SystemExit, which takes the status bar and half-fetched files with it."""
+    if _is_importing(frame):
+        _leave_at_once(SIGNALLED + number)
+    if _is_called_by_safetensors(frame):
+        _deliver_again(number)
+    else:
         raise SystemExit(SIGNALLED + number)
-    _leave_at_once(SIGNALLED + number)
+
+
+def _is_called_by_safetensors(frame: FrameType | None) -> bool:
+    """Whether torch's storage code is running: its callers in Rust turn an interrupt into an error of their own."""
+    return frame is not None and frame.f_code.co_filename.endswith(_TORCH_STORAGE)
+
+
+def _deliver_again(number: int) -> None:
+    timer = threading.Timer(_SOON, signal.raise_signal, (number,))
+    timer.daemon = True
+    timer.start()
 
 
 def _leave_at_once(code: int) -> None:

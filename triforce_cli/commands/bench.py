@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from offload.config import check_part
+from offload.units import parse_tokens
 
 from ..bench.methods import DEFAULT, parse
 from ..bench.plot import check_plot
@@ -34,13 +35,19 @@ def bench(
         typer.Option(help="Methods to compare, with commas; ar is always one.", show_default=DEFAULT),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Use so many tokens of the text, its first ones.", show_default="all")
+        int | None,
+        typer.Option(
+            help="Use so many tokens of the text, its first ones, such as 8000 or 16K.",
+            show_default="all",
+            parser=parse_tokens,
+            metavar="TOKENS",
+        ),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option("--new", "--max-new-tokens", "-n", help="Generate so many.", show_default=str(NEW_TOKENS)),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Run every method so often; medians are shown.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Run every method so often; medians are shown.")] = 3,
     model: options.Model = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,

@@ -15,7 +15,7 @@ from offload.errors import SettingsError
 
 from ..exit_codes import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE
 from ..output.terminal import Terminal
-from .rank import REPORTS, place
+from .rank import LAUNCHER, REPORTS, place
 
 if TYPE_CHECKING:
     from ..options.settings import Settings
@@ -58,6 +58,7 @@ def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _fetch(settings, home, terminal)
+    _check_heads(settings, home, count)
     logging.disable(logging.CRITICAL)  # the launcher's own; ranks speak for themselves
     with TemporaryDirectory(prefix="triforce-ranks-") as folder:
         _prepare(Path(folder), count)
@@ -96,9 +97,20 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
             locate(settings.speculation.draft_model, home, progress)
 
 
+def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
+    """Raise SettingsError for more ranks than the model has heads for: before so many processes are started."""
+    from offload.architecture.known import shape_of
+    from offload.loading.hub import locate, open_checkpoint
+    from offload.parallel import split
+
+    path = locate(settings.engine.model, home)
+    has_config = (path / "config.json").is_file()
+    split(shape_of(str(path))[1] if has_config else open_checkpoint(path).shape, 0, count)
+
+
 def _prepare(folder: Path, count: int) -> None:
     """What the ranks find in their environment."""
-    os.environ[REPORTS] = str(folder)
+    os.environ[REPORTS], os.environ[LAUNCHER] = str(folder), str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if Path("/sys/class/net/lo").exists():  # all are on this machine, whatever its name resolves to

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..options.settings import Settings
 
 REPORTS = "TRIFORCE_RANK_REPORTS"  # a folder: this rank was started by `launching`, which looks there for what happened
+LAUNCHER = "TRIFORCE_RANK_LAUNCHER"  # the process that has started this rank
 _GRACE = 2.0  # seconds for the main thread to notice a lost rank by itself, and to tidy up
 _OWN = ("seed", "threads", "tensor_parallel", "join_timeout", "profile", "model", "draft", "memory", "host_memory")
 
@@ -85,7 +86,8 @@ def joined(settings: Settings) -> tuple[Group | None, Settings]:
     for number in (signal.SIGINT, signal.SIGTERM):  # while it waits for the others nothing else would be heard
         signal.signal(number, signal.SIG_DFL)
     if here.reports is not None:
-        threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True, name="parent").start()
+        launcher = int(os.environ.get(LAUNCHER) or os.getppid())  # who may be gone by now
+        threading.Thread(target=_follow_parent, args=(launcher,), daemon=True, name="parent").start()
     from offload.loader import resolve_device
     from offload.parallel.process_group import Ranks
 

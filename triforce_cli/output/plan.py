@@ -47,7 +47,8 @@ def hardware_lines(hardware: Hardware) -> Iterator[str]:
 def _model(plan: Plan) -> str:
     request = plan.request
     count = request.shape.parameters
-    size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
+    scales = ((1e9, ".1f", " billion"), (1e6, ".0f", " million"), (1, ",.0f", ""))
+    size = next(f"{count / scale:{digits}}{name}" for scale, digits, name in scales if count >= scale)
     return f"model      {request.model}, {size} parameters; {counted(request.tokens, 'token')} of prompt and answer"
 
 
