@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from triforce_cli.options.declarations.context import config_home
+from triforce_cli.options.context import config_home
 
 from offload.errors import TriforceError, UnusableMeasurement
 from offload.hardware import calibration as kept

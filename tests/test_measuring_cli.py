@@ -17,7 +17,7 @@ from offload.hardware.microbenchmarks import Sizes
 from offload.hardware.profiles import load as load_profile
 from offload.hardware.schema import Gpu, Host, Link
 from triforce_cli.app import run
-from triforce_cli.options.declarations import settings
+from triforce_cli.options import settings
 from triforce_cli.run import calibration as measuring
 from triforce_cli.run import dry_run
 
