@@ -106,6 +106,22 @@ def test_an_unknown_name_lists_what_there_is(asked, suggestion):
     assert suggestion is None or f"did you mean {suggestion}?" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("asked", "files"),
+    [
+        ("cpu", {"cpu.yaml"}),
+        ("4090", {"rtx-4090.yaml"}),
+        ("1x RTX 4090", {"rtx-4090.yaml"}),
+        ("2x4090", {"2x-rtx-4090.yaml", "rtx-4090.yaml"}),  # the one extends the other
+    ],
+)
+def test_a_name_opens_no_other_profile(monkeypatch, asked, files):
+    opened, really_open = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *args, **more: opened.append(path.name) or really_open(path, *args))
+    profiles.load(asked)
+    assert set(opened) == files
+
+
 @pytest.mark.parametrize("asked", ["", "rtx", "nvidia", "90", "-", "4090d", "../profiles"])
 def test_a_fragment_is_not_a_name(asked):
     with pytest.raises(SettingsError):
@@ -197,7 +213,7 @@ def test_unreadable_files_are_refused(tmp_path):
 
 def test_reading_profiles_imports_nothing_heavy():
     code = (
-        "import sys; from offload import profile; profile.load('4090'); profile.matching([]);"
+        "import sys; from offload.hardware import profiles; profiles.load('4090'); profiles.matching([]);"
         "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
