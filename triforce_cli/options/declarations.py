@@ -25,7 +25,7 @@ def _complete_model(incomplete: str) -> list[str]:
     return [name for name in EMBEDDED if name.startswith(incomplete)]
 
 
-def _complete_profile(incomplete: str) -> list[str]:
+def complete_profile(incomplete: str) -> list[str]:
     from offload.hardware.profiles import available
 
     return [name for name in available() if name.startswith(incomplete)]
@@ -177,7 +177,7 @@ ProfileName = Annotated[
         envvar="TRIFORCE_PROFILE",
         help="A profile's name, or a YAML file.",
         show_default="by the hardware found",
-        autocompletion=_complete_profile,
+        autocompletion=complete_profile,
     ),
 ]
 PromptFiles = Annotated[
