@@ -1,4 +1,4 @@
-"""Answers the signals that end a process. Imports nothing heavy: Ctrl-C must be answered from the first moment on."""
+"""Handles the signals that end a process. Imports nothing heavy: Ctrl-C must work from the start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOON = 0.01  # seconds
 
 
 def listen() -> None:
-    """Answer the signals that end a process."""
+    """Install the handlers of the signals that end a process."""
     signal.signal(signal.SIGINT, _interrupt)
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if hasattr(signal, name):
@@ -23,9 +23,9 @@ def listen() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not into an import: there it may be swallowed, or leave half a module behind."""
+    """Raise KeyboardInterrupt; during an import exit at once, since it may be caught there or leave half a module."""
     if _is_importing(frame):
-        _leave_at_once(INTERRUPTED)
+        _exit_at_once(INTERRUPTED)
     if _is_called_by_safetensors(frame):
         _deliver_again(number)
     else:
@@ -33,9 +33,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Raise SystemExit, which takes the status bar and half-fetched files with it."""
+    """Raise SystemExit, so that the status line and partly fetched files are removed; during an import exit at once."""
     if _is_importing(frame):
-        _leave_at_once(SIGNALLED + number)
+        _exit_at_once(SIGNALLED + number)
     if _is_called_by_safetensors(frame):
         _deliver_again(number)
     else:
@@ -53,7 +53,7 @@ def _deliver_again(number: int) -> None:
     timer.start()
 
 
-def _leave_at_once(code: int) -> None:
+def _exit_at_once(code: int) -> None:
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it
     os._exit(code)

@@ -236,6 +236,20 @@ def test_a_dry_run_tells_the_plan_and_loads_nothing(triforce, tiny_model_dir, tm
         assert plan["memory"]["device"]["total"] == sum(plan["memory"]["device"]["parts"].values())
 
 
+@pytest.mark.parametrize("command", ["generate", "summarize", "bench"])
+def test_a_dry_run_ends_with_its_own_command(triforce, tmp_path, command):
+    """The line runs as it stands, once the prompt or the documents are added."""
+    book = tmp_path / "book.txt"
+    book.write_text("The cat sat on the mat. " * 20)
+    asked = [book] if command == "summarize" else ["-f", book]
+    line = triforce(command, *asked, "--dry-run", "--budget", "64", "-n", "8").stdout.splitlines()[-1]
+    program, *args = shlex.split(line)
+    assert (program, args[0]) == ("triforce", command)
+    assert not {str(book), "-f", "--dry-run"} & set(args)
+    again = triforce(*args, *asked, "--dry-run", "-n", "8")
+    assert (again.returncode, again.stderr, again.stdout.splitlines()[-1]) == (0, "", line)
+
+
 def test_a_dry_run_that_does_not_fit(triforce):
     for command in ("generate", "bench"):
         result = triforce(command, "Once upon a time", "-n", "50", "--dry-run", "--memory", "100K", "--offload", "none")

@@ -16,8 +16,8 @@ from offload.planning.placement import PlanRequest, place
 from offload.planning.plan import make_plan, suggested_budget
 from offload.planning.suggestions import ways_out
 from offload.units import GIB
-from triforce_cli.output.plan import WIDTH, bar, plan_text
 from triforce_cli.output.plan_flags import flags_of
+from triforce_cli.output.plan_text import WIDTH, bar, plan_text
 
 LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
 ON_CHIP = 122 * 1024
