@@ -12,10 +12,13 @@ import pytest
 import torch
 import yaml
 
+from offload import EngineConfig, Speculation, open_model
+from offload.engine import Engine
 from offload.kernels.native import LEVELS, Kernel, KernelUnavailable, find_kernel
 from offload.kernels.native.library import open_library
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
+from tests.support.engine import SMALL
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.native_kernel import build_emulated
 from tests.support.offloading import native_kernel
@@ -30,6 +33,13 @@ def tiny_model_dir(tmp_path_factory) -> Path:
     make_hf_model("llama").save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def llama_dir(tmp_path) -> Path:
+    """A tiny Llama with a head of its own, for a test to damage; no tokenizer."""
+    make_hf_model("llama", tie_word_embeddings=False).eval().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
 
 @pytest.fixture(scope="session")
@@ -179,3 +189,26 @@ def on_a_terminal_here(triforce_here):
         return code, pty.output()
 
     return call
+
+
+@pytest.fixture(scope="session")
+def draft_model_dir(tmp_path_factory):
+    """A smaller tiny Llama with the same tokenizer."""
+    folder = tmp_path_factory.mktemp("draft")
+    make_hf_model("llama", seed=1, num_hidden_layers=1).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def opened_with_draft(tiny_model_dir, draft_model_dir):
+    """The tiny model and its draft, with small caches; weights not loaded yet."""
+    config = EngineConfig(model=str(tiny_model_dir), dtype="float32", device="cpu", prefill_chunk=16)
+    return open_model(config, speculation=Speculation("naive", str(draft_model_dir), **SMALL))
+
+
+@pytest.fixture(scope="session")
+def endless_engine(opened_with_draft):
+    """An engine that no token ends."""
+    loaded = opened_with_draft.load()
+    return Engine(loaded.model, (), 16, loaded._draft)

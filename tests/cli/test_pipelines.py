@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import environment
+from tests.support.command import environment
 from tests.support.paths import DATA, ROOT
 
 EVENTS = DATA / "events.jsonl"

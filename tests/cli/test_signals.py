@@ -1,48 +1,75 @@
-"""Signals that come at a moment when an exception would be lost."""
+"""Closed pipes, full disks, Ctrl-C and SIGTERM, at any moment, in processes of their own."""
 
+import os
+import shlex
 import signal
+import subprocess
 import time
 
 import pytest
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from triforce_cli import signals
-
-
-@pytest.fixture
-def listening():
-    """The command's handlers, undone after the test."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    signals.listen()
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+from tests.support.command import (
+    COMMAND,
+    environment,
+    start,
+    wait_for_the_first_line,
+)
 
 
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_while_safetensors_reads_is_answered_behind_it(tmp_path, monkeypatch, listening, number, raised):
-    """Safetensors asks torch's storage for a slice; an exception from there would become a ValueError."""
-    path = tmp_path / "model.safetensors"
-    save_file({"weight": torch.arange(6.0)}, path)
-    found, sliced = [], torch.storage.UntypedStorage.__getitem__
+def test_closed_pipe_ends_quietly(endless_model_dir, tmp_path):
+    with start(endless_model_dir, tmp_path) as process:
+        assert process.stdout.read(20)
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""
 
-    def interrupted(storage, *args):
-        signal.raise_signal(number)
-        return sliced(storage, *args)
 
-    # The handler sees the file of the code that runs, which is torch's own but for this test.
-    code = interrupted.__code__.replace(co_filename=torch.storage.__file__)
-    interrupted.__code__ = code
-    monkeypatch.setattr(torch.storage.UntypedStorage, "__getitem__", interrupted)
+def test_ctrl_c_keeps_the_text_and_tells_partial_statistics(endless_model_dir, tmp_path):
+    with start(endless_model_dir, tmp_path) as process:
+        assert process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        _out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in err.decode()
+    assert "Traceback" not in err.decode()
+    assert len(err.splitlines()) == 1
 
-    def read():
-        with safe_open(path, framework="pt") as file:
-            found.append(file.get_tensor("weight"))
-        time.sleep(5)
 
-    with pytest.raises(raised):
-        read()
-    assert torch.equal(found[0], torch.arange(6.0))
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6, 1.2, 2.5])
+def test_ctrl_c_while_starting_is_quiet(endless_model_dir, tmp_path, delay):
+    with start(endless_model_dir, tmp_path) as process:
+        wait_for_the_first_line(process)
+        time.sleep(delay)  # the moment is the point: imports, opening, loading
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_help_into_a_closed_pipe_and_output_onto_a_full_disk(triforce, tmp_path):
+    for args in ("--help", "generate --help", "profile"):
+        command = f"{shlex.join(COMMAND)} {args} | true; exit ${{PIPESTATUS[0]}}"
+        assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == 0
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            command = [*COMMAND, "profile", "--gpu", "cpu"]
+            result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert result.returncode == 1
+        assert result.stderr.startswith("error: No space left on device")
+
+
+def test_stdout_closed_from_the_start(tiny_model_dir, tmp_path):
+    command = f"{shlex.join(COMMAND)} generate Once -n 5 >&- </dev/null"
+    env = environment(tmp_path, tiny_model_dir)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, env=env, check=False)
+    assert b"Traceback" not in result.stderr
+    assert result.returncode == 0
+
+
+def test_sigterm_ends_with_its_own_code(endless_model_dir, tmp_path):
+    with start(endless_model_dir, tmp_path) as process:
+        assert process.stdout.read(10)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in err

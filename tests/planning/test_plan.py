@@ -16,95 +16,15 @@ from offload.planning.placement import PlanRequest, place
 from offload.planning.plan import make_plan, suggested_budget
 from offload.planning.suggestions import ways_out
 from offload.units import GIB
-from triforce_cli.output.plan_flags import flags_of
-from triforce_cli.output.plan_text import WIDTH, bar, plan_text
+from tests.support.planning import HARDWARE, request
+from triforce_cli.output.plan_text import plan_text
 
-LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
-ON_CHIP = 122 * 1024
-# TriForce, arXiv 2404.11912: above .9 at any temperature; .92 at temperature 0 with 4K of 122K tokens.
-ACCEPTANCE = 0.92
-LEVEL_1 = 0.35  # of JackFram/llama-68m's tokens, of which the reference drafts one at a time
-HARDWARE = {name: describe(profiles.load(name)) for name in profiles.available()}
 GPUS = [name for name, one in HARDWARE.items() if one.device == "cuda"]
 
 
-def published(model, hardware, method, tokens=LONG, layers=None, budget=4096, gamma=None, offload="stream"):
-    """The paper's set-up: its own offloading streams everything; the draft model drafts one token at a time."""
-    draft = "JackFram/llama-68m" if method == "triforce" else "lookup"
-    speculation = Speculation(method=method, draft=draft, budget=budget, gamma1=1, gamma2=gamma)
-    placement = Placement(offload=offload, resident_layers=layers)
-    models = {"draft": KNOWN["Llama-68M"], "acceptance": ACCEPTANCE, "draft_acceptance": LEVEL_1}
-    return make_plan(PlanRequest(model, KNOWN[model], tokens, HARDWARE[hardware], placement, speculation, **models))
-
-
-def request(model="Llama-3.1-8B", gpu="rtx-4090", tokens=131072, placement=None, **speculation):
-    return PlanRequest(
-        model,
-        KNOWN[model],
-        tokens,
-        HARDWARE[gpu],
-        placement or Placement(),
-        Speculation(**({"budget": 4096} | speculation)),
-    )
-
-
-# Published numbers ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "hardware", "layers", "milliseconds"),
-    [
-        ("Llama-2-7B-128K", "2x-rtx-4090", 12, 840),
-        ("LWM-Text-Chat-128K", "2x-rtx-4090", 12, 840),
-        ("Llama-2-7B-128K", "rtx-4090", 0, 2434),  # the reference keeps nothing on a single GPU
-        ("Llama-2-13B-128K", "2x-rtx-4090", None, 1794),  # how many stay is not published: as many as fit
-    ],
-)
-def test_plain_decoding_with_offloading_takes_the_published_time(model, hardware, layers, milliseconds):
-    plan = published(model, hardware, "ar", layers=layers)
-    assert plan.fits
-    assert plan.plain.tbt.bound == "link"
-    assert plan.plain.tbt.seconds * 1000 == pytest.approx(milliseconds, rel=0.15)
-
-
-@pytest.mark.parametrize(
-    ("model", "hardware", "layers", "budget", "gamma", "milliseconds"),
-    [
-        ("Llama-2-7B-128K", "2x-rtx-4090", 9, 12288, 16, 108),
-        ("LWM-Text-Chat-128K", "2x-rtx-4090", 9, 12288, 16, 114),
-        ("Llama-2-7B-128K", "rtx-4090", 0, 8192, 12, 312),
-        ("Llama-2-13B-128K", "2x-rtx-4090", None, 12288, 16, 226),
-    ],
-)
-def test_triforce_with_offloading_takes_the_published_time(model, hardware, layers, budget, gamma, milliseconds):
-    plan = published(model, hardware, "triforce", layers=layers, budget=budget, gamma=gamma)
-    assert plan.fits
-    assert plan.chosen.tbt.bound == "link"
-    assert plan.chosen.tbt.seconds * 1000 == pytest.approx(milliseconds, rel=0.25)
-
-
-def test_the_published_ratio_on_chip():
-    """Within 15 % (the project page gives 54 and 24 ms: a plain step predicted within 15 % too).
-
-    Our cache keeps the mean keys of all chunks of 8, which the reference throws away: this does not fit our A100, and
-    the prediction is of its speed alone.
-    """
-    plan = published("Llama-2-7B-128K", "a100", "triforce", ON_CHIP, budget=4096, gamma=6, offload="none")
-    assert plan.speedup == pytest.approx(2.31, rel=0.15)
-    assert plan.plain.tbt.seconds * 1000 == pytest.approx(54, rel=0.15)
-    assert plan.plain.tbt.bound == "device memory"
-    coarser = replace(plan.request, speculation=replace(plan.request.speculation, chunk=32))
-    assert not plan.fits
-    assert make_plan(coarser).fits
-
-
-def test_more_layers_stay_than_in_the_paper_where_they_fit():
-    assert make_plan(request("Llama-2-7B-128K", "2x-rtx-4090", LONG, method="ar")).placed.resident_layers >= 12
-
-
-# Sums, caps and order ---------------------------------------------------------------------------------------------
-
 MODELS = st.sampled_from([name for name in KNOWN if name != "Llama-68M"])
+
+
 REQUESTS = st.builds(
     PlanRequest,
     model=st.just("any"),
@@ -199,9 +119,6 @@ def test_more_memory_never_keeps_less(gpu):
     assert layers == sorted(layers)
 
 
-# Decisions --------------------------------------------------------------------------------------------------------
-
-
 def test_what_fits_stays():
     plan = make_plan(request(gpu="a100"))
     assert (plan.offload, plan.host.total, plan.placed.resident_layers) == ("none", 0, 32)
@@ -289,26 +206,3 @@ def test_an_unknown_gpu_is_refused():
 @pytest.mark.parametrize(("tokens", "budget"), [(1, 1024), (8192, 1024), (65536, 2048), (131072, 4096), (127000, 4096)])
 def test_the_suggested_budget_is_three_percent(tokens, budget):
     assert suggested_budget(tokens) == budget
-
-
-def test_the_flags_of_a_plan_stand_for_it():
-    """Weights on the host and a short context, whose KV stays: `--offload none` would ask for the weights too."""
-    asked = request("Llama-2-13B-128K", tokens=512, placement=Placement(memory=12 * GIB))
-    plan = make_plan(asked)
-    assert (plan.offload, plan.fits) == ("none", True)
-    assert plan.placed.weight_layers < 40
-    flags = flags_of(plan)
-    assert flags[flags.index("--offload") + 1] == "auto"
-    assert flags[flags.index("--memory") + 1] == "12GiB"
-    hybrid = flags_of(make_plan(request(placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25))))
-    assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.250"]
-
-
-@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(0, 10**12))
-def test_bars_are_as_long_as_their_sum(sizes, free):
-    whole = sum(sizes) + free
-    drawn = bar(sizes, whole, "abcdefg")
-    assert len(drawn) == WIDTH
-    assert len(drawn.rstrip(".")) == round(WIDTH * sum(sizes) / whole)
-    for size, mark in zip(sizes, "abcdefg", strict=False):
-        assert abs(drawn.count(mark) - WIDTH * size / whole) <= 1

@@ -19,11 +19,9 @@ from offload.prompt_cache.entries import entries
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.header import Header, UnusableBlock, read_header
-from tests.support.models import make_hf_model
-from tests.support.prompt_cache import engine_on, files, ids, said
+from tests.support.models import ids, make_hf_model
+from tests.support.prompt_cache import LENGTH, engine_on, files, said
 from triforce_cli.output.prompt_cache import table
-
-LENGTH = 900
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ from offload.errors import Degraded
 from offload.events import Restored
 from offload.prompt_cache.entries import entries
 from offload.prompt_cache.folder import PromptFolder
-from tests.support.prompt_cache import engine_on, files, ids, said, spoil
-
-LENGTH = 900  # 7 whole blocks
+from tests.support.models import ids
+from tests.support.prompt_cache import LENGTH, engine_on, files, said, spoil
 
 
 def hits(home):

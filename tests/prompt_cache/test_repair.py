@@ -13,9 +13,8 @@ from offload.offloading import TierSettings
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS, weights_digest
-from tests.support.prompt_cache import CHUNK, engine_on, files, ids, said, spoil, tensors
-
-LENGTH = 900  # 7 whole blocks
+from tests.support.models import ids
+from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said, spoil, tensors
 
 
 @pytest.mark.parametrize(("chunk", "length", "read"), [(CHUNK, LENGTH, 7), (512, LENGTH, 4), (CHUNK, 4 * TOKENS, 3)])

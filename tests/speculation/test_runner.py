@@ -1,4 +1,4 @@
-"""The context and those who follow it: runners bring their caches in step, whatever happened in between."""
+"""Runners bring their caches in step with the context, whatever happened in between."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.sequence import Context, Watermarks, common_prefix
+from offload.sequence import Context
 from offload.speculation.runner import Runner
 from tests.support.models import make_hf_model
 
@@ -17,35 +17,6 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_hf_model("llama", vocab_size=16).save_pretrained(folder)
     return load_model(FolderCheckpoint(folder), torch.float32, torch.device("cpu"), lambda done, total: None)
-
-
-def test_watermarks_tell_each_follower_what_is_unchanged():
-    class Follower:
-        pass
-
-    marks, first, second = Watermarks(), Follower(), Follower()
-    assert marks.look(first, 10) == 0
-    marks.lower(4)
-    assert marks.look(second, 6) == 0
-    marks.lower(5)
-    assert (marks.look(first, 8), marks.look(second, 8)) == (4, 5)
-    assert marks.look(first, 8) == 8
-
-
-def test_a_context_knows_what_is_tentative():
-    context = Context([1, 2])
-    context.extend([3])
-    assert context.tentative == [3]
-    context.commit()
-    assert context.tentative == []
-    context.restart([1, 9])
-    assert (context.tokens, context.committed) == ([1, 9], 2)
-
-
-def test_common_prefix():
-    assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
-    assert common_prefix([], [1]) == 0
-    assert common_prefix([1, 2], [1, 2, 3], known=1) == 2
 
 
 STEPS = st.lists(

@@ -12,6 +12,14 @@ from transformers import (
 )
 
 CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+VARIANTS = {
+    "llama": ("llama", {}),
+    "llama-mha-untied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+    "llama-biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen3-uneven": ("qwen3", {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "mqa": ("llama", {"num_key_value_heads": 1}),
+}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("Ġ", "a"), ("e", "r"), ("o", "n"), ("Ġ", "w")]
 TEMPLATE = (
@@ -64,3 +72,8 @@ def make_hf_model(family: str, seed: int = 0, **changes) -> torch.nn.Module:
             else:
                 weight.normal_(std=0.1)
     return model
+
+
+def ids(count, seed=0):
+    """Token ids of the tiny models, none of them special."""
+    return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -29,6 +29,7 @@ from offload.prompt_cache.prefill import PromptCache
 
 CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24
+LENGTH = 900  # of a prompt: 7 whole blocks
 
 
 def files(home):
@@ -46,10 +47,6 @@ def spoil(path):
 def tensors(home):
     """What the files hold, but for the times in their headers."""
     return [{name: tensor.tolist() for name, tensor in load_file(path).items()} for path in files(home)]
-
-
-def ids(count, seed=0):
-    return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def engine_on(

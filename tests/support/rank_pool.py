@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from offload import EngineConfig, Speculation, open_model
+from offload.engine import Engine
 from offload.parallel.process_group import Ranks
+from tests.support.engine import SMALL
 
 CPU = torch.device("cpu")
 
@@ -75,3 +78,10 @@ def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
             pipe.send((function(group, *args), None))
         except Exception:
             pipe.send((None, traceback.format_exc()))
+
+
+def rank_engine(group, folder, draft, **more):
+    config = EngineConfig(model=folder, dtype="float32", device="cpu", prefill_chunk=16, **more)
+    opened = open_model(config, speculation=Speculation("naive", draft, **SMALL), group=group)
+    loaded = opened.load()
+    return Engine(loaded.model, (), 16, loaded._draft)

@@ -9,8 +9,7 @@ import sys
 import pytest
 import torch
 
-from offload.config import EngineConfig
-from offload.diagnosis import examine, kernel_state, model_cache, read_rate
+from offload.diagnosis import kernel_state, model_cache, read_rate
 from offload.kernels.native import LEVELS
 from tests.support.paths import ROOT
 from triforce_cli.app import run
@@ -135,14 +134,6 @@ def test_a_device_that_is_not_there_is_a_fact_too(doctor):
     assert (found["asked"], found["used"], found["gpus"]) == ("cuda", None, [])
     assert "no CUDA device" in found["reason"]
     assert rows(doctor("--device", "cuda"))["device"].startswith("none: no CUDA device")
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_and_its_link():
-    for gpu in examine(EngineConfig(), "some processor").device.gpus:
-        assert gpu.name and gpu.memory_bytes >= gpu.free_bytes > 0
-        assert 0.1 < gpu.link_gb_s < 10_000
 
 
 def test_models_in_the_cache_folder(doctor, tmp_path):

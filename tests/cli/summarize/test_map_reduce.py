@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.cli.test_cli import environment, uncolored
+from tests.support.command import environment, uncolored
 from triforce_cli.summarize.resume import FinishedParts
 
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))

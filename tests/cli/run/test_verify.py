@@ -1,4 +1,4 @@
-"""Speculation on the command line, in this process: methods, --verify, and which combinations are refused."""
+"""`--verify`: a run compared with plain decoding, and what is said about it."""
 
 import json
 from dataclasses import replace
@@ -8,20 +8,14 @@ import pytest
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_model
 from offload.errors import TriforceError
 from offload.events import Tokens
+from tests.support.command import done, refused
 from triforce_cli.output.verification import verification_line
 from triforce_cli.run.verify import compare, refuse_loss, verification_fields
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 8
+
+
 GREEDY = ("--raw", "-n", "32", "--temperature", "0")
-
-
-@pytest.fixture
-def triforce(triforce_here):
-    return triforce_here
-
-
-def done(out):
-    return json.loads(out.splitlines()[-1])
 
 
 def greedy(model, ids, count, **changes):
@@ -30,28 +24,6 @@ def greedy(model, ids, count, **changes):
     config = GenerationConfig(count)
     events = engine.generate(ids, Sampling(temperature=0), config, Speculation("ar"))
     return engine, [token for event in events if isinstance(event, Tokens) for token in event.ids]
-
-
-@pytest.mark.parametrize("method", ["auto", "lookup", "naive", "retrieval", "streaming", "triforce"])
-def test_every_method_says_what_plain_decoding_says(triforce, tiny_model_dir, method):
-    _, plain, statistics = triforce("generate", PROMPT, *GREEDY, "--method", "ar")
-    assert " · ar · " in statistics
-    assert "→" not in statistics
-    sizes = ("--budget", "64", "--draft", tiny_model_dir, "--gamma1", "3")
-    code, out, err = triforce("generate", PROMPT, *GREEDY, "--method", method, *sizes, "--verify", "--json")
-    lines = [json.loads(line) for line in out.splitlines()]
-    assert code == 0, err
-    assert {line["type"] for line in lines} == {"prefill", "text", "done"}
-    assert "".join(line["text"] for line in lines if line["type"] == "text") == plain
-    end = lines[-1]
-    assert (end["method"], end["settings"]["budget"], end["settings"]["gamma1"]) == (method, 64, 3)
-    assert end["verify"]["lossless"] and end["verify"]["tokens"] == end["new_tokens"]
-    assert end["tokens_per_verification"] >= 1
-    assert sum(end["time_share"].values()) == pytest.approx(1)
-    assert f" · {method} · " in err
-    assert err.splitlines()[-1].startswith("verify: ")
-    if method != "auto":  # which may find that nothing pays
-        assert "→full " in err and "tokens/verification" in err
 
 
 def test_verify_says_so_in_a_line_and_quiet_does_not(triforce):
@@ -64,15 +36,6 @@ def test_verify_says_so_in_a_line_and_quiet_does_not(triforce):
     assert out
 
 
-def refused(result, *words):
-    code, out, err = result
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 2
-    for word in words:
-        assert word in err
-    return True
-
-
 def test_verify_needs_greedy_decoding(triforce, tiny_model_dir, tmp_path):
     refused(triforce("generate", "hi", "--verify", "--temperature", "0.7"), "0.7", "--temperature 0")
     refused(triforce("generate", "hi", "--verify"), "0.6", "--temperature 0")
@@ -83,31 +46,6 @@ def test_verify_needs_greedy_decoding(triforce, tiny_model_dir, tmp_path):
     refused(triforce("generate", "hi", "--verify", "--temperature", "1", "--model", tmp_path), "1.0")
     (tmp_path / "model.safetensors.gone").rename(tmp_path / "model.safetensors")
     refused(triforce("generate", "hi", "--verify", "--model", tmp_path), "0.35")
-
-
-def test_impossible_combinations_are_refused(triforce):
-    refused(triforce("generate", "hi", "--method", "naive"), "draft model", "--draft")
-    refused(triforce("generate", "hi", "--method", "naive", "--draft", "lookup"), "draft model")
-    refused(triforce("generate", "hi", "--method", "speculative"), "'speculative'", "lookup")
-    refused(triforce("generate", "hi", "--chunk", "512"), "1024", "512")
-    refused(triforce("generate", "hi", "--budget", "2"), "budget is 2")
-    refused(triforce("generate", "hi", "--gamma2", "0"), "gamma2")
-
-
-def test_halves_of_a_combination_may_come_from_anywhere(triforce, tiny_model_dir, tmp_path, monkeypatch):
-    mine = tmp_path / "mine.yaml"
-    about = "name: mine\ndescription: x\ndevice: cpu\n"
-    short = ("generate", "hi", "--raw", "-n", "3", "--json", "--profile", mine)
-    mine.write_text(f"{about}options: {{method: naive}}\n")
-    code, out, err = triforce(*short, "--draft", tiny_model_dir)
-    assert (code, done(out)["method"]) == (0, "naive"), err
-    refused(triforce(*short), "draft model")
-    mine.write_text(f"{about}options: {{draft: '{tiny_model_dir}', budget: 4096}}\n")
-    code, out, err = triforce(*short, "--method", "naive", "--chunk", "512")
-    assert (code, done(out)["method"]) == (0, "naive"), err
-    monkeypatch.setenv("TRIFORCE_DRAFT", str(tiny_model_dir))
-    code, out, err = triforce("generate", "hi", "--raw", "-n", "3", "--json", "--method", "naive")
-    assert (code, done(out)["method"]) == (0, "naive"), err
 
 
 def test_a_changed_token_is_found_and_is_an_error(tiny_model_dir):

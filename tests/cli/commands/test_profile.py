@@ -1,0 +1,84 @@
+"""`triforce profile`: what it lists, plans, compares and refuses, without torch."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+from tests.support.command import (
+    assert_error,
+    environment,
+)
+
+
+def test_profile_lists_and_shows(triforce):
+    result = triforce("profile", "--model", "smollm2-135m")
+    assert result.returncode == 0
+    for name in ("cpu", "rtx-4090", "2x-rtx-4090", "a100"):
+        assert name in result.stdout
+    shown = json.loads(triforce("profile", "--gpu", "4090", "--model", "llama-2-7b-128k", "--json").stdout)
+    assert shown["profile"]["name"] == "rtx-4090"
+    assert shown["profile"]["gpu"]["memory_gib"] == 24
+    assert shown["plan"]["fits"]
+    assert shown["plan"]["context"] == 131072
+
+
+def test_profile_plans_a_model_without_its_weights(triforce):
+    """The command that it names stands for the same plan: given its flags, `profile` says the same."""
+    args = ("profile", "--gpu", "2x4090", "--model", "Llama-2-13B-128K", "--context", "127K", "--memory", "22GiB")
+    result = triforce(*args)
+    assert (result.returncode, result.stderr) == (0, "")
+    bars = [line for line in result.stdout.splitlines() if line.startswith("[")]
+    assert [len(bar) for bar in bars] == [62, 62]
+    for word in ("memory on each GPU", "host memory", "KV cache", "prefill", "plain", "bound by", "130,048 tokens"):
+        assert word in result.stdout
+    command = shlex.split(result.stdout.splitlines()[-1])
+    assert command[:2] == ["triforce", "generate"]
+    flags = ["--gpu" if part == "--profile" else part for part in command[2:]]
+    again = triforce("profile", *flags, "--context", "127K").stdout
+    assert again.splitlines()[:9] == result.stdout.splitlines()[:9]
+    assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
+
+
+def test_profile_compares_all_profiles(triforce):
+    result = triforce("profile", "--compare", "--model", "llama-3.1-8b", "--context", "32K")
+    assert result.returncode == 0
+    assert {line.split()[0] for line in result.stdout.splitlines()[3:]} >= {"a100", "cpu", "rtx-4090", "2x-rtx-4090"}
+    plans = json.loads(triforce("profile", "--compare", "--model", "llama-3.1-8b", "--json").stdout)["plans"]
+    assert {plan["hardware"]["name"] for plan in plans} >= {"a100", "cpu"}
+
+
+def test_profile_refuses_what_does_not_fit_and_says_what_would(triforce):
+    args = ("profile", "--gpu", "4090", "--model", "llama-2-7b-128k", "--offload", "none")
+    result = triforce(*args)
+    assert result.returncode == 1
+    error, hint = result.stderr.splitlines()
+    assert "131,072 tokens do not fit" in error
+    assert "--offload auto" in hint
+    shown = triforce(*args, "--json")
+    assert shown.returncode == 1
+    assert not json.loads(shown.stdout)["plan"]["fits"]
+    assert json.loads(shown.stdout)["plan"]["ways_out"]
+
+
+def test_wrong_use_of_profile(triforce):
+    assert_error(triforce("profile", "--gpu", "rtx-4900"), 2, "rtx-4900", "did you mean rtx-4090?")
+    assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-9b"), 2, "did you mean Llama-3.1-8B?")
+    assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-8b", "--context", "1M"), 2, "1,048,576")
+    assert_error(triforce("profile", "--context", "long"), 2, "128K")
+    assert_error(triforce("profile", "--memory", "lots"), 2, "22GiB")
+    assert_error(triforce("profile", env={"TRIFORCE_HOST_MEMORY": "lots"}), 2, "22GiB")
+    assert_error(triforce("profile", "--host-share", "2"), 2, "host-share is 2")
+    assert_error(triforce("profile", "--offload", "some"), 2, "offload is 'some'", "hybrid")
+
+
+def test_profile_answers_without_torch(tiny_model_dir, tmp_path):
+    code = (
+        "import sys; sys.argv = ['triforce', 'profile', '--gpu', '4090', '--model', 'llama-2-7b-128k']\n"
+        "from triforce_cli.app import run\n"
+        "code = run(sys.argv[1:])\n"
+        "sys.exit(code or ', '.join({'torch', 'transformers', 'numpy'} & set(sys.modules)) or 0)"
+    )
+    env = environment(tmp_path, tiny_model_dir)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,56 @@
+"""Flags, environment and profiles: which one counts, and which values are refused."""
+
+import json
+import os
+
+from tests.support.command import (
+    assert_error,
+)
+
+
+def test_wrong_use(triforce, tmp_path):
+    (tmp_path / "empty.txt").write_text("  \n")
+    (tmp_path / "data.bin").write_bytes(bytes(range(256)))
+    assert_error(triforce("generate", "--prompt-file", str(tmp_path / "missing.txt")), 2, "missing.txt")
+    assert_error(triforce("generate", "--prompt-file", str(tmp_path / "empty.txt")), 2, "empty")
+    assert_error(triforce("generate", "--prompt-file", str(tmp_path / "data.bin")), 2, "data.bin")
+    assert_error(triforce("generate"), 2)
+    assert_error(triforce("generate", "hi", "--temperatur", "1"), 2, "--temperature")
+    assert_error(triforce("generate", "hi", "--temperature", "-1"), 2, "temperature is -1")
+    assert_error(triforce("generate", "hi", "--top-p", "nan"), 2, "top-p")
+    assert_error(triforce("generate", "hi", "--max-new-tokens", "0"), 2, "max-new-tokens")
+    assert_error(triforce("generate", "hi", "--max-new-tokens", "many"), 2, "--max-new-tokens")
+    assert_error(triforce("generate", "hi", "--stop", ""), 2, "stop")
+    assert_error(triforce("generate", "hi", "--kernel", "avx"), 2, "kernel is 'avx'", "portable")
+    assert_error(triforce("generate", "hi", "--raw", "--system", "x"), 2, "contradict")
+    assert_error(triforce("generate", "hi", "--quiet", "--verbose"), 2, "contradict")
+    assert_error(triforce("generat"), 2, "generat")
+    assert_error(triforce("generate", "hi", env={"TRIFORCE_SEED": "x"}), 2, "TRIFORCE_SEED")
+
+
+def test_wrong_use_of_names_and_numbers(triforce):
+    assert_error(triforce("generate", "--prompt-file", ""), 2, "empty")
+    assert_error(triforce("generate", "hi", "--threads", "100000000"), 2, "threads")
+    assert_error(triforce("generate", "hi", "--profile", "~nobody-here/x.yaml"), 2, "~nobody-here")
+    assert_error(triforce("generate", "hi", env={"TRIFORCE_HOME": "~nobody-here/x"}), 2, "TRIFORCE_HOME")
+    assert_error(triforce("generate", "hi", "--system", os.fsdecode(b"caf\xe9")), 2, "--system", "UTF-8")
+
+
+def test_profiles_that_do_not_work(triforce, tmp_path):
+    wrong = tmp_path / "mine.yaml"
+    wrong.write_text("name: mine\ndescription: x\ndevice: cpu\nhots: {}\n")
+    assert_error(triforce("generate", "hi", "--profile", "rtx-4900"), 2, "rtx-4900", "rtx-4090")
+    assert_error(triforce("generate", "hi", "--profile", str(wrong)), 2, "hots", "host")
+
+
+def test_settings_are_resolved_flag_environment_profile_default(triforce, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\ndescription: x\ndevice: cpu\noptions: {top_k: 5, top_p: 0.5, min_p: 0.1}\n")
+    args = ("generate", "hi", "-n", "2", "--json", "--profile", str(mine))
+    env = {"TRIFORCE_TOP_K": "6", "TRIFORCE_TOP_P": "0.6"}
+    result = triforce(*args, "--top-k", "7", "--verbose", env=env)
+    settings = json.loads(result.stdout.splitlines()[-1])["settings"]
+    assert (settings["top_k"], settings["top_p"], settings["min_p"]) == (7, 0.6, 0.1)
+    assert "top_k: 7  (flag)" in result.stderr
+    assert "top_p: 0.6  (environment)" in result.stderr
+    assert "min_p: 0.1  (profile mine)" in result.stderr

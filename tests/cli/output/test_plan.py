@@ -1,0 +1,34 @@
+"""A plan as the command line shows it: flags that stand for it, and bars."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.config import Placement
+from offload.planning.plan import make_plan
+from offload.units import GIB
+from tests.support.planning import request
+from triforce_cli.output.plan_flags import flags_of
+from triforce_cli.output.plan_text import WIDTH, bar
+
+
+def test_the_flags_of_a_plan_stand_for_it():
+    """Weights on the host and a short context, whose KV stays: `--offload none` would ask for the weights too."""
+    asked = request("Llama-2-13B-128K", tokens=512, placement=Placement(memory=12 * GIB))
+    plan = make_plan(asked)
+    assert (plan.offload, plan.fits) == ("none", True)
+    assert plan.placed.weight_layers < 40
+    flags = flags_of(plan)
+    assert flags[flags.index("--offload") + 1] == "auto"
+    assert flags[flags.index("--memory") + 1] == "12GiB"
+    hybrid = flags_of(make_plan(request(placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25))))
+    assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.250"]
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(0, 10**12))
+def test_bars_are_as_long_as_their_sum(sizes, free):
+    whole = sum(sizes) + free
+    drawn = bar(sizes, whole, "abcdefg")
+    assert len(drawn) == WIDTH
+    assert len(drawn.rstrip(".")) == round(WIDTH * sum(sizes) / whole)
+    for size, mark in zip(sizes, "abcdefg", strict=False):
+        assert abs(drawn.count(mark) - WIDTH * size / whole) <= 1

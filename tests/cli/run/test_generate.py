@@ -1,0 +1,82 @@
+"""`triforce generate` on a tiny model: text, seeds, stop strings, JSON lines, prompts from several places."""
+
+import json
+import re
+
+import pytest
+
+from tests.support.command import (
+    STATISTICS,
+    assert_error,
+)
+
+PLAIN = ("-n", "40", "--temperature", "1", "--method", "ar", "--dtype", "float32", "--threads", "1")
+
+
+def test_same_seed_same_text_and_only_text_on_stdout(triforce, process):
+    """By plain decoding: `auto` chooses by the clock how it draws, and so what a seed makes of it."""
+    args = ("generate", "Once upon a time", *PLAIN)
+    first = process(*args, "--seed", "7")
+    assert first.returncode == 0
+    assert first.stdout
+    assert STATISTICS.search(first.stderr)
+    assert len(first.stderr.splitlines()) == 1
+    again = triforce(*args, "-q", env={"TRIFORCE_SEED": "7"})
+    assert again.stdout == first.stdout
+    assert again.stderr == ""
+    assert triforce(*args, "--seed", "8").stdout != first.stdout
+
+
+def test_reported_seed_reproduces_the_text(triforce):
+    first = triforce("generate", "Once", *PLAIN)
+    seed = re.search(r"seed (\d+)", first.stderr)[1]
+    assert triforce("generate", "Once", *PLAIN, "--seed", seed).stdout == first.stdout
+    assert triforce("generate", "Once", *PLAIN).stdout != first.stdout
+
+
+def test_json_lines(triforce):
+    args = ("generate", "Once upon a time", "-n", "24", "--seed", "7", "--method", "ar", "--top-k", "20")
+    result = triforce(*args, "--json")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {event["type"] for event in events} == {"prefill", "text", "done"}
+    done = events[-1]
+    assert done["type"] == "done"
+    assert done["finish_reason"] in ("length", "eos")
+    assert done["new_tokens"] <= 24
+    assert done["settings"]["top_k"] == 20
+    for key in ("prompt_tokens", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s", "seed", "model", "method"):
+        assert done[key] is not None, key
+    text = "".join(event["text"] for event in events if event["type"] == "text")
+    assert text == triforce(*args).stdout
+
+
+def test_stop_strings_end_the_text_and_are_not_printed(triforce):
+    args = ("generate", "Once upon a time", "-n", "60", "--temperature", "0")
+    whole = triforce(*args).stdout
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    result = triforce(*args, "--stop", stop, "--stop", "never there", "--json")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    text = "".join(event["text"] for event in events if event["type"] == "text")
+    assert text == whole[: whole.find(stop)]
+    assert events[-1]["finish_reason"] == "stop"
+
+
+def test_parts_of_a_prompt_are_joined(triforce, tmp_path):
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "b.txt").write_text("second")
+    args = ("-n", "8", "--temperature", "0", "--raw", "-q")
+    files = ("--prompt-file", str(tmp_path / "a.txt"), "--prompt-file", "-", "--prompt-file", str(tmp_path / "b.txt"))
+    joined = triforce("generate", *files, "last", *args, stdin=b"piped")
+    assert joined.returncode == 0
+    assert joined.stdout == triforce("generate", "first\n\npiped\n\nsecond\n\nlast", *args, stdin=None).stdout
+
+
+@pytest.mark.parametrize("command", [["generate", "--raw"], ["bench"]])
+def test_the_argument_may_be_stdin(triforce, command):
+    args = [*command, "--temperature", "0", "-n", "4", "--dry-run", "--json"]
+
+    def tokens(*words, stdin=None):
+        return json.loads(triforce(*args, *words, stdin=stdin).stdout)["plan"]["context"]
+
+    assert tokens("Once upon") == tokens("-", stdin=b"Once upon") > tokens("Once")
+    assert_error(triforce(*args, "-", "-f", "-", stdin=b"x"), 2, "twice")

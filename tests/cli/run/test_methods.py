@@ -1,0 +1,59 @@
+"""`--method` and its options on the command line: every method's text, and which combinations are refused."""
+
+import json
+
+import pytest
+
+from tests.support.command import done, refused
+
+PROMPT = "the cat and the dog and the cat and the dog and " * 8
+
+
+GREEDY = ("--raw", "-n", "32", "--temperature", "0")
+
+
+@pytest.mark.parametrize("method", ["auto", "lookup", "naive", "retrieval", "streaming", "triforce"])
+def test_every_method_says_what_plain_decoding_says(triforce, tiny_model_dir, method):
+    _, plain, statistics = triforce("generate", PROMPT, *GREEDY, "--method", "ar")
+    assert " · ar · " in statistics
+    assert "→" not in statistics
+    sizes = ("--budget", "64", "--draft", tiny_model_dir, "--gamma1", "3")
+    code, out, err = triforce("generate", PROMPT, *GREEDY, "--method", method, *sizes, "--verify", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0, err
+    assert {line["type"] for line in lines} == {"prefill", "text", "done"}
+    assert "".join(line["text"] for line in lines if line["type"] == "text") == plain
+    end = lines[-1]
+    assert (end["method"], end["settings"]["budget"], end["settings"]["gamma1"]) == (method, 64, 3)
+    assert end["verify"]["lossless"] and end["verify"]["tokens"] == end["new_tokens"]
+    assert end["tokens_per_verification"] >= 1
+    assert sum(end["time_share"].values()) == pytest.approx(1)
+    assert f" · {method} · " in err
+    assert err.splitlines()[-1].startswith("verify: ")
+    if method != "auto":  # which may find that nothing pays
+        assert "→full " in err and "tokens/verification" in err
+
+
+def test_impossible_combinations_are_refused(triforce):
+    refused(triforce("generate", "hi", "--method", "naive"), "draft model", "--draft")
+    refused(triforce("generate", "hi", "--method", "naive", "--draft", "lookup"), "draft model")
+    refused(triforce("generate", "hi", "--method", "speculative"), "'speculative'", "lookup")
+    refused(triforce("generate", "hi", "--chunk", "512"), "1024", "512")
+    refused(triforce("generate", "hi", "--budget", "2"), "budget is 2")
+    refused(triforce("generate", "hi", "--gamma2", "0"), "gamma2")
+
+
+def test_halves_of_a_combination_may_come_from_anywhere(triforce, tiny_model_dir, tmp_path, monkeypatch):
+    mine = tmp_path / "mine.yaml"
+    about = "name: mine\ndescription: x\ndevice: cpu\n"
+    short = ("generate", "hi", "--raw", "-n", "3", "--json", "--profile", mine)
+    mine.write_text(f"{about}options: {{method: naive}}\n")
+    code, out, err = triforce(*short, "--draft", tiny_model_dir)
+    assert (code, done(out)["method"]) == (0, "naive"), err
+    refused(triforce(*short), "draft model")
+    mine.write_text(f"{about}options: {{draft: '{tiny_model_dir}', budget: 4096}}\n")
+    code, out, err = triforce(*short, "--method", "naive", "--chunk", "512")
+    assert (code, done(out)["method"]) == (0, "naive"), err
+    monkeypatch.setenv("TRIFORCE_DRAFT", str(tiny_model_dir))
+    code, out, err = triforce("generate", "hi", "--raw", "-n", "3", "--json", "--method", "naive")
+    assert (code, done(out)["method"]) == (0, "naive"), err

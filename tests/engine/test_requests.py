@@ -1,0 +1,113 @@
+"""One request after the other on one engine: ends, stops, interrupts, and two at once."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offload import Finished, GenerationConfig, Speculation, Tokens
+from offload.engine import Engine
+from offload.errors import PromptError
+from offload.loading.tokenizer import StopStrings, StreamDecoder, stream_text
+from tests.support.engine import ALL, GREEDY, SMALL, fresh, run, tokens
+from tests.support.models import ids
+
+
+@pytest.mark.parametrize("method", ["lookup", "retrieval", "triforce", "naive"])
+def test_an_end_of_sequence_token_inside_a_run_ends_it_there(endless_engine, method):
+    prompt = ids(100)
+    plain = tokens(run(fresh(endless_engine), prompt, 40))
+    for end in plain[3:20:4]:
+        stopping = Engine(endless_engine.model, (end,), 16, endless_engine._draft)
+        events = run(stopping, prompt, 40, method, "model" if method == "naive" else "lookup", gamma1=3, gamma2=8)
+        assert tokens(events) == plain[: plain.index(end)]
+        assert events[-1] == Finished("eos")
+        assert stopping._idle.full.cache.length <= len(prompt) + plain.index(end)
+        assert stopping._idle.context.tokens == prompt + plain[: plain.index(end)]
+
+
+def test_a_stop_string_inside_a_run_cuts_tokens_text_and_caches(endless_engine, opened_with_draft):
+    prompt = ids(100)
+    plain = tokens(run(fresh(endless_engine), prompt, 40))
+    decode = opened_with_draft.tokenizer.decode
+    stop = decode(plain[10:12])
+    results = []
+    for method in ("ar", "triforce"):
+        engine = fresh(endless_engine)
+        settings_ = Speculation(method, gamma1=3, gamma2=8, **SMALL)
+        generation = engine.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=40), settings_)
+        events = list(stream_text(generation, StreamDecoder(decode), StopStrings([stop])))
+        assert events[-1] == Finished("stop")
+        emitted = tokens(events)
+        assert engine._idle.context.tokens == prompt + emitted
+        assert engine._idle.full.cache.length <= len(prompt) + len(emitted)
+        results.append((emitted, "".join(event.text for event in events if hasattr(event, "text"))))
+    assert results[0] == results[1]
+    assert len(results[0][0]) < 40
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.sampled_from(ALL),
+        st.integers(1, 120),  # of the last sequence are kept
+        st.integers(1, 30),  # new prompt tokens
+        st.integers(1, 12),  # events until the caller leaves
+        st.sampled_from(["finish", "close", "interrupt"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(REQUESTS)
+def test_whatever_happened_the_next_request_is_served_as_by_a_fresh_engine(endless_engine, requests):
+    engine, sequence = fresh(endless_engine), ids(40)
+    engine.generate(ids(300), GREEDY, GenerationConfig()).close()
+    for (method, draft), kept, new, steps, how in requests:
+        sequence = [*sequence[:kept], *ids(new, kept)][:200]
+        wanted = Speculation(method, "a model" if draft == "model" else draft, **SMALL)
+        events = engine.generate(sequence, GREEDY, GenerationConfig(max_new_tokens=20), wanted)
+        emitted = left_early(engine, events, steps, how)
+        sequence = [*sequence, *emitted]
+        assert engine._idle.full.cache.length <= engine._idle.full.held
+    expected = tokens(run(fresh(endless_engine), sequence, 20))
+    for method, draft in (("ar", "none"), ("triforce", "model"), ("retrieval", "none")):
+        assert tokens(run(engine, sequence, 20, method, draft)) == expected
+
+
+def left_early(engine, events, steps, how):
+    """Take some events, then finish, close the iterator, or press Ctrl-C in the middle of a forward pass."""
+    emitted, forward = [], engine.model.forward
+
+    def interrupted(ids, cache):
+        cache.begin(len(ids))
+        raise KeyboardInterrupt
+
+    try:
+        for count, event in enumerate(events):
+            emitted += event.ids if isinstance(event, Tokens) else []
+            if count == steps and how == "close":
+                events.close()
+                break
+            if count == steps and how == "interrupt":
+                engine.model.forward = interrupted
+    except KeyboardInterrupt:
+        pass
+    finally:
+        engine.model.forward = forward
+    return emitted
+
+
+def test_two_requests_at_once_do_not_disturb_each_other(endless_engine):
+    engine = fresh(endless_engine)
+    first = engine.generate(ids(50), GREEDY, GenerationConfig(max_new_tokens=20), Speculation("lookup"))
+    for _ in range(8):
+        next(first)
+    second = tokens(run(engine, ids(60, 1), 20))
+    assert second == tokens(run(fresh(endless_engine), ids(60, 1), 20))
+    assert list(first)[-1] == Finished("length")
+
+
+def test_an_empty_prompt_is_refused(endless_engine):
+    with pytest.raises(PromptError, match="empty"):
+        run(fresh(endless_engine), [])

@@ -1,0 +1,13 @@
+"""Measuring this machine: the host's memory and arithmetic."""
+
+from offload.hardware.microbenchmarks import Sizes, measure
+
+SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
+
+
+def test_the_host_is_measured():
+    found = measure("cpu", "some CPU", SMALL)
+    assert (found.device, found.gpus, found.gpu, found.link) == ("cpu", 0, None, None)
+    assert found.machine.startswith("some CPU, ")
+    assert found.host.memory_gib > 0.1 and found.host.bf16_gflops > 0
+    assert found.host.bandwidth_gb_s is None or 0.1 < found.host.bandwidth_gb_s < 10_000

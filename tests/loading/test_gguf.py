@@ -1,0 +1,176 @@
+"""GGUF files: their logits, and damage and nonsense in them, refused by name."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, quants
+
+from offload.errors import CheckpointError, UnsupportedModel
+from offload.loading.gguf import GGUFCheckpoint
+from offload.loading.hub import open_checkpoint
+from offload.loading.weights import check_tensors
+from tests.support.checkpoints import IDS, logits
+from tests.support.gguf import write_gguf
+from tests.support.models import make_hf_model, make_tokenizer
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_0"])
+def test_gguf_gives_the_dequantised_models_logits(llama_dir, tmp_path, kind):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(llama_dir, dtype=torch.float32).eval()
+    kind = GGMLQuantizationType[kind]
+    write_gguf(tmp_path / "model.gguf", model, kind)
+    with torch.inference_mode():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:  # what the file holds, seen without our reader
+                weight.copy_(torch.from_numpy(quants.dequantize(quants.quantize(weight.numpy(), kind), kind)))
+            assert torch.isfinite(weight).all(), name
+        expected = model(IDS[None]).logits[0]
+    found = logits(open_checkpoint(tmp_path / "model.gguf"))
+    assert (found - expected).abs().max() < 1e-4
+
+
+def test_gguf_rope_divisors_are_applied(llama_dir, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(llama_dir, dtype=torch.float32).eval()
+    divisors = np.linspace(1, 4, model.config.head_dim // 2, dtype=np.float32)
+    write_gguf(tmp_path / "model.gguf", model, GGMLQuantizationType.F32, extra=[("rope_freqs.weight", divisors)])
+    rotary = model.model.rotary_emb
+    rotary.inv_freq.copy_(rotary.inv_freq / torch.from_numpy(divisors))
+    with torch.inference_mode():
+        expected = model(IDS[None]).logits[0]
+    assert (logits(GGUFCheckpoint(tmp_path / "model.gguf")) - expected).abs().max() < 1e-4
+
+
+def test_gguf_is_known_by_its_first_bytes(llama_dir, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    write_gguf(tmp_path / "blob", AutoModelForCausalLM.from_pretrained(llama_dir), GGMLQuantizationType.F32)
+    assert isinstance(open_checkpoint(tmp_path / "blob"), GGUFCheckpoint)
+
+
+def test_gguf_of_another_architecture_is_refused(llama_dir, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(llama_dir)
+    write_gguf(tmp_path / "model.gguf", model, GGMLQuantizationType.F32, architecture="gemma3")
+    with pytest.raises(UnsupportedModel, match="gemma3"):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("keep", [0, 10, 300, 0.5, 0.99])
+def test_truncated_gguf_is_found_before_loading(llama_dir, tmp_path, keep):
+    from transformers import AutoModelForCausalLM
+
+    path = tmp_path / "model.gguf"
+    write_gguf(path, AutoModelForCausalLM.from_pretrained(llama_dir), GGMLQuantizationType.F32)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(CheckpointError):
+        check_tensors(GGUFCheckpoint(path))
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    model = make_hf_model("llama", tie_word_embeddings=False)
+    write_gguf(path, model, tokenizer=make_tokenizer(), rope={"factor": 4.0, "original_max_position_embeddings": 512})
+    return path
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("general.architecture", "llama.rope.scaling.type", "tokenizer.ggml.model", "tokenizer.ggml.tokens"),
+        *("tokenizer.ggml.merges", "tokenizer.chat_template"),
+    ],
+)
+def test_a_string_that_is_no_text_is_found_in_every_field(gguf, tmp_path, field):
+    """transformers decodes all of them for the tokenizer, and this program some."""
+    found = GGUFReader(gguf).fields[field]
+    at = found.offset + sum(part.nbytes for part in found.parts[:-1])
+    data = bytearray(gguf.read_bytes())
+    data[at] = 0xFF
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"model\.gguf is corrupt: {field}.* is not UTF-8"):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+def test_a_damaged_length_is_no_endless_loop(gguf, tmp_path):
+    found = GGUFReader(gguf).fields["tokenizer.ggml.token_type"]
+    at = found.offset + sum(part.nbytes for part in found.parts[:4])
+    data = bytearray(gguf.read_bytes())
+    data[at : at + 8] = (2**60).to_bytes(8, "little")
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"corrupt: tokenizer\.ggml\.token_type ends beyond the file"):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("llama.block_count", 10**7), ("llama.block_count", 0), ("llama.embedding_length", 0)),
+        *(("llama.attention.head_count", 0), ("llama.attention.head_count_kv", 3), ("llama.context_length", 0)),
+        *(("llama.attention.layer_norm_rms_epsilon", x) for x in (0.0, -1.0, NAN, 1e38)),
+        *(("llama.rope.freq_base", x) for x in (0.0, -1.0, NAN, INFINITE)),
+        *(("llama.rope.scaling.factor", x) for x in (0.0, -2.0, NAN, 1e38)),
+        *(("llama.rope.scaling.original_context_length", 0), ("eos_token_id", 2**32 - 1)),
+    ],
+)
+def test_impossible_metadata_is_refused_by_its_name(gguf, tmp_path, name, value):
+    field = GGUFReader(gguf).fields[name if "." in name else f"tokenizer.ggml.{name}"]
+    at = field.offset + sum(part.nbytes for part in field.parts[:-1])
+    data = bytearray(gguf.read_bytes())
+    data[at : at + 4] = np.array([value], field.parts[-1].dtype).tobytes()
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"{name} is ") as caught:
+        GGUFCheckpoint(tmp_path / "model.gguf")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("divisors", [np.ones(7), np.zeros(8), np.full(8, NAN)], ids=["7", "zeros", "nan"])
+def test_impossible_rope_divisors_are_refused(tmp_path, divisors):
+    extra = [("rope_freqs.weight", divisors.astype(np.float32))]
+    write_gguf(tmp_path / "model.gguf", make_hf_model("llama", tie_word_embeddings=False), extra=extra)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is .*not 8 positive numbers"):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+def test_tensors_that_are_not_one_after_the_other_are_refused(gguf, tmp_path):
+    field = GGUFReader(gguf).tensors[3].field
+    at = field.offset + sum(part.nbytes for part in field.parts[:-1])
+    data = bytearray(gguf.read_bytes())
+    data[at] ^= 64
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match="misplaced"):
+        check_tensors(GGUFCheckpoint(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("name", ["abc", "blk.attn_q.weight", "a.b.c.d.attn_q.weight", "."])
+def test_tensors_with_other_names_do_no_harm(tmp_path, name):
+    model = make_hf_model("llama", tie_word_embeddings=False)
+    write_gguf(tmp_path / "model.gguf", model, extra=[(name, np.ones(4, np.float32))])
+    check_tensors(GGUFCheckpoint(tmp_path / "model.gguf"))
+
+
+def test_yarn_without_an_original_context_is_taken_from_the_model_s(tmp_path):
+    """0 is "not set", as llama.cpp writes it."""
+    path = tmp_path / "model.gguf"
+    model = make_hf_model("llama", tie_word_embeddings=False, max_position_embeddings=512)
+    write_gguf(path, model, rope={"factor": 4.0, "original_max_position_embeddings": 0})
+    assert GGUFCheckpoint(path).shape.context == 2048
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_another_version_of_gguf_is_named(tmp_path, version):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_hf_model("llama", tie_word_embeddings=False))
+    data = bytearray(path.read_bytes())
+    data[4] = version
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedModel, match=f"GGUF of version {version}"):
+        GGUFCheckpoint(path)

@@ -1,0 +1,46 @@
+"""Models by name, folder or hub id: where they are found, and what is said where they are not."""
+
+import pytest
+
+from offload.errors import CheckpointError, ModelNotFound
+from offload.loading.hub import _HUB_FILES, locate, open_checkpoint
+
+
+def test_folder_without_config_or_weights(llama_dir, tmp_path):
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        open_checkpoint(tmp_path)
+    (llama_dir / "model.safetensors").unlink()
+    (llama_dir / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelNotFound, match="pickled"):
+        open_checkpoint(llama_dir)
+    (llama_dir / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_checkpoint(llama_dir)
+
+
+def test_unknown_names(tmp_path):
+    with pytest.raises(ModelNotFound) as caught:
+        locate("smolm2-135m", tmp_path)
+    assert "did you mean smollm2-135m" in caught.value.hint
+    with pytest.raises(ModelNotFound):
+        locate("missing.gguf", tmp_path)
+
+
+def test_a_hub_model_is_taken_from_its_cache(llama_dir, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    home = tmp_path / "models--someone--tiny"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text("0123abc")
+    (home / "snapshots").mkdir()
+    llama_dir.rename(home / "snapshots" / "0123abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert locate("someone/tiny", tmp_path) == home / "snapshots" / "0123abc"
+
+
+def test_only_one_copy_of_the_weights_is_asked_of_the_hub():
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+    unwanted = ["consolidated.safetensors", "fp16/model.safetensors", "original/params.json", "pytorch_model.bin"]
+    assert list(filter_repo_objects(wanted + unwanted, **_HUB_FILES)) == wanted

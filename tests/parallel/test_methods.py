@@ -1,0 +1,118 @@
+"""Two and three ranks on gloo say what a single process says: methods, samples, decisions."""
+
+from pathlib import Path
+
+import pytest
+
+from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
+from offload.config import METHODS
+from offload.engine import Engine
+from offload.loading.hub import open_checkpoint
+from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.parallel import ALONE, split
+from tests.support.engine import GREEDY, SMALL
+from tests.support.models import ids
+from tests.support.paths import DATA
+from tests.support.rank_pool import CPU, rank_engine
+from tests.support.table_models import DRAFTS, hierarchy, p_value
+
+WAYS = [*((method, "lookup") for method in METHODS if method != "naive"), ("naive", "model"), ("triforce", "model")]
+
+
+_kept = {}
+
+
+def decode(group, folder, draft, ways, sampling=GREEDY, count=24, **more):
+    """The tokens of each method, all with one engine, which is kept for the next call."""
+    key = folder, draft
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = rank_engine(group, folder, draft)
+    found = []
+    for method, drafter in ways:
+        wanted = Speculation(method, "a model" if drafter == "model" else drafter, **SMALL | more)
+        events = _kept[key].generate(ids(100), sampling, GenerationConfig(max_new_tokens=count, seed=7), wanted)
+        found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-uneven"])
+def test_every_method_gives_the_single_process_greedy_output(crew, folders, name):
+    (plain,) = decode(ALONE, folders[name], folders["draft"], [("ar", "lookup")])
+    for found in crew.run(decode, folders[name], folders["draft"], WAYS):
+        for way, tokens in zip(WAYS, found, strict=True):
+            assert tokens == plain, way
+
+
+def test_the_same_seed_gives_the_single_process_sample(crew, folders):
+    sampling, fixed = Sampling(temperature=0.8, top_p=0.95), {"gamma1": 2, "gamma2": 5}
+    ways = [way for way in WAYS if way[0] != "auto"]  # its choices hang on the clock
+    expected = decode(ALONE, folders["llama"], folders["draft"], ways, sampling, **fixed)
+    for found in crew.run(_sampled, folders["llama"], folders["draft"], ways, sampling, fixed):
+        assert found == expected
+
+
+def _sampled(group, folder, draft, ways, sampling, fixed):
+    return decode(group, folder, draft, ways, sampling, **fixed)
+
+
+def test_every_rank_streams_its_own_heads(crew, folders):
+    (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")])
+    whole = streamed(ALONE, folders["llama"])
+    assert whole[0] == plain
+    found = crew.run(streamed, folders["llama"])
+    assert all(tokens == plain for tokens, _ in found)
+    heads = 2 / len(split(open_checkpoint(Path(folders["llama"])).shape, 0, len(found)).kv_heads)
+    assert found[0][1] == pytest.approx(whole[1] / heads, rel=0.2)
+
+
+def streamed(group, folder):
+    """The tokens, and the bytes that came over this rank's link."""
+    opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
+    model, link = opened.load().model, SimulatedLink(1e9, poison=True)
+    spread = Spread(model.operations, CPU, TierSettings("stream", piece=16, resident_layers=1), link)
+    one = Engine(model, (), 16, spread=spread)
+    events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=24), Speculation("ar"))
+    return [token for event in events if isinstance(event, Tokens) for token in event.ids], link.statistics.bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crew", [2], indirect=True)
+def test_the_embedded_model_with_three_kv_heads(crew, embedded_model_dir):
+    text = (DATA / "pride-and-prejudice-opening.txt").read_text("utf-8")[:1500]
+    ways = [("ar", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("auto", "lookup")]
+    plain = book(ALONE, str(embedded_model_dir), text, ways[:1])[0]
+    for found in crew.run(book, str(embedded_model_dir), text, ways):
+        assert found == [plain] * len(ways)
+
+
+def book(group, folder, text, ways):
+    opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
+    one, prompt, found = opened.load(), opened.tokenizer.encode(text, special_tokens=True), []
+    for method, draft in ways:
+        wanted = Speculation(method, draft, budget=128, chunk=16)
+        events = one.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=24), wanted)
+        found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crew", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("method", "draft", "gammas"),
+    [
+        pytest.param("triforce", "good", (2, 3), marks=pytest.mark.long),
+        pytest.param("naive", "uniform", (2, 3), marks=pytest.mark.long),
+        ("auto", "good", (None, None)),
+    ],
+)
+def test_tokens_are_distributed_as_plain_decoding_has_it_on_ranks_that_draw_other_numbers(crew, method, draft, gammas):
+    assert draft in DRAFTS
+    found = crew.run(table_p_value, method, draft, gammas)
+    assert len(set(found)) == 1, "ranks went apart"
+    assert found[0] > 1e-3
+
+
+def table_p_value(group, method, draft, gammas):
+    sampling = Sampling(temperature=1, top_p=1)
+    return p_value(hierarchy(method, draft, sampling, gammas, group).top, sampling, 3_000)

@@ -1,0 +1,86 @@
+"""What each rank has of a model: shares that make up the whole, and the whole model's logits."""
+
+import math
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+from offload.errors import SettingsError
+from offload.loading.hub import open_checkpoint
+from offload.loading.weights import load_model
+from offload.parallel import ALONE, split
+from offload.parallel.shard import divide
+from offload.sequence import Context
+from offload.speculation.runner import Runner
+from tests.support.gguf import write_gguf
+from tests.support.models import VARIANTS, ids, make_hf_model
+from tests.support.rank_pool import CPU
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_shares_make_up_the_whole(folders, name, size):
+    shape = open_checkpoint(Path(folders[name])).shape
+    shares = [split(shape, rank, size, vocab=True) for rank in range(size)]
+    assert [head for share in shares for head in share.heads] == list(range(shape.heads))
+    assert [column for share in shares for column in share.columns] == list(range(shape.intermediate))
+    assert [row for share in shares for row in share.vocab[share.rank]] == list(range(shape.vocab))
+    for share in shares:
+        assert {head // shape.group for head in share.heads} == set(share.kv_heads)
+        assert share.shape.group * share.shape.kv_heads == share.shape.heads
+
+
+def test_more_ranks_than_heads_are_refused(folders):
+    shape = open_checkpoint(Path(folders["llama"])).shape
+    with pytest.raises(SettingsError) as caught:
+        split(shape, 0, 5)
+    assert "--tensor-parallel 4" in caught.value.hint
+
+
+def test_uneven_runs():
+    assert divide(7, 3) == (range(0, 3), range(3, 5), range(5, 7))
+
+
+def hidden(group, path, vocab=None):
+    """Logits of a prompt in two passes, and the part of the checkpoint's numbers that was read."""
+    checkpoint = open_checkpoint(Path(path))
+    share = None if group.size == 1 else split(checkpoint.shape, group.rank, group.size, vocab)
+    read, tensors = [], checkpoint.tensors
+
+    @contextmanager
+    def counted():
+        with tensors() as take:
+            yield lambda *args: (part := take(*args), read.append(part.numel()))[0]
+
+    checkpoint.tensors = counted
+    model = load_model(checkpoint, torch.float32, CPU, lambda *_: None, group=group, share=share)
+    runner = Runner(model, model.new_cache(64), 16)
+    rows = runner.rows(Context(ids(40)), ids(8, seed=1))
+    return model.logits(rows), sum(read) / sum(math.prod(size) for size in checkpoint.sizes().values())
+
+
+def check_logits(crew, path, vocab=None):
+    whole, everything = hidden(ALONE, path)
+    assert everything == 1
+    found = crew.run(hidden, path, vocab)
+    for logits, _ in found:
+        assert torch.equal(logits, found[0][0]), "ranks differ"
+        torch.testing.assert_close(logits, whole, atol=2e-5, rtol=2e-5)
+    return [part for _, part in found]
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_logits_are_those_of_the_whole_model(crew, folders, name):
+    check_logits(crew, folders[name], vocab=False)
+    parts = check_logits(crew, folders[name], vocab=True)
+    # Nobody reads all of it; norms, and KV heads where there are fewer of them than ranks, are read by several.
+    assert max(parts) < 0.7
+    assert sum(parts) < 1.2
+
+
+def test_gguf_is_shared_as_well(crew, tmp_path):
+    write_gguf(tmp_path / "model.gguf", make_hf_model("llama"), GGMLQuantizationType.Q8_0)
+    check_logits(crew, str(tmp_path / "model.gguf"), vocab=True)

@@ -1,0 +1,98 @@
+"""Prompts that are kept on disk: the same output whatever is found there, on every kernel, placement and method."""
+
+import pytest
+import torch
+
+from offload.events import Prefilled
+from offload.kernels.native.library import PIECE
+from offload.kernels.native.ops import NativeOperations
+from offload.offloading import TierSettings
+from offload.prompt_cache.fingerprint import TOKENS
+from tests.support.models import ids
+from tests.support.offloading import native_kernel
+from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said
+
+METHODS = ["ar", "lookup", "retrieval", "streaming", "triforce", "auto"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_read_from_disk_changes_nothing(model_dir, home, operations, dtype):
+    prompt = ids(LENGTH)
+    expected, _ = said(engine_on(model_dir, None, operations=operations, dtype=dtype), prompt)
+    for restored in (0, 7 * TOKENS):
+        engine = engine_on(model_dir, home, operations=operations, dtype=dtype)
+        assert said(engine, prompt) == (expected, restored)
+    assert len(files(home)) == 7
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_continues_behind_what_was_read(model_dir, home, method):
+    prompt = ids(LENGTH)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    said(engine_on(model_dir, home), prompt)
+    assert said(engine_on(model_dir, home), prompt, method) == (expected, 7 * TOKENS)
+
+
+@pytest.mark.parametrize(("mode", "resident"), [("stream", 0), ("hybrid", 1), ("host", 0)])
+def test_tiers_save_and_take_over(model_dir, home, operations, mode, resident):
+    """Pieces of 192 tokens: their borders are not the blocks'."""
+    if mode != "stream" and operations.kernel is None:
+        pytest.skip("only the native kernel attends on the host")
+    settings = TierSettings(mode, resident, piece=192)
+    first, second = ids(LENGTH), ids(500) + ids(400, 1)
+    answers = [said(engine_on(model_dir, None, operations=operations), each)[0] for each in (first, second)]
+    assert said(engine_on(model_dir, home, settings, operations), first) == (answers[0], 0)
+    engine = engine_on(model_dir, home, settings, operations)
+    assert said(engine, second) == (answers[1], 3 * TOKENS)
+    assert said(engine, first) == (answers[0], 7 * TOKENS - 500)  # the others were in memory
+    assert (
+        said(engine_on(model_dir, home, operations=operations), second)[1] == 0
+    )  # one cache rounds otherwise than pieces
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_tiers_save_serves_one_store_and_the_other_way_round(model_dir, tmp_path, dtype):
+    """On the native kernel, where pieces are whole ones of its own: the bits are the same."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    prompt, tiers = ids(LENGTH), TierSettings("hybrid", 1, piece=PIECE)
+
+    def engine(home, settings):
+        return engine_on(model_dir, home, settings, NativeOperations(native_kernel()), dtype=dtype)
+
+    expected, _ = said(engine(None, None), prompt)
+    for number, order in enumerate(((tiers, None), (None, tiers))):
+        home = tmp_path / str(number)
+        assert [said(engine(home, each), prompt) for each in order] == [(expected, 0), (expected, 7 * TOKENS)]
+
+
+def test_any_common_beginning_is_found(model_dir, home):
+    document = ids(700)
+    said(engine_on(model_dir, home), document + ids(100, 1))
+    expected, _ = said(engine_on(model_dir, None), document + ids(200, 2))
+    assert said(engine_on(model_dir, home), document + ids(200, 2)) == (expected, 5 * TOKENS)
+    assert len(files(home)) == 6 + 2  # the common five are there once
+    assert said(engine_on(model_dir, home), document[:300])[1] == 2 * TOKENS
+    assert said(engine_on(model_dir, home), [5, *document])[1] == 0
+
+
+def test_a_prompt_of_whole_blocks_still_runs_its_last_token(model_dir, home):
+    prompt = ids(4 * TOKENS)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    said(engine_on(model_dir, home), prompt)
+    assert said(engine_on(model_dir, home), prompt) == (expected, 3 * TOKENS)
+
+
+def test_with_torch_the_rest_is_cut_as_without_a_cache(model_dir, home):
+    """Other chunks would round otherwise."""
+    prompt = ids(LENGTH)
+    for chunk, restored in ((CHUNK, 7 * TOKENS), (3 * TOKENS, 6 * TOKENS), (1024, 0), (100, 0)):
+        runs = []
+        for _ in range(2):
+            engine = engine_on(model_dir, home, chunk=chunk)
+            runs.append([])
+            said(engine, prompt, on_event=runs[-1].append)
+        borders = [[event.done for event in run if isinstance(event, Prefilled)] for run in runs]
+        assert borders[0][1] == 0  # of the blocks of other chunks none is taken
+        after = borders[1][borders[1].index(restored) :]
+        assert [done for done in borders[0] if done > restored] == [done for done in after if done > restored]

@@ -1,0 +1,59 @@
+"""Disks that are slower than computing: reading and writing are given up, the run goes on."""
+
+import time
+
+import pytest
+
+from offload import GenerationConfig, Sampling
+from offload.errors import Degraded
+from offload.prompt_cache import restore as restoring
+from offload.prompt_cache import writer as saving
+from offload.prompt_cache.fingerprint import TOKENS
+from offload.prompt_cache.restore import Race
+from tests.support.models import ids
+from tests.support.prompt_cache import LENGTH, engine_on, files, said
+
+
+def test_what_was_read_before_an_interrupt_is_kept(model_dir, home):
+    prompt = ids(LENGTH)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    events = engine_on(model_dir, home).generate(prompt, Sampling(temperature=0), GenerationConfig())
+    while next(events).done < 5 * TOKENS:
+        assert len(files(home)) < 6
+    events.close()
+    assert (there := len(files(home))) in (4, 5)
+    assert said(engine_on(model_dir, home), prompt) == (expected, there * TOKENS)
+
+
+def test_a_disk_that_is_slower_than_reading_is_left_behind(model_dir, home, monkeypatch):
+    prompt = ids(3 * LENGTH)
+    expected, _ = said(engine_on(model_dir, None), prompt)
+    write = saving.write_block
+    monkeypatch.setattr(saving, "write_block", lambda *args: (time.sleep(0.1), write(*args))[1])
+    monkeypatch.setattr(saving, "PATIENCE", 0.2)
+    with pytest.warns(Degraded, match="slower"):
+        assert said(engine_on(model_dir, home), prompt)[0] == expected
+    assert 0 < len(files(home)) < 20
+
+
+def test_reading_that_takes_longer_than_computing_is_given_up(monkeypatch):
+    monkeypatch.setattr(restoring, "TRIAL", 1.0)
+    race = Race()
+    for _ in range(4):
+        race.observe(0.2, 0.1)
+    assert not race.lost  # too early to tell
+    race.observe(0.4, 0.1)
+    assert race.lost
+    race.observe(0.01, 1.0)
+    assert not race.lost
+
+
+def test_a_slow_disk_is_not_read_to_the_end(model_dir, home, monkeypatch):
+    prompt = ids(LENGTH)
+    expected, _ = said(engine_on(model_dir, home), prompt)
+    read = restoring.Prompt.read
+    monkeypatch.setattr(restoring.Prompt, "read", lambda *args: (time.sleep(0.15), read(*args))[1])
+    monkeypatch.setattr(restoring, "TRIAL", 0.25)
+    tokens, restored = said(engine_on(model_dir, home), prompt)
+    assert tokens == expected
+    assert restored == 2 * TOKENS

@@ -1,0 +1,56 @@
+"""The replay of a run by plain decoding: what it finds, and what it leaves alone."""
+
+import pytest
+import torch
+
+from offload import EngineConfig, open_model
+from tests.support.engine import fresh, run, tokens
+from tests.support.models import ids, make_hf_model, make_tokenizer
+
+
+def test_a_replay_of_a_run_that_ended_early_has_the_same_rotations(tmp_path):
+    """With length-dependent RoPE a shorter sequence would be another model."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    make_hf_model("llama", max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    engine = open_model(EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")).load().without_end()
+    emitted = tokens(run(engine, ids(40), 200))[:30]
+    assert engine.replay(ids(40), emitted, length=240).equal
+    assert not engine.replay(ids(40), emitted).lossless
+
+
+def test_a_replay_of_another_prompt_does_not_disturb_the_next_request(endless_engine):
+    engine = fresh(endless_engine)
+    first = tokens(run(engine, ids(60), 20))
+    engine.replay(ids(60, 1), ids(20, 2))
+    assert tokens(run(engine, ids(60), 20)) == first
+
+
+def test_the_replay_finds_what_plain_decoding_would_not_have_said(endless_engine):
+    engine, prompt = fresh(endless_engine), ids(100)
+    emitted = tokens(run(engine, prompt, 30, "triforce"))
+    result = engine.replay(prompt, emitted)
+    assert result.equal
+    assert result.lossless
+    wrong = [*emitted[:12], (emitted[12] + 1) % 267, *emitted[13:]]
+    result = engine.replay(prompt, wrong)
+    first = result.divergences[0]
+    assert (first.position, first.emitted, first.expected) == (12, wrong[12], emitted[12])
+    assert first.margin > 10 * first.noise
+    assert not result.lossless
+
+
+def test_the_replay_tells_the_narrowest_decision(endless_engine):
+    """As a run of torch's own operations over the same tokens has it."""
+    engine, prompt = fresh(endless_engine), ids(100)
+    emitted = tokens(run(engine, prompt, 30))
+    closest = engine.replay(prompt, emitted).closest
+    model = engine.model
+    logits = model.logits(model.forward(torch.tensor([*prompt, *emitted]), model.new_cache(130)))[99:-1]
+    best = logits.topk(2)
+    margins = best.values[:, 0] - best.values[:, 1]
+    assert closest.position == int(margins.argmin())
+    assert [closest.chosen, closest.runner_up] == best.indices[closest.position].tolist()
+    assert closest.margin == pytest.approx(float(margins.min()), rel=1e-2)
+    assert closest.within_rounding == (closest.margin <= closest.noise)
+    assert engine.replay(prompt, []).closest is None

@@ -1,0 +1,106 @@
+"""Every KV cache with what its attention is to be, for the tests of the protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from offload.architecture.rope import Rope
+from offload.kv_cache.block_table import TableCache
+from offload.kv_cache.full import FullCache, KVCache
+from offload.kv_cache.retrieval import SelectedCache
+from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
+from offload.kv_cache.streaming_llm import StreamingCache
+from tests.support.offloading import CPU, native_kernel
+from tests.support.stores import CAPACITY, CHUNK, SOME_STORES, STORES, definition, new_store, projected, tiny_shape
+
+PROMPT = [(11 * place) % 249 for place in range(150)]  # in the full cache, before one that selects from it takes over
+SINK, TAIL, BUDGET = 4, 32, 4 * CHUNK
+WINDOW, INFLIGHT = 24, 12  # of StreamingLLM
+SELECTED = [
+    *(f"{which} of {store}" for which in ("retrieval of everything", "recent chunks") for store in SOME_STORES),
+    *("block table of everything", "block table of recent chunks"),
+]
+CACHES = [*(f"full on {name}" for name in STORES), *SELECTED, "StreamingLLM"]
+
+
+@dataclass
+class Subject:
+    """A cache under test. `ids` are its committed tokens, of which the first `fixed` cannot be taken back."""
+
+    cache: KVCache
+    rope: Rope
+    dtype: torch.dtype
+    ids: list[int]
+    fixed: int
+    passes: tuple[int, ...]  # tokens, in turn; all of them fit behind `ids`
+    too_many: int  # tokens at once that do not
+    window: int | None = None  # of StreamingLLM
+    chunks: range | None = None  # selected beside the sink, and all that come behind them; None: everything
+
+    def visible(self, start: int, end: int) -> list[int]:
+        """The places that the last token of a pass attends to."""
+        if self.window is not None:
+            return [*range(min(SINK, start)), *range(max(min(SINK, start), start - self.window), end)]
+        if self.chunks is not None:
+            return [*range(CHUNK), *range(self.chunks.start * CHUNK, end)]
+        return list(range(end))
+
+    def attend(self, new: list[int], layers: int | None = None) -> torch.Tensor:
+        """A pass that has begun, through the first layers: `[layers, tokens, heads, head_dim]`."""
+        self.cache.begin(len(new))
+        layers = tiny_shape().layers if layers is None else layers
+        return torch.stack([self.cache.attend(i, *projected(new, i, self.dtype)).clone() for i in range(layers)])
+
+    def run(self, new: list[int]) -> torch.Tensor:
+        found = self.attend(new)
+        self.cache.commit()
+        self.ids = [*self.ids, *new]
+        return found
+
+    def truncate(self, length: int) -> int:
+        left = self.cache.truncate(length)
+        self.ids = self.ids[:left]
+        return left
+
+    def expected(self, new: list[int]) -> torch.Tensor:
+        """What attention over a pass of these tokens is, by its definition, in fp64."""
+        ids, start = [*self.ids, *new], len(self.ids)
+        seen = self.visible(start, len(ids))
+        positions = list(range(len(seen))) if self.window is not None else seen
+        layers = range(tiny_shape().layers)
+        return torch.stack([definition(ids, start, i, self.rope, self.dtype, seen, positions) for i in layers])
+
+
+def new_subject(name: str, dtype=torch.float32) -> Subject:
+    """A cache of one of the kinds in `CACHES`, ready for its first pass."""
+    rope = Rope(tiny_shape(), CAPACITY, dtype, CPU)
+    if name == "StreamingLLM":
+        cache = StreamingCache(tiny_shape(), rope, SINK, WINDOW, INFLIGHT, dtype, CPU)
+        return Subject(cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5), INFLIGHT + 1, WINDOW)
+    if name.startswith("full on "):
+        cache = FullCache(new_store(name.removeprefix("full on "), dtype), rope, CAPACITY)
+        return Subject(cache, rope, dtype, [], 0, (1, 40, 3, 70, 1, 5, 80), CAPACITY + 1)
+    return _selected(name, rope, dtype)
+
+
+def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
+    """Over a full cache that has run the prompt; it goes on by itself, as if it drafted."""
+    table = name.startswith("block table")
+    if table and native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    full = FullCache(new_store("blocks" if table else name.split(" of ")[-1], dtype), rope, CAPACITY)
+    prompt = Subject(full, rope, dtype, [], 0, (), 0)
+    everything = "everything" in name
+    selector = (RetrievalSelector if everything else RecencySelector)(SINK, CHUNK)
+    budget = CAPACITY if everything else BUDGET
+    cache = (TableCache if table else SelectedCache)(full, selector, Refresh(None), budget, CHUNK, TAIL)
+    prompt.run(PROMPT[:100])
+    prompt.run(PROMPT[100:])
+    cache.adopt()
+    whole = (len(PROMPT) - 1) // CHUNK  # chunks that end before the newest token
+    chunks = None if everything else range(whole - (BUDGET // CHUNK - 1), whole)
+    too_many = TAIL + 2 * CHUNK + 1
+    return Subject(cache, rope, dtype, list(PROMPT), len(PROMPT), (1, 5, 1, 12, 3), too_many, None, chunks)

@@ -1,0 +1,108 @@
+"""The command as a process of its own, and what is asked of its answers."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.terminal import Pty
+
+COMMAND = [sys.executable, "-m", "triforce_cli"]
+
+
+STATISTICS = re.compile(r"prompt token.* · .*seed \d+")
+
+
+def start(model, home):
+    """A long generation as a process with pipes."""
+    return subprocess.Popen(
+        [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=environment(home, model),
+    )
+
+
+def wait_for_the_first_line(process):
+    """Until the command has taken over its signals: before that the starting interpreter answers them itself."""
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        time.sleep(1)
+        return
+    while process.poll() is None:
+        caught = int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16)
+        if caught >> (signal.SIGTERM - 1) & 1:  # the interpreter takes SIGINT only
+            return
+        time.sleep(0.005)
+
+
+def environment(home, model):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRIFORCE_")}
+    return kept | {
+        "TRIFORCE_HOME": str(home / "home"),
+        "TRIFORCE_CONFIG": str(home / "config"),
+        "TRIFORCE_MODEL": str(model),
+        "TRIFORCE_DEVICE": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(home / "hub"),
+    }
+
+
+def assert_error(result, code, *words):
+    """One `error:` line, one `hint:` line, nothing else, and nothing on stdout."""
+    lines = result.stderr.splitlines()
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    assert len(lines) == 2, result.stderr
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("hint: ")
+    for word in words:
+        assert word in result.stderr
+
+
+def on_a_terminal(model, home, *args, env=(), stdout=None):
+    """Run the command with its streams on a pseudo-terminal; its exit code and everything that the terminal got."""
+    pty = Pty(columns=80, rows=24)
+    stream = pty.stream()
+    command = [*COMMAND, *args]
+    settings = environment(home, model) | {"TERM": "xterm-256color"} | dict(env)
+    for name in {"NO_COLOR", "FORCE_COLOR", "CI"} - set(dict(env)):
+        settings.pop(name, None)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout or stream,
+        stderr=stream,
+        env=settings,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, pty.output()
+
+
+def uncolored(output):
+    return re.sub(r"\x1b\[[0-9;]*m", "", output)
+
+
+GREEDY = ("--temperature", "0", "--repetition-penalty", "1.2", "--dtype", "float32")
+
+
+STORY = ("generate", "Once upon a time", "-n", "80", *GREEDY)
+
+
+def done(out):
+    return json.loads(out.splitlines()[-1])
+
+
+def refused(result, *words):
+    code, out, err = result
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 2
+    for word in words:
+        assert word in err
+    return True
