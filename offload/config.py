@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from . import methods
 from .errors import SettingsError
 from .short_repr import short_repr
 from .units import GIB, MOST_BYTES, MOST_TOKENS
 
+SLOWEST_LINK = 0.0001  # GB/s that can be simulated: slower, a single copy takes minutes
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "avx512", "avx2", "portable", "off")
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
-METHODS = ("auto", "ar", "lookup", "naive", "retrieval", "streaming", "triforce")
+METHODS = tuple(methods.METHODS)
 DRAFTS = ("lookup", "none")  # beside models
 LONGEST_GAMMA = 32
 HIGHEST_TEMPERATURE = 1_000_000  # all tokens are equally likely long before; infinite ones would divide to NaN
@@ -172,10 +174,9 @@ class Speculation:
                 f"{name} is {short_repr(gamma)}",
                 f"use 1 to {LONGEST_GAMMA} tokens, or leave it out",
             )
-        if self.method == "naive":
-            _require(
-                self.draft_model is not None, "naive needs a draft model", "give --draft one, or use --method lookup"
-            )
+        if methods.METHODS[self.method].needs_draft_model:
+            hint = "give --draft one, or use --method lookup"
+            _require(self.draft_model is not None, f"{self.method} needs a draft model", hint)
 
     @property
     def draft_model(self) -> str | None:
@@ -223,7 +224,11 @@ class Placement:
             f"host-share goes with hybrid, and offload is {self.offload}",
             "use --offload hybrid, or leave --host-share out",
         )
-        _require(link is None or 0 < link < math.inf, f"link is {link} GB/s", "use a positive number, such as 25")
+        _require(
+            link is None or SLOWEST_LINK <= link < math.inf,
+            f"link is {link} GB/s",
+            f"use a number from {SLOWEST_LINK}, such as 25",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model
@@ -12,6 +12,7 @@ from .kernels.linear import multiplies_natively
 from .offloading import Spread
 from .prompt_cache.prefill import PromptCache
 from .session import Session
+from .short_repr import short_repr
 from .speculation.lossless import Replay, replay
 
 
@@ -62,6 +63,7 @@ class Engine:
         kept, and that this is the end. Abandoning the iterator at any point is safe. Raises PromptError, when it is
         begun, for ids that the model does not have and for more tokens than its context.
         """
+        ids = _token_ids(ids)
         self._check(ids, len(ids) + config.max_new_tokens)
         session = self._session(len(ids) + config.max_new_tokens)
         try:
@@ -77,6 +79,7 @@ class Engine:
         `length` is that which the sequence might have reached, prompt and `max_new_tokens`, where that is more than
         what there is: to some RoPE scalings it matters. Raises PromptError as `generate`.
         """
+        ids, emitted = _token_ids(ids), _token_ids(emitted)
         self._check(ids, len(ids) + len(emitted))
         self._check_vocabulary(emitted)
         session = self._session(max(len(ids) + len(emitted), length))
@@ -100,8 +103,7 @@ class Engine:
         for wrong in {min(ids, default=0), max(ids, default=0)}:
             if not 0 <= wrong < vocab:
                 raise PromptError(
-                    f"token id {wrong:,} at position {list(ids).index(wrong):,} is not in the vocabulary of "
-                    f"{vocab:,} tokens",
+                    f"token id {wrong:,} at position {ids.index(wrong):,} is not in the vocabulary of {vocab:,} tokens",
                     "encode the text with this model's tokenizer",
                 )
 
@@ -130,3 +132,15 @@ class Engine:
         if self.model.group.size > 1:
             where += f", {self.model.group.size} ranks"
         return where if self.spread is None else f"{where}, KV offloaded ({self.spread.settings.mode})"
+
+
+def _token_ids(ids: Iterable[int]) -> list[int]:
+    """Return token ids as a list: of integers of any kind, or a tensor or array with one axis. Raises PromptError."""
+    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    for place, each in enumerate(found):
+        if type(each) is not int:
+            if isinstance(each, bool) or not hasattr(each, "__index__"):
+                wrong = f"{short_repr(each)} at position {place:,} is no token id"
+                raise PromptError(wrong, "give a list of whole numbers, as the tokenizer's encode returns")
+            found[place] = int(each)
+    return found

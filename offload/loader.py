@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from .architecture.config import ModelShape
-from .architecture.footprint import retrieval_bytes
 from .architecture.rope import check_frequencies
 from .architecture.yarn import factor_for, stretched
 from .config import EngineConfig, Sampling, Speculation
@@ -21,15 +20,15 @@ from .decoder import Model
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
 from .kernels.ops import Operations, check_kernel, choose_operations
+from .levels import has_draft_model
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
 from .loading.safetensors import Checkpoint
 from .loading.tokenizer import Tokenizer
 from .loading.vocabulary import check_draft
 from .loading.weights import Progress, check_tensors, load_model
-from .methods import draft_chunk, draft_room, has_draft_model, has_middle
 from .offloading import Spread, TierSettings, WeightTier, make_link
 from .parallel import ALONE, Group, Share, split
-from .planning.memory import MemoryEstimate, check_fit, estimate
+from .planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from .prompt_cache.fingerprint import LEAST, weights_digest
 from .prompt_cache.folder import PromptFolder
 from .prompt_cache.prefill import PromptCache
@@ -130,21 +129,21 @@ class OpenModel:
         return replace(self, checkpoint=checkpoint)
 
     def estimate(self, tokens: int) -> MemoryEstimate:
-        """Memory for a sequence of so many tokens."""
-        shape, size = self.shape, self.dtype.itemsize
-        plain = estimate(shape, tokens, self.config.prefill_chunk, size)
-        settings = self.speculation
-        retrieval = draft = 0
-        if has_middle(settings, tokens):
-            copies = self.kernel == "off"  # else the chunks are attended to where they are
-            retrieval = retrieval_bytes(shape, settings, tokens, size, copies)
-        if self.draft is not None:
-            draft = estimate(self.draft.shape, draft_room(settings), draft_chunk(settings), size).total
-        return replace(plain, retrieval=retrieval, draft=draft)
+        """Estimate the memory for a sequence of `tokens` that lies on this device as a whole."""
+        return estimate(
+            self.shape,
+            tokens,
+            self.speculation,
+            device=self.device.type,
+            itemsize=self.dtype.itemsize,
+            prefill_chunk=self.config.prefill_chunk,
+            draft=None if self.draft is None else self.draft.shape,
+            in_place=self.kernel != "off",
+        )
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raises OutOfMemory if a sequence of `tokens` does not fit the device (or `memory_limit` bytes of it)."""
-        free = free_memory(self.device)
+        free = int(free_memory(self.device) * USABLE)
         if self.device.type == "cpu":
             free //= self.group.mates
         check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))

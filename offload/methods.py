@@ -1,33 +1,51 @@
-"""Which levels a method has, and what their caches hold: for those who run them and those who only count.
+"""The decoding methods, a row each: which drafter feeds the target, and through which selection of its KV cache.
 
-Imports nothing heavy.
+A new method is a new row; what it needs that no other method has is then a new value of a field. Imports nothing.
 """
 
 from __future__ import annotations
 
-from .config import LONGEST_GAMMA, Speculation
+from dataclasses import dataclass
 
-TAIL = 4 * LONGEST_GAMMA  # tokens that the retrieval cache holds beside its budget: drafts, and what is newest
-_WORTH = 2  # a retrieval cache that is not smaller than the context by this factor cannot pay
-
-
-def draft_chunk(settings: Speculation) -> int:
-    """Tokens that a draft model reads at once."""
-    return max(settings.window, 2 * LONGEST_GAMMA)
+LOOKUP, MODEL = "lookup", "model"  # drafters: n-gram lookup and a draft model
+CHOSEN = "chosen"  # the drafter that `Speculation.draft` names
+RETRIEVAL, STREAMING = "retrieval", "streaming"  # chunks that a middle level selects: scored ones, or the latest
 
 
-def draft_room(settings: Speculation) -> int:
-    """Tokens that a draft model's cache has room for."""
-    return settings.sink + 2 * settings.window + 2 * draft_chunk(settings)
+@dataclass(frozen=True, slots=True)
+class Method:
+    """Which levels stand below the target on its full KV cache.
+
+    `drafter` is LOOKUP, MODEL, CHOSEN or None. `middle` is RETRIEVAL or STREAMING where the target also runs on
+    selected chunks, between the drafter and the full cache, else None. An `adaptive` method switches its levels on and
+    off by what they bring.
+    """
+
+    name: str
+    drafter: str | None = None
+    middle: str | None = None
+    adaptive: bool = False
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether it cannot run without a draft model."""
+        return self.drafter == MODEL
+
+    @property
+    def speculates(self) -> bool:
+        """Whether anything is drafted: else the target decodes token by token."""
+        return self.drafter is not None or self.middle is not None
 
 
-def has_middle(settings: Speculation, tokens: int) -> bool:
-    """Whether a sequence that may reach so many tokens gets a retrieval cache."""
-    if settings.method == "auto":
-        return tokens > _WORTH * (settings.budget + TAIL)
-    return settings.method in ("triforce", "retrieval", "streaming")
-
-
-def has_draft_model(settings: Speculation) -> bool:
-    """Whether a draft model will be used."""
-    return settings.draft_model is not None and settings.method not in ("ar", "lookup", "retrieval")
+METHODS = {
+    method.name: method
+    for method in (
+        Method("auto", drafter=CHOSEN, middle=RETRIEVAL, adaptive=True),
+        Method("ar"),
+        Method("lookup", drafter=LOOKUP),
+        Method("naive", drafter=MODEL),
+        Method("retrieval", middle=RETRIEVAL),
+        Method("streaming", drafter=CHOSEN, middle=STREAMING),
+        Method("triforce", drafter=CHOSEN, middle=RETRIEVAL),
+    )
+}

@@ -1,15 +1,15 @@
-"""How fast it went: a meter that watches the events of one generation, and the summary it gives. Knows no terminal."""
+"""Metrics of a generation: a meter that observes its events, and the summary that it returns. Knows no terminal."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .events import Event, LevelStatistics, Prefilled, Restored, Speculated, Tokens, Transferred
+from .events import Event, Finished, LevelStatistics, Prefilled, Restored, Speculated, Text, Tokens, Transferred
 
 FULL = "full"  # the verifier whose distribution is what comes out
 
@@ -45,12 +45,16 @@ class Summary:
 
 
 class Meter:
-    """Measures one generation from its own construction on. Give it every event with `observe`, as it comes."""
+    """Measures one generation from its own construction on, and keeps what was emitted.
+
+    It must see every event once, when it comes: through `watch`, or by `observe`. Displays read from it.
+    """
 
     def __init__(self, prompt_tokens: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.prompt_tokens = prompt_tokens
         self.prefilled_tokens = self.cached_tokens = 0
-        self.new_tokens = 0
+        self.ids: list[int] = []  # the tokens emitted so far
+        self.finish_reason: str | None = None  # of the Finished event
         self._clock = clock
         self._start = clock()
         self._prefilled_at: float | None = None
@@ -60,9 +64,16 @@ class Meter:
         self.gaps: list[float] = []  # time between tokens, one for each token after the first event
         self.speculated: Speculated | None = None  # the latest
         self.transferred: Transferred | None = None
+        self._pieces: list[str] = []
+
+    def watch(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Observe each event, then yield it."""
+        for event in events:
+            self.observe(event)
+            yield event
 
     def observe(self, event: Event) -> None:
-        """Take note of an event, at the time of this call."""
+        """Record an event, at the time of this call."""
         if isinstance(event, Prefilled):
             if self._prefilled_at is None:
                 self.cached_tokens = event.done
@@ -71,10 +82,15 @@ class Meter:
             self.cached_tokens += event.tokens
         elif isinstance(event, Tokens) and event.ids:
             self._count(len(event.ids), self._clock())
+            self.ids += event.ids
+        elif isinstance(event, Text):
+            self._pieces.append(event.text)
         elif isinstance(event, Speculated):
             self.speculated = event
         elif isinstance(event, Transferred):
             self.transferred = event
+        elif isinstance(event, Finished):
+            self.finish_reason = event.reason
 
     def _count(self, tokens: int, now: float) -> None:
         if self._last_at is None:
@@ -82,7 +98,15 @@ class Meter:
         else:  # a run of verified tokens arrives at once: each took its share of the wait
             self.gaps += [(now - self._last_at) / tokens] * tokens
         self._last_at = now
-        self.new_tokens += tokens
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._pieces)
 
     @property
     def prefill_s(self) -> float | None:

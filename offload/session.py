@@ -7,7 +7,8 @@ from collections.abc import Generator, Hashable, Sequence
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model
 from .events import Event, Finished, Tokens
-from .methods import draft_chunk, has_draft_model, has_middle
+from .levels import draft_chunk, drafter_kind, has_draft_model, has_middle
+from .methods import LOOKUP, METHODS
 from .offloading import Spread
 from .prompt_cache.prefill import PromptCache
 from .sequence import Context
@@ -62,7 +63,7 @@ class Session:
         yield from self._prefill()
         if parts.draft is not None:
             parts.draft.rows(context)
-        if settings.method != "ar":
+        if drafter_kind(settings) == LOOKUP:
             parts.lookup.outlook(context)  # reading the prompt is no part of decoding
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
         sampler.observe(context.tokens)
@@ -116,8 +117,7 @@ class Session:
         return Parts(self.full, middle, draft, self._lookup)
 
     def _middle_for(self, settings: Speculation) -> SelectedRunner:
-        is_streaming = settings.method == "streaming"
-        key = (is_streaming, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)
+        key = (METHODS[settings.method].middle, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)
         if self._middle is None or self._middle[0] != key:
             self._middle = None  # its memory first
             self._middle = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings))

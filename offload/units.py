@@ -31,7 +31,7 @@ def parse_tokens(text: str) -> int:
     """Tokens as people write them: "128K" is 131,072, "1M" 1,048,576, and "8000" is 8,000. Raises SettingsError."""
     match = _TOKENS.fullmatch(text.strip())
     count = 0 if match is None else float(re.sub("[,_]", "", match[1])) * 1024 ** " km".index(match[2].lower() or " ")
-    if not 1 <= count <= MOST_TOKENS:
+    if not 1 <= count <= MOST_TOKENS or count != int(count):
         raise SettingsError(f"{short_repr(text)} is no number of tokens", "write it like 8000, 128K or 1M")
     return int(count)
 

@@ -42,6 +42,13 @@ def test_plain_decoding():
     assert (summary.peak_memory_bytes, summary.settings) == (7, {"a": 1})
 
 
+def test_what_is_watched_is_passed_on_and_kept():
+    events = [Prefilled(3, 3), Tokens((1, 2)), Text("a"), Tokens(()), Tokens((3,)), Text("bc"), Finished("stop")]
+    meter = Meter(3)
+    assert list(meter.watch(events)) == events
+    assert (meter.ids, meter.new_tokens, meter.text, meter.finish_reason) == ([1, 2, 3], 3, "abc", "stop")
+
+
 def test_a_run_of_tokens_shares_its_wait():
     meter = run([(1, Tokens((1, 2))), (0.4, Tokens((3, 4, 5, 6))), (0.2, Tokens((7,)))])
     summary = meter.summary("length")

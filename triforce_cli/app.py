@@ -1,4 +1,4 @@
-"""The Typer app, and run(): arguments -> exit code, every error told in the same two lines.
+"""The Typer app, and run(): arguments -> exit code, every error printed in the same two lines.
 
 Importing this imports no torch: `triforce --help` and shell completion must answer at once.
 """
@@ -10,7 +10,9 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,7 +29,7 @@ from .commands.pull import pull
 from .commands.summarize import summarize
 from .distributed import rank as ranks
 from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
-from .options.context import Context, cache_home
+from .options.settings import cache_home
 from .output.terminal import Terminal
 
 app = typer.Typer(
@@ -46,8 +48,16 @@ app.command()(doctor)
 app.add_typer(cache, name="cache")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+@dataclass(frozen=True, slots=True)
+class AppState:
+    """What every command finds in `ctx.obj`: the terminal, and the cache folder (None for the platform's)."""
+
+    terminal: Terminal
+    home: Path | None
+
+
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"triforce {version('triforce')}")
         raise Exit(DONE)
 
@@ -64,21 +74,21 @@ def _start(
 ) -> None:
     if color not in ("auto", "always", "never"):
         raise UsageError(f"--color is {color!r}", "use auto, always or never")
-    ctx.obj = Context(ranks.terminal_of(ranks.place(os.environ), color), cache_home(os.environ))
-    _pass_on(ctx.obj.terminal)
+    ctx.obj = AppState(ranks.terminal_for(ranks.world_position(os.environ), color), cache_home(os.environ))
+    _show_library_warnings(ctx.obj.terminal)
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise Exit(WRONG_USE)
 
 
-def _pass_on(terminal: Terminal) -> None:
-    """What the library warns of is for the user; what other libraries warn of is not."""
+def _show_library_warnings(terminal: Terminal) -> None:
+    """Print this library's own warnings to the user; those of other libraries stay hidden."""
     warnings.filterwarnings("always", category=Degraded)
     warnings.showwarning = lambda message, *_: terminal.warn(str(message))
 
 
 def run(args: Sequence[str]) -> int:
-    """One command line -> its exit code. Typer's own main would turn a closed pipe into 1 and speak for itself."""
+    """Run one command line and return its exit code. Typer's own main turns a closed pipe into 1 and prints itself."""
     if "_TRIFORCE_COMPLETE" in os.environ:
         app()
     command = typer.main.get_command(app)
@@ -100,7 +110,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _report(error: Exception, terminal: Terminal) -> int:
-    """error: and hint:, after the traceback for those who ask for it."""
+    """Print error: and hint:, after the traceback if TRIFORCE_DEBUG is set; return the exit code."""
     if os.environ.get("TRIFORCE_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
     message, hint, code = _explain(error)
@@ -118,7 +128,7 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
         return f"out of memory: {_first_line(error)}", "use a shorter prompt or a smaller model", FAILED
     if isinstance(error, OSError) and error.errno is not None:
-        _abandon_output()  # what could not be written must not be tried again at exit
+        _abandon_output()  # what could not be written must not be written again at exit
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}", "look at the disk, the permissions and where the output goes", FAILED
     hint = "this is a bug in triforce; TRIFORCE_DEBUG=1 shows where"
@@ -130,16 +140,19 @@ def _first_line(error: Exception) -> str:
 
 
 def _abandon_output() -> int:
-    """The reader has gone (`| head`): not an error. Python's own flush at exit must not complain either."""
+    """Redirect stdout to nowhere and return success: its reader has closed the pipe (`| head`), which is no error.
+
+    Otherwise Python's own flush at exit would print one.
+    """
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (AttributeError, OSError, ValueError):  # there is none: closed before we began
+    except (AttributeError, OSError, ValueError):  # stdout was closed before the start
         pass
     return DONE
 
 
 def settle_libraries() -> None:
-    """Libraries must not write into our output; what they have to say arrives as exceptions."""
+    """Keep libraries from writing into the output; their errors arrive as exceptions."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if not sys.stderr or not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""Where the `triforce` command begins. Imports nothing heavy: Ctrl-C must be answered from the first moment on."""
+"""The entry point of the `triforce` command. Imports nothing heavy: Ctrl-C must work from the start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .signals import listen
 
 
 def main() -> None:
-    """The `triforce` on the PATH."""
+    """Run the command line and exit with its code."""
     listen()
     try:
         from .app import run, settle_libraries

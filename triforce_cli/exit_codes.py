@@ -1,4 +1,4 @@
-"""What the process tells its caller. Imports nothing: the first module of the command needs it too."""
+"""The exit codes of the process. Imports nothing: the entry point needs it too."""
 
 DONE = 0  # also when the reader of a pipe has closed it
 FAILED = 1  # while running

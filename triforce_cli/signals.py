@@ -1,18 +1,21 @@
-"""Answers the signals that end a process. Imports nothing heavy: Ctrl-C must be answered from the first moment on."""
+"""Handles the signals that end a process. Imports nothing heavy: Ctrl-C must work from the start."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 
 from .exit_codes import INTERRUPTED, SIGNALLED
 
 _SHOW_CURSOR = b"\x1b[?25h"
+_TORCH_STORAGE = os.path.join("torch", "storage.py")
+_SOON = 0.01  # seconds
 
 
 def listen() -> None:
-    """Answer the signals that end a process."""
+    """Install the handlers of the signals that end a process."""
     signal.signal(signal.SIGINT, _interrupt)
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if hasattr(signal, name):
@@ -20,20 +23,37 @@ def listen() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt, but not into an import: there it may be swallowed, or leave half a module behind."""
-    if not _is_importing(frame):
+    """Raise KeyboardInterrupt; during an import exit at once, since it may be caught there or leave half a module."""
+    if _is_importing(frame):
+        _exit_at_once(INTERRUPTED)
+    if _is_called_by_safetensors(frame):
+        _deliver_again(number)
+    else:
         raise KeyboardInterrupt
-    _leave_at_once(INTERRUPTED)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """An exit that takes the status bar and half-fetched files with it."""
-    if not _is_importing(frame):
+    """Raise SystemExit, so that the status line and partly fetched files are removed; during an import exit at once."""
+    if _is_importing(frame):
+        _exit_at_once(SIGNALLED + number)
+    if _is_called_by_safetensors(frame):
+        _deliver_again(number)
+    else:
         raise SystemExit(SIGNALLED + number)
-    _leave_at_once(SIGNALLED + number)
 
 
-def _leave_at_once(code: int) -> None:
+def _is_called_by_safetensors(frame: FrameType | None) -> bool:
+    """Whether torch's storage code is running: its callers in Rust turn an interrupt into an error of their own."""
+    return frame is not None and frame.f_code.co_filename.endswith(_TORCH_STORAGE)
+
+
+def _deliver_again(number: int) -> None:
+    timer = threading.Timer(_SOON, signal.raise_signal, (number,))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit_at_once(code: int) -> None:
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it
     os._exit(code)

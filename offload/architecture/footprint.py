@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import Speculation
-from ..methods import TAIL
+from ..levels import TAIL
 from .dims import Sizes
 
 

@@ -137,7 +137,7 @@ def _document(loader: yaml.SafeLoader, source: str) -> Document:
     def plain(node: yaml.Node) -> Any:
         try:
             return loader.construct_object(node, deep=True)
-        except (ValueError, AttributeError) as error:  # yaml lets a date that is none fall through
+        except (ValueError, AttributeError, KeyError) as error:  # yaml lets a date or a truth that is none fall through
             raise _not_yaml(place(node), short_text(str(error))) from error
 
     def values(node: yaml.Node, key: Key) -> Any:

@@ -1,6 +1,6 @@
 """Hardware profiles: what a GPU set-up can do, and the option defaults that suit it. Data sheets, not measurements.
 
-Every mistake in a profile is told with the file, the line, the key and the nearest right one. Imports nothing heavy.
+A mistake in a profile is reported with the file, the line, the key and the nearest right one. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ AUTO = "auto"  # the profile for the hardware found
 
 
 def available() -> list[str]:
-    """The names of the profiles that come with the program."""
+    """Return the names of the profiles that come with the program."""
     return sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml"))
 
 
 def load(name_or_path: str | Path, found: Sequence[str] | None = None) -> Profile:
-    """A profile by its name, by what one would call its hardware ("4090", "2x RTX 4090"), or from a YAML file.
+    """Return a profile by its name, by a common name of its hardware ("4090", "2x RTX 4090"), or from a YAML file.
+
+    Only the files of that profile are read, unless the name is that of a GPU model in one of them.
 
     Args:
         name_or_path: "auto" is the profile for the hardware found.
@@ -49,7 +51,7 @@ def load(name_or_path: str | Path, found: Sequence[str] | None = None) -> Profil
 
 
 def matching(gpu_names: Sequence[str]) -> Profile | None:
-    """The profile for the GPUs found, by their names as the driver (torch.cuda.get_device_name) reports them.
+    """Return the profile for the GPUs found, by their names as the driver (torch.cuda.get_device_name) reports them.
 
     No GPU is the cpu profile. Of the profiles for that model of GPU, the one with the most GPUs that are really there.
     None if no profile knows them: a variant (Laptop, 40GB) has other numbers than its namesake.
@@ -64,12 +66,12 @@ def matching(gpu_names: Sequence[str]) -> Profile | None:
 
 
 def same_gpu(first: str, second: str) -> bool:
-    """Whether two names mean the same model of GPU, whatever brand and punctuation they are written with."""
+    """Return whether two names mean the same model of GPU, whatever brand and punctuation they are written with."""
     return _simplified(first) == _simplified(second)
 
 
 def undescribed(found: Sequence[str]) -> SettingsError:
-    """The error for GPUs, by their names, that no profile describes."""
+    """Return the error for GPUs, by their names, that no profile describes."""
     hint = "`triforce profile --measure --save` measures it for all plans; or name a GPU like it, or a YAML file"
     return SettingsError(f"no profile describes the GPU found: {', '.join(dict.fromkeys(found))}", hint)
 
@@ -82,7 +84,7 @@ def _automatic(found: Sequence[str]) -> Profile:
 
 
 def _folder() -> Traversable:
-    """offload/profiles in an installed wheel; profiles/ beside offload/ in a checkout or an editable install."""
+    """Return offload/profiles of an installed wheel; profiles/ beside offload/ of a checkout or an editable install."""
     packaged = files("offload") / "profiles"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "profiles"
 
@@ -105,29 +107,38 @@ def _read(file: Path | Traversable, source: str) -> Profile:
 
 
 def _resolved(text: str) -> str:
-    """The name of a profile that comes with the program, from what somebody calls it."""
+    """Return the name of a profile that comes with the program. Raises SettingsError.
+
+    File names are matched first, without opening the files; only then is each profile read for its model of GPU.
+    """
     names = available()
     if text in names:
         return text
-    called = {name: profile for profile in map(_shipped, names) for name in _called(profile)}
-    wanted = _simplified(text)
-    if wanted in called:
-        return called[wanted].name
-    # No file can extend "auto": then it is not what was meant.
-    near = did_you_mean(wanted, called if text == AUTO else [*called, AUTO])
-    for name, profile in called.items():
-        near = near.replace(f" {name}?", f" {profile.name}?")
+    simplified = _simplified(text)
+    by_file = {_simplified(name): name for name in names}
+    if simplified in by_file:
+        return by_file[simplified]
+    aliases = by_file | _gpu_models(names)
+    if simplified in aliases:
+        return aliases[simplified]
+    # No file can extend "auto", so it is not suggested to one.
+    near = did_you_mean(simplified, aliases if text == AUTO else [*aliases, AUTO])
+    for alias, name in aliases.items():
+        near = near.replace(f" {alias}?", f" {name}?")
     hint = f"{near}profiles: {', '.join(names)}; or give a path to a YAML file"
     raise SettingsError(f"there is no profile {short_repr(text)}", hint)
 
 
-def _called(profile: Profile) -> set[str]:
-    """What a profile answers to beside its name."""
-    names = {_simplified(profile.name)}
-    return names | {_simplified(profile.gpu.model)} if profile.gpu and profile.gpus == 1 else names
+def _gpu_models(names: Sequence[str]) -> dict[str, str]:
+    """Return the profile's name by its simplified model of GPU, for profiles of one GPU."""
+    found = {name: _shipped(name) for name in names}
+    return {_simplified(p.gpu.model): name for name, p in found.items() if p.gpu and p.gpus == 1}
 
 
 def _simplified(name: str) -> str:
-    """'NVIDIA GeForce RTX 4090', 'rtx-4090' and '1x4090' are all '4090'; '2x RTX 4090' is '2x4090'."""
+    """Return a name without brand and punctuation.
+
+    'NVIDIA GeForce RTX 4090', 'rtx-4090' and '1x4090' all give '4090'; '2x RTX 4090' gives '2x4090'.
+    """
     bare = re.sub(r"nvidia|geforce|rtx|[^a-z0-9]", "", name.lower())
     return re.sub(r"^1x", "", bare)

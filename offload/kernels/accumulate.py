@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .attention import Partial
 from .native import Kernel
-from .native.library import Merge
+from .native.calls import merge_call
 
 
 class Accumulator(Protocol):
@@ -63,24 +63,9 @@ class KernelAccumulator:
 
     def add(self, rows: slice, part: Tensor) -> None:
         """`part`: `[pieces, tokens, heads, 2 + head_dim]`."""
-        into = self._state[rows]
-        assert into.shape == part.shape[1:] and part.is_contiguous()
-        self._merge(into, part.data_ptr(), len(part))
+        self._kernel.merge(merge_call(self._state[rows], part))
 
     def output(self) -> Tensor:
         out = torch.empty_like(self._like)
-        self._merge(self._state, None, 0, out.data_ptr(), out.dtype == torch.bfloat16)
+        self._kernel.merge(merge_call(self._state, out=out))
         return out
-
-    def _merge(self, into: Tensor, part: int | None, pieces: int, out: int | None = None, narrow: bool = False) -> None:
-        tokens, heads, width = into.shape
-        call = Merge(
-            into=into.data_ptr(),
-            partials=part,
-            out=out,
-            rows=tokens * heads,
-            pieces=pieces,
-            head_dim=width - 2,
-            narrow_out=narrow,
-        )
-        self._kernel.merge(call)

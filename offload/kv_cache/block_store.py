@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import keys_of, mean_keys, values_of, write_blocks
-from ..kernels.native.library import BLOCK, Append, Attention
+from ..kernels.native.library import BLOCK
 from .store import Store, gather_chunks
 
 
@@ -23,37 +24,19 @@ class BlockStore(Store):
     def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device("cpu")
         self._kernel = kernel
-        self._wide = dtype == torch.float32
-        size = (shape.layers, shape.kv_heads, -(-capacity // BLOCK), 2 * BLOCK * shape.head_dim)
-        self._blocks = host_memory(size, dtype)
-        self._layers = [layer.data_ptr() for layer in self._blocks]  # asked for once: it is needed at every step
-        self._head_stride = self._blocks.stride(1) * dtype.itemsize
-        self._queries, self._out = (torch.empty(0, dtype=dtype) for _ in range(2))
+        blocks = -(-capacity // BLOCK)
+        self._calls = BlockCalls(shape, blocks)
+        self._blocks = host_memory((shape.layers, shape.kv_heads, blocks, 2 * BLOCK * shape.head_dim), dtype)
+        self._layers = self._blocks.unbind()
+        self._rotated, self._out = (torch.empty(0, dtype=dtype) for _ in range(2))
 
     def append(
         self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor], stored: int = 0
     ) -> Tensor:
         """As in `Store`; the first `stored` tokens are there already, and only their queries are rotated."""
-        shape, cos, sin = self.shape, *rows
-        assert all(x.stride()[1:] == (shape.head_dim, 1) and x.dtype == self.dtype for x in (q, k, v))
-        assert stored <= len(q) and start + len(q) <= self._blocks.shape[2] * BLOCK, "beyond the store's capacity"
-        self._queries = _room(self._queries, q)
-        call = Append(
-            *(x.data_ptr() for x in (q, k, v)),
-            *(x.data_ptr() for x in (cos, sin, self._queries)),
-            self._layers[layer],
-            *(x.stride(0) for x in (q, k, v)),
-            self._head_stride,
-            start,
-            len(q),
-            stored,
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            self._wide,
-        )
-        self._kernel.append(call)
-        return self._queries
+        self._rotated = _room(self._rotated, q)
+        self._kernel.append(self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored))
+        return self._rotated
 
     def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
         return self._attend(layer, q, start + 1)
@@ -66,29 +49,8 @@ class BlockStore(Store):
         return self._attend(layer, q, seen, table)
 
     def _attend(self, layer: int, q: Tensor, seen: int, table: Tensor | None = None) -> Tensor:
-        shape = self.shape
-        blocks = self._blocks.shape[2] if table is None else table.shape[1]
-        assert seen + len(q) - 1 <= blocks * BLOCK, "attention beyond what is stored"
         self._out = _room(self._out, q)
-        call = Attention(
-            q.data_ptr(),
-            self._layers[layer],
-            None if table is None else table.data_ptr(),
-            self._out.data_ptr(),
-            None,
-            self._head_stride,
-            0 if table is None else table.stride(0),
-            seen,
-            1,
-            len(q),
-            shape.kv_heads,
-            shape.heads // shape.kv_heads,
-            shape.head_dim,
-            self._wide,
-            not self._wide,
-            shape.head_dim**-0.5,
-        )
-        self._kernel.attend(call)
+        self._kernel.attend(self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out))
         return self._out
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:

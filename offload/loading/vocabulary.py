@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..architecture.config import ModelShape
 from ..config import Speculation
 from ..errors import SettingsError
-from ..methods import draft_chunk
+from ..levels import draft_chunk
 from .tokenizer import Tokenizer
 
 

@@ -16,8 +16,9 @@ from ..architecture.rope import rotate
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
 from ..kernels.attention import Partial, attend, attend_causal, merge
 from ..kernels.native import Kernel
+from ..kernels.native.calls import BlockCalls, partial_count
 from ..kernels.native.layout import keys_of, values_of, write_blocks
-from ..kernels.native.library import BLOCK, PIECE, Append, Attention
+from ..kernels.native.library import BLOCK
 
 Rows = tuple[Tensor, Tensor]  # as `rotate` takes them
 
@@ -113,6 +114,7 @@ class BlockForm:
         self.tokens = tokens
         self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
         self._shape, self._kernel = shape, kernel
+        self._calls = BlockCalls(shape, tokens // BLOCK)
         self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
 
     def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
@@ -122,56 +124,18 @@ class BlockForm:
             write_blocks(piece.view(self._size), self._shape.head_dim, places, *new)
             turned.copy_(rotate(q, rows))
             return
-        shape, wide = self._shape, piece.dtype == torch.float32
-        assert all(x.stride()[1:] == (shape.head_dim, 1) and x.dtype == piece.dtype for x in (q, k, v))
-        assert at + len(q) <= self.tokens and all(row.is_contiguous() for row in rows)
-        call = Append(
-            *(x.data_ptr() for x in (q, k, v, *rows, turned, piece)),
-            *(x.stride(0) for x in (q, k, v)),
-            self._head_stride(piece),
-            at,
-            len(q),
-            0,
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            wide,
-        )
-        self._kernel.append(call)
+        self._kernel.append(self._calls.append(piece, at, q, k, v, rows, turned))
 
     def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
         if piece.device.type != "cpu":
             return attend_seen(q, *self.read(piece), seen, causal)
         out = torch.empty(q.shape, dtype=torch.float32)
         lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        self._run(piece, q, seen, causal, out=out.data_ptr(), lse=lse.data_ptr())
+        self._kernel.attend(self._calls.attention(piece, q, seen, causal, out=out, lse=lse))
         return Partial(out, lse)
-
-    def _run(self, piece: Tensor, q: Tensor, seen: int, causal: bool, **results: int) -> None:
-        """Let the kernel attend to a piece in host memory; `results` says where what is wanted goes."""
-        shape = self._shape
-        assert seen + (len(q) - 1) * causal <= self.tokens and q.is_contiguous()
-        call = Attention(
-            q=q.data_ptr(),
-            kv=piece.data_ptr(),
-            head_stride=self._head_stride(piece),
-            seen=seen,
-            causal=causal,
-            tokens=len(q),
-            kv_heads=shape.kv_heads,
-            group=shape.group,
-            head_dim=shape.head_dim,
-            wide=piece.dtype == torch.float32,
-            scale=shape.head_dim**-0.5,
-            **results,
-        )
-        self._kernel.attend(call)
 
     def accumulator(self, q: Tensor) -> Accumulator:
         return TorchAccumulator(q)
-
-    def _head_stride(self, piece: Tensor) -> int:
-        return self._size[1] * self._size[2] * piece.itemsize
 
     def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
         blocks = piece.view(self._size)
@@ -195,9 +159,9 @@ class NativeForm(BlockForm):
     """
 
     def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
-        count = -(-(seen + (len(q) - 1) * causal) // PIECE)
+        count = partial_count(seen, len(q), causal)
         partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
-        self._run(piece, q, seen, causal, partials=partials.data_ptr())
+        self._kernel.attend(self._calls.attention(piece, q, seen, causal, partials=partials))
         return partials
 
     def accumulator(self, q: Tensor) -> Accumulator:

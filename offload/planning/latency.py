@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from ..architecture.dims import Sizes
 from ..config import LONGEST_GAMMA
-from ..methods import has_draft_model, has_middle
+from ..levels import drafter_kind, has_draft_model, has_middle
+from ..methods import CHOSEN, LOOKUP, METHODS
 from ..speculation.estimators import expected_tokens
 from .placement import Placed, PlanRequest
 from .roofline import ALL_REDUCE_S, COMPUTE, SAMPLE_S, Pass, Time, overlapped, pass_time
@@ -110,10 +111,10 @@ class Passes:
 
     def decode(self, method: str) -> Decoding:
         """What a method will bring, with the draft lengths that were asked for, or the best ones."""
-        if method == "ar":
+        if not METHODS[method].speculates:
             time, share = self.full(1)
             seconds = time.seconds + self._sample
-            return Decoding("ar", replace(time, seconds=seconds), share, seconds)
+            return Decoding(method, replace(time, seconds=seconds), share, seconds)
         wanted = self.request.speculation.gamma2
         token, gamma1, acceptance = self._proposed_token(method)
         gammas = GAMMAS if wanted is None else (wanted,)
@@ -138,12 +139,11 @@ class Passes:
         request, settings = self.request, self.request.speculation
         usual = DRAFT_ACCEPTANCE if has_draft_model(settings) else LOOKUP_ACCEPTANCE
         below = usual if request.draft_acceptance is None else request.draft_acceptance
-        if method == "lookup":
-            return 0.0, 0, LOOKUP_ACCEPTANCE
-        if method == "naive":
-            return self.draft_token(), 0, below
+        row = METHODS[method]
+        if row.middle is None:
+            return (0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (self.draft_token(), 0, below)
         acceptance = RETRIEVAL_ACCEPTANCE if request.acceptance is None else request.acceptance
-        if method == "retrieval" or settings.draft == "none":
+        if row.drafter is None or settings.draft == "none":
             return self.retrieval(1) + self._sample, 0, acceptance
         each, gammas = self.draft_token(), GAMMAS if settings.gamma1 is None else (settings.gamma1,)
         times = {
@@ -178,11 +178,14 @@ def _scoring(shape: Sizes, tokens: int, rows: int) -> float:
 def candidates(request: PlanRequest) -> list[str]:
     """The methods that `auto` may come to, or the one that was asked for."""
     settings = request.speculation
-    if settings.method != "auto":
+    asked = METHODS[settings.method]
+    if not asked.adaptive:
         return [settings.method]
-    drafts = ["naive"] if has_draft_model(settings) else ["lookup"] if settings.draft == "lookup" else []
-    middle = ["retrieval", *(["triforce"] if drafts else [])] if has_middle(settings, request.tokens) else []
-    return ["ar", *drafts, *middle]
+    drafter = drafter_kind(settings)
+    drafters = {None, drafter, CHOSEN if drafter else None}
+    middles = {None, asked.middle if has_middle(settings, request.tokens) else None}
+    plain = (row for row in METHODS.values() if not row.adaptive)
+    return [row.name for row in plain if row.drafter in drafters and row.middle in middles]
 
 
 def prefill(passes: Passes) -> Time:

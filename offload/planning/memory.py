@@ -1,50 +1,104 @@
-"""How much memory there is, and how much a run will take; asked before anything is loaded."""
+"""Estimate the bytes that a run takes, once for the plan and for the check before loading. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..architecture.config import ModelShape
-from ..architecture.footprint import activation_bytes
+from ..architecture.dims import Sizes
+from ..architecture.footprint import activation_bytes, retrieval_bytes
+from ..config import Speculation
 from ..errors import OutOfMemory
-from ..units import counted, size_text
+from ..levels import draft_chunk, draft_room, has_draft_model, has_middle
+from ..units import GIB, counted, size_text
+
+CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
+USABLE = 0.97  # of a memory: the rest is the allocator's, which cannot fill every gap
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a run takes on the device where the model and its KV cache live."""
+    """Bytes that a run takes on each device if all weights and the whole KV cache lie there."""
 
-    weights: int
-    kv: int
-    kv_tokens: int
+    tokens: int
+    layers: int
+    outer_weights: int  # embeddings and output head
+    layer_weights: int  # of one layer
+    layer_kv: int  # of one layer, for all tokens
     activations: int
-    retrieval: int = 0  # selected KV and mean keys
-    draft: int = 0  # a draft model's weights and cache
+    retrieval: int  # selected KV and mean keys
+    draft: int  # a draft model's weights, cache and activations
+    cuda: int
+
+    @property
+    def weights(self) -> int:
+        return self.outer_weights + self.layers * self.layer_weights
+
+    @property
+    def kv(self) -> int:
+        return self.layers * self.layer_kv
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.activations + self.retrieval + self.draft
+        return self.weights + self.kv + self.activations + self.retrieval + self.draft + self.cuda
 
 
-def estimate(shape: ModelShape, tokens: int, chunk: int, itemsize: int) -> MemoryEstimate:
-    """What a sequence of `tokens` takes with prefill chunks of `chunk` rows and `itemsize` bytes a number."""
+def estimate(
+    shape: Sizes,
+    tokens: int,
+    settings: Speculation,
+    *,
+    device: str,
+    itemsize: int,
+    prefill_chunk: int,
+    draft: Sizes | None = None,
+    in_place: bool = False,
+    gpus: int = 1,
+) -> MemoryEstimate:
+    """Estimate the memory for a sequence of `tokens`, prompt and answer together.
+
+    Args:
+        device: "cpu" or "cuda".
+        itemsize: bytes of a weight, and of a number of the KV cache.
+        prefill_chunk: tokens that are run at once.
+        draft: the draft model's dimensions; it counts if the method uses one.
+        in_place: the retrieval cache is a list of the full cache's blocks (native kernel), not a copy.
+        gpus: devices that share the model equally; each has all of the draft model and all activations.
+    """
+    on_cpu = device == "cpu"
+    retrieval = own = 0
+    if has_middle(settings, tokens):
+        retrieval = retrieval_bytes(shape, settings, tokens, itemsize, copies=not in_place) // gpus
+    if draft is not None and has_draft_model(settings):
+        room = draft_room(settings)
+        own = draft.parameters * itemsize + draft.kv_bytes(room, itemsize)
+        own += activation_bytes(draft, room, draft_chunk(settings), itemsize, copies=on_cpu)
     return MemoryEstimate(
-        weights=shape.parameters * itemsize,
-        kv=shape.kv_bytes(tokens, itemsize),
-        kv_tokens=tokens,
-        activations=activation_bytes(shape, tokens, chunk, itemsize),
+        tokens=tokens,
+        layers=shape.layers,
+        outer_weights=shape.outer_parameters * itemsize // gpus,
+        layer_weights=shape.layer_parameters * itemsize // gpus,
+        layer_kv=shape.layer_kv_bytes(tokens, itemsize) // gpus,
+        activations=activation_bytes(shape, tokens, prefill_chunk, itemsize, copies=on_cpu),
+        retrieval=retrieval,
+        draft=own,
+        cuda=0 if on_cpu else CUDA_BYTES,
     )
 
 
 def check_fit(need: MemoryEstimate, free: int) -> None:
-    """Raises OutOfMemory with all the numbers when `need` exceeds `free` bytes."""
+    """Raise OutOfMemory with all the numbers if `need` exceeds `free` bytes."""
     if need.total <= free:
         return
-    others = ((need.retrieval, "retrieval cache"), (need.draft, "draft model"))
-    more = "".join(f"{name} {size_text(size)}, " for size, name in others if size)
-    parts = f"weights {size_text(need.weights)}, KV cache of {counted(need.kv_tokens, 'token')} {size_text(need.kv)}"
+    parts = {
+        "weights": need.weights,
+        f"KV cache of {counted(need.tokens, 'token')}": need.kv,
+        "retrieval cache": need.retrieval,
+        "draft model": need.draft,
+        "CUDA": need.cuda,
+        "activations": need.activations,
+    }
+    listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size)
     raise OutOfMemory(
-        f"not enough memory: about {size_text(need.total)} needed ({parts}, "
-        f"{more}activations {size_text(need.activations)}), {size_text(free)} may be used",
+        f"not enough memory: about {size_text(need.total)} needed ({listed}), {size_text(free)} may be used",
         "use a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16 or a smaller model",
     )

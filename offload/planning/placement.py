@@ -8,16 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..architecture.dims import Sizes
-from ..architecture.footprint import activation_bytes, piece_tokens, retrieval_bytes
+from ..architecture.footprint import piece_tokens
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
-from ..methods import draft_chunk, draft_room, has_draft_model, has_middle
-from ..units import GIB
+from .memory import USABLE, MemoryEstimate, estimate
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to
 OPEN_PIECES = 2  # of each layer that is not resident: the newest tokens, on their way to the host
-CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
-USABLE = 0.97  # of the device: the rest is the allocator's, which cannot fill every gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,30 +107,37 @@ class _Parts:
     def __init__(self, request: PlanRequest, order: str) -> None:
         shape, size, gpus = request.shape, request.itemsize, request.hardware.gpus
         self._gpus, self._layers, self._order = gpus, shape.layers, order
-        self._fixed = _fixed(request)
-        self._weights = shape.layer_parameters * size // gpus
+        self._need = _estimate(request)
         piece = piece_tokens(shape, size)
-        self._kv = shape.layer_kv_bytes(request.tokens, size) // gpus
         self._piece = shape.layer_kv_bytes(piece, size) // gpus
         self._whole_kv = -(-request.tokens // piece) * self._piece  # where it lies in pieces
         self._hidden = request.tokens * shape.hidden * size
 
     def on_device(self, weights: int, kv: int) -> dict[str, int]:
         """On each device."""
-        parts, away = dict(self._fixed), self._layers - kv
-        parts["weights"] += weights * self._weights
-        parts["KV cache"] = kv * self._kv
+        need, away = self._need, self._layers - kv
+        parts = {
+            "weights": need.outer_weights + weights * need.layer_weights,
+            "KV cache": kv * need.layer_kv,
+            "retrieval cache": need.retrieval,
+            "draft model": need.draft,
+            "activations": need.activations,
+            "CUDA": need.cuda,
+        }
         if away:
             parts["staging"] = (STAGING_BUFFERS + OPEN_PIECES * away) * self._piece
         if weights < self._layers:
-            parts["staging"] = parts.get("staging", 0) + STAGING_BUFFERS * self._weights
+            parts["staging"] = parts.get("staging", 0) + STAGING_BUFFERS * need.layer_weights
         if self._order == "layers" and away:  # rows between two layers; the KV of one that computes and one that leaves
             parts["activations"] += 2 * self._hidden + 2 * self._whole_kv
         return parts
 
     def on_host(self, weights: int, kv: int) -> dict[str, int]:
         """On the host, for all devices."""
-        away = {"weights": (self._layers - weights) * self._weights, "KV cache": (self._layers - kv) * self._whole_kv}
+        away = {
+            "weights": (self._layers - weights) * self._need.layer_weights,
+            "KV cache": (self._layers - kv) * self._whole_kv,
+        }
         return {name: size * self._gpus for name, size in away.items()}
 
     def fit(self, weights: int, kv: int, limit: int) -> bool:
@@ -142,7 +146,7 @@ class _Parts:
     @property
     def smallest_kv(self) -> int:
         """Resident layers that take least room: none, unless a layer's KV is smaller than what streaming it needs."""
-        return 0 if self._kv > OPEN_PIECES * self._piece else self._layers
+        return 0 if self._need.layer_kv > OPEN_PIECES * self._piece else self._layers
 
 
 _ORDER = ("weights", "KV cache", "retrieval cache", "draft model", "staging", "activations", "CUDA")
@@ -167,24 +171,19 @@ def _host_limit(request: PlanRequest, device: Tier) -> int | None:
     return min((size for size in (there, cap) if size is not None), default=None)
 
 
-def _fixed(request: PlanRequest) -> dict[str, int]:
-    """Everything on the device that does not depend on how many layers stay there."""
-    shape, settings, hardware, size = request.shape, request.speculation, request.hardware, request.itemsize
-    on_cpu = hardware.device == "cpu"
-    parts = {"weights": shape.outer_parameters * size // hardware.gpus, "CUDA": 0 if on_cpu else CUDA_BYTES}
-    parts["activations"] = activation_bytes(shape, request.tokens, request.prefill_chunk, size, copies=on_cpu)
-    if has_middle(settings, request.tokens):
-        parts["retrieval cache"] = _retrieval(request) // hardware.gpus
-    if request.draft is not None and has_draft_model(settings):
-        room = draft_room(settings)
-        own = request.draft.parameters * size + request.draft.kv_bytes(room, size)
-        parts["draft model"] = own + activation_bytes(request.draft, room, draft_chunk(settings), size, copies=on_cpu)
-    return parts
-
-
-def _retrieval(request: PlanRequest) -> int:
-    copies = not request.retrieves_in_place
-    return retrieval_bytes(request.shape, request.speculation, request.tokens, request.itemsize, copies)
+def _estimate(request: PlanRequest) -> MemoryEstimate:
+    """Estimate the bytes of each device, were everything there."""
+    return estimate(
+        request.shape,
+        request.tokens,
+        request.speculation,
+        device=request.hardware.device,
+        itemsize=request.itemsize,
+        prefill_chunk=request.prefill_chunk,
+        draft=request.draft,
+        in_place=request.retrieves_in_place,
+        gpus=request.hardware.gpus,
+    )
 
 
 def _is_all_one(request: PlanRequest) -> bool:

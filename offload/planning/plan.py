@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import OutOfMemory
-from ..methods import has_middle
+from ..levels import has_middle
 from ..units import counted, size_text
 from .latency import Decoding, Passes, candidates, prefill
 from .placement import Placed, PlanRequest, Tier, place

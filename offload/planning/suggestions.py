@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..hardware.rates import Hardware
-from ..methods import has_draft_model, has_middle
+from ..levels import has_draft_model, has_middle
 from ..units import GIB, counted
 from .placement import PlanRequest, place
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +31,8 @@ def read_block(path: Path, key: str, ids: Sequence[int], part: str = "") -> tupl
     Raises FileNotFoundError, and UnusableBlock for anything else that is wrong.
     """
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
+            raise UnusableBlock("it is no regular file")
         with safe_open(path, framework="pt") as file:
             texts = file.metadata() or {}
             if (texts.get("key"), texts.get("part")) != (key, part):

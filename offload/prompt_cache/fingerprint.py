@@ -48,6 +48,8 @@ def weights_digest(files: Sequence[Path], notes: Path) -> str:
 
 
 def _read_notes(path: Path) -> dict:
+    if not path.is_file():  # a pipe or a device would be read without end
+        return {}
     try:
         notes = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

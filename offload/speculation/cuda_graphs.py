@@ -19,7 +19,7 @@ from ..architecture.rope import rotate
 from ..config import LONGEST_GAMMA
 from ..decoder import Model
 from ..errors import Degraded
-from ..kv_cache.retrieval import SelectedCache
+from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.store import PlainStore
 
 _WARM_UP = 2  # runs before a recording: libraries choose their kernels and ask for memory in the first ones
@@ -31,8 +31,8 @@ class StepInputs(NamedTuple):
     ids: Tensor  # [T]
     cos: Tensor  # [T, 1, head_dim]
     sin: Tensor  # [T, 1, head_dim]
-    places: Tensor  # [T], where the rows' keys and values are stored
-    seen: Tensor  # [T, capacity], whether a row sees a place
+    positions: Tensor  # [T], where in the store the rows' keys and values go
+    seen: Tensor  # [T, capacity], whether a row sees a position
 
 
 class StaticView:
@@ -45,8 +45,8 @@ class StaticView:
         """As in `KVCache`, over the whole room: what is not seen is masked."""
         inputs, rows = self._inputs, (self._inputs.cos, self._inputs.sin)
         keys, values = self._store.layer(layer)  # [kv_heads, capacity, head_dim]
-        keys.index_copy_(1, inputs.places, rotate(k, rows).transpose(0, 1))
-        values.index_copy_(1, inputs.places, v.transpose(0, 1))
+        keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
+        values.index_copy_(1, inputs.positions, v.transpose(0, 1))
         tokens, heads, head_dim = q.shape
         grouped = rotate(q, rows).view(tokens, len(keys), -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, T, .]
         wide = (x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values))
@@ -66,7 +66,7 @@ class StepGraphs:
     def __init__(
         self,
         model: Model,
-        cache: SelectedCache,
+        cache: CopiedCache,
         record: Callable[[Callable[[], Tensor]], Callable[[], Tensor]] | None = None,
     ) -> None:
         self._model, self._cache = model, cache
@@ -100,17 +100,17 @@ class StepGraphs:
         )
         numbers = (torch.empty(rows, dtype=torch.long, device=model.device) for _ in range(2))
         seen = torch.empty((rows, store.capacity), dtype=torch.bool, device=model.device)
-        ids, places = numbers
-        return StepInputs(ids, *angles, places, seen)
+        ids, positions = numbers
+        return StepInputs(ids, *angles, positions, seen)
 
     def _load(self, inputs: StepInputs, ids: Tensor) -> None:
         cache = self._cache
         inputs.ids.copy_(ids)
         for ours, row in zip((inputs.cos, inputs.sin), cache.rows, strict=True):
             ours.copy_(row)
-        places = torch.arange(cache.place, cache.place + len(ids), device=ids.device)
-        inputs.places.copy_(places)
-        inputs.seen.copy_(torch.arange(cache.store.capacity, device=ids.device) <= places.unsqueeze(1))
+        positions = torch.arange(cache.position, cache.position + len(ids), device=ids.device)
+        inputs.positions.copy_(positions)
+        inputs.seen.copy_(torch.arange(cache.store.capacity, device=ids.device) <= positions.unsqueeze(1))
 
     def _recorded(self, inputs: StepInputs) -> tuple[StepInputs, Callable[[], Tensor]]:
         view = StaticView(self._cache.store, inputs)
@@ -139,7 +139,7 @@ class CudaRecorder:
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):  # the same keys are stored again at the same places: nothing is changed
+            for _ in range(_WARM_UP):  # the same keys are stored again at the same positions: nothing is changed
                 run()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()

@@ -1,12 +1,7 @@
-"""The methods: which drafters and verifiers stand over each other.
+"""Stack the levels of a method: drafters and verifiers over each other, as its row in methods.py says.
 
-auto        the levels below, switched on and off by what they bring
-triforce    draft -> target on the retrieval cache -> target on the full cache
-streaming   the same with the sink and the latest tokens instead of retrieved ones
-retrieval   target on the retrieval cache -> target on the full cache
-naive       draft model -> target on the full cache
-lookup      n-gram lookup -> target on the full cache
-ar          the target, token by token
+A method with a middle level is draft -> target on the retrieval cache -> target on the full cache; without one the
+draft goes to the full cache at once; without a drafter the target decodes token by token.
 """
 
 from __future__ import annotations
@@ -21,10 +16,12 @@ from ..events import Speculated
 from ..kv_cache.block_store import BlockStore
 from ..kv_cache.block_table import TableCache
 from ..kv_cache.full import FullCache
-from ..kv_cache.retrieval import SelectedCache
+from ..kv_cache.retrieval import CopiedCache
+from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from ..kv_cache.streaming_llm import StreamingCache
-from ..methods import TAIL, draft_chunk
+from ..levels import TAIL, draft_chunk, drafter_kind
+from ..methods import LOOKUP, METHODS, MODEL, STREAMING
 from ..parallel import ALONE, Group
 from .adaptive import Pace
 from .drafter import Drafter, ModelDrafter
@@ -57,14 +54,15 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
     return StreamingCache(model.shape, rope, settings.sink, settings.window, chunk, model.dtype, model.device)
 
 
-def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache | TableCache:
+def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
     """The middle level's cache over a full one; its chunks are whole grains of the store."""
     store = full.store
     chunk = -(-settings.chunk // store.grain) * store.grain
     while store.span and store.span % chunk:
         chunk = min(chunk + store.grain, store.span)
-    selector = (RecencySelector if settings.method == "streaming" else RetrievalSelector)(settings.sink, chunk)
-    cache = TableCache if isinstance(store, BlockStore) else SelectedCache
+    is_streaming = METHODS[settings.method].middle == STREAMING
+    selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
+    cache = TableCache if isinstance(store, BlockStore) else CopiedCache
     return cache(full, selector, Refresh(settings.rebuild_every), max(settings.budget, 2 * chunk), chunk, TAIL)
 
 
@@ -82,28 +80,26 @@ def build(
     parts: Parts, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter, group: Group = ALONE
 ) -> Hierarchy:
     """Stack the levels of a method; `group` shares the target."""
+    method = METHODS[settings.method]
+    drafters = _drafters(parts, settings, sampler, group)
+
+    def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None) -> Level:
+        pace = Pace(over, gamma, rests=method.adaptive)
+        return speculate(name, verifier, pace, sampler.generator, clock, group)
+
     full = ModelVerifier("full", parts.full, sampler)
-    auto = settings.method == "auto"
-    drafter = _drafter(parts, settings, sampler, group)
-    rest = sampler.generator, clock, group
-    if settings.method == "ar" or (parts.middle is None and drafter is None):
-        top = speculate("target", full, Pace(), *rest)
-        return Hierarchy(settings.method, top, (top,))
     if parts.middle is None:
-        top = speculate("target", full, Pace([drafter], settings.gamma2, rests=auto), *rest)
+        top = level("target", full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
-    name = "streaming" if settings.method == "streaming" else "retrieval"
-    drafters = [drafter] if drafter is not None and settings.method != "retrieval" else []
-    middle = ModelVerifier(name, parts.middle, sampler)
-    lower = speculate(name, middle, Pace(drafters, settings.gamma1, rests=auto), *rest)
-    over = [*drafters, lower] if auto else [lower]
-    top = speculate("target", full, Pace(over, settings.gamma2, rests=auto), *rest)
+    middle = ModelVerifier(method.middle, parts.middle, sampler)
+    lower = level(method.middle, middle, drafters, settings.gamma1)
+    top = level("target", full, [*drafters, lower] if method.adaptive else [lower], settings.gamma2)
     return Hierarchy(settings.method, top, (top, lower))
 
 
-def _drafter(parts: Parts, settings: Speculation, sampler: Sampler, group: Group) -> Drafter | None:
-    if settings.draft == "none" and settings.method != "lookup":
-        return None
-    if parts.draft is not None and settings.method != "lookup":
-        return ModelDrafter(parts.draft, sampler, group)
-    return parts.lookup
+def _drafters(parts: Parts, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
+    """Return the method's drafter, if it has one."""
+    kind = drafter_kind(settings)
+    if kind == MODEL:
+        return [ModelDrafter(parts.draft, sampler, group)]
+    return [parts.lookup] if kind == LOOKUP else []

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..decoder import Model
 from ..events import Prefilled
-from ..kv_cache.block_table import TableCache
 from ..kv_cache.full import KVCache
-from ..kv_cache.retrieval import SelectedCache
+from ..kv_cache.retrieval import CopiedCache
+from ..kv_cache.selected import SelectedCache
 from ..kv_cache.store import PlainStore
 from ..sequence import Context, Watermarks, common_prefix
 from .cuda_graphs import StepGraphs
@@ -156,7 +156,7 @@ class SelectedRunner(Runner):
     What the other one holds it need not run; the other one must have been settled on the context's committed tokens.
     """
 
-    def __init__(self, full: Runner, cache: SelectedCache | TableCache) -> None:
+    def __init__(self, full: Runner, cache: SelectedCache) -> None:
         super().__init__(full.model, cache)
         self._full = full
         self._graphs = StepGraphs(full.model, cache) if _is_recordable(full.model, cache) else None
@@ -187,8 +187,8 @@ class SelectedRunner(Runner):
         return agreed
 
 
-def _is_recordable(model: Model, cache: SelectedCache | TableCache) -> bool:
+def _is_recordable(model: Model, cache: SelectedCache) -> bool:
     """Whether steps can be CUDA graphs: all that they use must stay where it is."""
     # Sums with other ranks are left out of graphs: not every backend can record them.
     on_gpu = model.device.type == "cuda" and model.keeps_weights and model.group.size == 1
-    return on_gpu and isinstance(cache, SelectedCache) and isinstance(cache.store, PlainStore)
+    return on_gpu and isinstance(cache, CopiedCache) and isinstance(cache.store, PlainStore)

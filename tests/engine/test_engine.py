@@ -188,6 +188,12 @@ def test_the_engine_says_from_which_memory(tiny_model_dir):
         ([267], 4, "token id 267 at position 0"),
         ([0] * 9000, 4, "9,004 tokens, prompt and answer, exceed the model's context of 2,048"),
         ([0] * 2000, 49, "2,049 tokens"),
+        ([5, 1.5], 4, "1.5 at position 1 is no token id"),
+        ([True, False], 4, "True at position 0"),
+        ("hello", 4, "'h' at position 0"),
+        ([None], 4, "None at position 0"),
+        ([[1, 2]], 4, r"\[1, 2\] at position 0"),
+        (torch.tensor([0.5]), 4, "0.5 at position 0"),
     ],
 )
 def test_impossible_prompts_are_refused_with_the_numbers(engine, prompt, new, message):
@@ -196,6 +202,17 @@ def test_impossible_prompts_are_refused_with_the_numbers(engine, prompt, new, me
     assert raised.value.hint
     with pytest.raises(PromptError):
         engine.replay(prompt, [0] * new)
+
+
+def test_tensors_and_arrays_are_prompts_too(engine):
+    expected = tokens(engine.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=4)))
+    for prompt in (
+        torch.tensor(PROMPT),
+        torch.tensor(PROMPT).numpy(),
+        list(torch.tensor(PROMPT).numpy()),
+        tuple(PROMPT),
+    ):
+        assert tokens(engine.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=4))) == expected
 
 
 def test_the_whole_context_may_be_used(engine):

@@ -174,6 +174,7 @@ def test_a_mistake_is_told_with_the_file_and_the_key(written, change, message, h
         ("", "mine.yaml, line 1: the file is None, not keys and values"),
         ("- cpu\n", "mine.yaml, line 1: the file is ['cpu'], not keys and values"),
         ("name: x\ngpus: !!timestamp foo\n", "mine.yaml, line 2: not valid YAML"),
+        ("name: x\ngpus: !!bool maybe\n", "mine.yaml, line 2: not valid YAML"),
         ("gpu: &x {model: *x}\n", "mine.yaml, line 1: not valid YAML"),
         ("[" * 5000, "mine.yaml: not valid YAML"),
         ("extends: cpu\n<<: {gpus: 1}\n", "mine.yaml, line 2: unknown key <<"),

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, asdict, fields, replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -104,6 +105,22 @@ def test_an_unknown_name_lists_what_there_is(asked, suggestion):
         profiles.load(asked)
     assert "2x-rtx-4090, a100, cpu, h100" in caught.value.hint
     assert suggestion is None or f"did you mean {suggestion}?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "files"),
+    [
+        ("cpu", {"cpu.yaml"}),
+        ("4090", {"rtx-4090.yaml"}),
+        ("1x RTX 4090", {"rtx-4090.yaml"}),
+        ("2x4090", {"2x-rtx-4090.yaml", "rtx-4090.yaml"}),  # the one extends the other
+    ],
+)
+def test_a_name_opens_no_other_profile(monkeypatch, asked, files):
+    opened, really_open = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *args, **more: opened.append(path.name) or really_open(path, *args))
+    profiles.load(asked)
+    assert set(opened) == files
 
 
 @pytest.mark.parametrize("asked", ["", "rtx", "nvidia", "90", "-", "4090d", "../profiles"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from offload.architecture.rope import rotate
 from offload.kernels.attention import attend
-from offload.kv_cache.retrieval import SelectedCache
+from offload.kv_cache.retrieval import CopiedCache
 from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
@@ -31,7 +31,7 @@ def model(request, tmp_path_factory):
 
 def pair(model, every=None, selector=RetrievalSelector, budget=BUDGET, capacity=400):
     full = Runner(model, model.new_cache(capacity), 64)
-    cache = SelectedCache(full.cache, selector(SINK, CHUNK), Refresh(every), budget, CHUNK, TAIL)
+    cache = CopiedCache(full.cache, selector(SINK, CHUNK), Refresh(every), budget, CHUNK, TAIL)
     return full, SelectedRunner(full, cache)
 
 
@@ -94,7 +94,7 @@ def test_attention_is_over_the_chosen_chunks_and_the_tail(model):
     rows = full.cache.rope.rows(150, 151)
     for head, chunks in enumerate(cache._chosen.unflatten(0, (model.shape.layers, -1))[1]):
         places = [p for c in chunks.tolist() for p in range(c * CHUNK, (c + 1) * CHUNK)] + [148]
-        own = cache._place(149)  # it has run token 149 itself
+        own = cache._position(149)  # it has run token 149 itself
         parts = [(keys[1, head, places], values[1, head, places])]
         parts.append((cache.store._keys[1, head, own : own + 1], cache.store._values[1, head, own : own + 1]))
         parts.append((rotate(k, rows)[:, head], v[:, head]))

@@ -17,7 +17,7 @@ from offload.planning.plan import make_plan, suggested_budget
 from offload.planning.suggestions import ways_out
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
-from triforce_cli.output.plan import plan_text
+from triforce_cli.output.plan_text import plan_text
 
 GPUS = [name for name, one in HARDWARE.items() if one.device == "cuda"]
 

@@ -1,6 +1,7 @@
 """Damaged blocks of a prompt cache: one run repairs all of them, and what is sound behind them is taken over."""
 
 import math
+import os
 import warnings
 
 import pytest
@@ -11,7 +12,7 @@ from offload.errors import Degraded
 from offload.offloading import TierSettings
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
-from offload.prompt_cache.fingerprint import TOKENS
+from offload.prompt_cache.fingerprint import TOKENS, weights_digest
 from tests.support.models import ids
 from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said, spoil, tensors
 
@@ -114,3 +115,16 @@ def test_an_interrupt_while_damage_is_repaired_keeps_what_was_computed(model_dir
     with pytest.warns(Degraded, match="not used"):
         assert said(engine_on(model_dir, home), prompt)[1] in (4 * TOKENS, 5 * TOKENS)
     assert tensors(home) == whole
+
+
+def test_a_pipe_in_the_place_of_a_block_is_damage(model_dir, home):
+    """And in the place of the notes on the weights: opening one would wait for a writer without end."""
+    prompt = ids(LENGTH)
+    expected, _ = said(engine_on(model_dir, home), prompt)
+    path = files(home)[2]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.warns(Degraded, match=f"{path}: it is no regular file"):
+        assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
+    os.mkfifo(notes := home / "pipe.json")
+    assert weights_digest([path], notes) == weights_digest([path], home / "notes.json")

@@ -1,4 +1,4 @@
-"""A benchmark as a bar chart. matplotlib is an optional extra, imported only where a chart was asked for."""
+"""Draws a benchmark as a bar chart. matplotlib is an optional extra, imported only where a chart is asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offload.errors import SettingsError
 
 
 def check_plot(path: Path) -> None:
-    """Raises SettingsError if no chart could be written there; asked before hours of work are behind it."""
+    """Raise SettingsError if no chart could be written there, before hours of work are spent."""
     if find_spec("matplotlib") is None:
         raise SettingsError("--plot needs matplotlib, which is not installed", "pip install 'triforce[plot]'")
     folder = path.absolute().parent
@@ -30,8 +30,8 @@ def check_plot(path: Path) -> None:
 
 
 def plot(path: Path, rates: Mapping[str, float], title: str) -> None:
-    """A bar for each method's tokens per second. Whole or not at all: a reader never sees half a file."""
-    from matplotlib.figure import Figure  # not pyplot: that would look for a screen
+    """Write a chart with a bar for each method's tokens per second; the file is replaced as a whole."""
+    from matplotlib.figure import Figure  # not pyplot, which would look for a screen
 
     figure = Figure(figsize=(max(5.0, 1.2 * len(rates)), 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -45,7 +45,7 @@ def plot(path: Path, rates: Mapping[str, float], title: str) -> None:
     os.close(handle)
     try:
         figure.savefig(name, dpi=150)
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's are for their owner alone
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are readable by their owner alone
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)

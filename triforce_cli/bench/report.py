@@ -1,4 +1,4 @@
-"""What a benchmark found: samples of every method -> medians, a table, JSON. Knows neither engine nor terminal."""
+"""The report of a benchmark: samples of every method -> medians, a table, JSON. Knows neither engine nor terminal."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Measured:
+class MethodRuns:
     """All runs of one method so far; `memory_bytes` is what it keeps beside the model's weights.
 
-    `lossless` says, of outputs that differ from plain decoding's, whether rounding alone can explain it.
+    `lossless`: whether rounding alone explains outputs that differ from plain decoding's; None if none differ.
     """
 
     method: str
@@ -43,7 +43,7 @@ class Measured:
     lossless: bool | None = None
 
     def medians(self) -> dict[str, Any]:
-        """The median over the runs of each number that they have."""
+        """Return the median over the runs of each number that they have."""
         found = {name: _median(getattr(sample.summary, name) for sample in self.samples) for name in _COMMON}
         for name in ("acceptance", "time_share"):
             runs = [getattr(sample.summary, name) for sample in self.samples]
@@ -52,9 +52,9 @@ class Measured:
         return found
 
     def differs_at(self, ids: Sequence[int]) -> int | None:
-        """The first token, counted from 0, in which any run is not equal to these."""
-        places = [_first_difference(sample.ids, ids) for sample in self.samples]
-        return min((place for place in places if place is not None), default=None)
+        """Return the first token, counted from 0, in which any run differs from these; None if none does."""
+        positions = [_first_difference(sample.ids, ids) for sample in self.samples]
+        return min((position for position in positions if position is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Comparison:
 
     facts: Mapping[str, Any]
     greedy: bool
-    measured: Sequence[Measured]
+    methods: Sequence[MethodRuns]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each method in numbers; `speedup` is relative to plain decoding."""
-        done = [one for one in self.measured if one.samples]
+        """Return a row of numbers for each method; `speedup` is relative to plain decoding."""
+        done = [one for one in self.methods if one.samples]
         base = next((one for one in done if one.method == BASE), None)
         rows = []
         for one in done:
@@ -85,13 +85,13 @@ class Comparison:
         return rows
 
     def as_json(self, interrupted: bool) -> dict[str, Any]:
-        """Everything, with the raw samples."""
-        runs = {one.method: [_raw(sample) for sample in one.samples] for one in self.measured}
+        """Return everything, with the raw samples."""
+        runs = {one.method: [_raw(sample) for sample in one.samples] for one in self.methods}
         methods = [row | {"runs": runs[row["method"]]} for row in self.rows()]
         return {"type": "bench", "interrupted": interrupted, **self.facts, "methods": methods}
 
     def title(self) -> str:
-        """Machine and request, in one line."""
+        """Return machine and request, in one line."""
         facts, machine = self.facts, self.facts["machine"]
         parts = [machine["name"], counted(machine["threads"], "thread"), machine["engine"], facts["model"]]
         parts += [counted(facts["prompt_tokens"], "prompt token"), counted(facts["new_tokens"], "new token")]
@@ -99,7 +99,7 @@ class Comparison:
         return " · ".join(parts)
 
     def as_table(self, drawn: bool) -> str:
-        """A line about the machine and a table; `drawn` with lines, for a terminal. As wide as its numbers need."""
+        """Return the title and a table, as wide as its numbers need; `drawn` with lines, for a terminal."""
         table = Table(box=box.SIMPLE_HEAD if drawn else None, pad_edge=False, show_edge=False)
         table.add_column("method", no_wrap=True)
         for name in ("TTFT", "TBT ms", "p95", "tokens/s", "speedup"):
@@ -118,8 +118,8 @@ class Comparison:
 
 
 def _cells(row: Mapping[str, Any], greedy: bool) -> list[str]:
-    def shown(name: str, words: Any) -> str:
-        return "-" if row[name] is None else words(row[name])
+    def shown(name: str, to_text: Any) -> str:
+        return "-" if row[name] is None else to_text(row[name])
 
     cells = [
         row["method"],
@@ -145,18 +145,18 @@ def _output(row: Mapping[str, Any]) -> str:
 
 
 def _median(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    present = [value for value in values if value is not None]
+    return median(present) if present else None
 
 
 def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    for place, (one, other) in enumerate(zip(ids, others, strict=False)):
+    for position, (one, other) in enumerate(zip(ids, others, strict=False)):
         if one != other:
-            return place
+            return position
     return None if len(ids) == len(others) else min(len(ids), len(others))
 
 
 def _raw(sample: Sample) -> dict[str, Any]:
-    known = asdict(sample.summary)
+    summary = asdict(sample.summary)
     names = (*_COMMON, "verifications", "acceptance", "time_share", "total_s")
-    return {name: known[name] for name in names} | {"tbt_s": list(sample.tbt_s), "tokens": list(sample.ids)}
+    return {name: summary[name] for name in names} | {"tbt_s": list(sample.tbt_s), "tokens": list(sample.ids)}

@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from offload.config import check_part
+from offload.units import parse_tokens
 
 from ..bench.methods import DEFAULT, parse
 from ..bench.plot import check_plot
-from ..distributed.launch import launch, ranks_to_start
-from ..distributed.rank import joined, told
+from ..distributed.rank import broadcast
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.context import given
-from ..options.settings import resolve
+from ..options.request import Request, start_or_join_ranks
+from ..options.settings import given_options, resolve
 
 NEW_TOKENS = 128
 
@@ -34,13 +34,19 @@ def bench(
         typer.Option(help="Methods to compare, with commas; ar is always one.", show_default=DEFAULT),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Use so many tokens of the text, its first ones.", show_default="all")
+        int | None,
+        typer.Option(
+            help="Use so many tokens of the text, its first ones, such as 8000 or 16K.",
+            show_default="all",
+            parser=parse_tokens,
+            metavar="TOKENS",
+        ),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option("--new", "--max-new-tokens", "-n", help="Generate so many.", show_default=str(NEW_TOKENS)),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Run every method so often; medians are shown.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Run every method so often; medians are shown.")] = 3,
     model: options.Model = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -70,7 +76,7 @@ def bench(
     ] = None,
     quiet: options.Quiet = False,
 ) -> int:
-    """Compare the ways to decode on one prompt and this machine.
+    """Compare the methods of decoding on one prompt and this machine.
 
     The prompt is continued as it is, without the chat template, past any end-of-sequence token: every method generates
     equally many tokens. It is read once; TTFT is that time and the method's own to its first token. Speedup is relative
@@ -86,22 +92,23 @@ def bench(
 
       triforce bench -f book.txt --draft Qwen/Qwen3-0.6B --plot bench.png
     """
-    flags, origins = given(ctx)
+    flags, origins = given_options(ctx)
     flags["max_new_tokens"] = NEW_TOKENS if max_new_tokens is None else max_new_tokens
     flags["method"] = "auto"  # --methods takes its place, also where a profile names one
     check_part(flags)
-    wanted = parse(methods) if methods is not None else None
+    names = parse(methods) if methods is not None else None
     if plot is not None:
         check_plot(plot)
     terminal = ctx.obj.terminal
-    settings = resolve(flags, origins, profile)
-    if not dry_run and (count := ranks_to_start(settings)):
-        return launch(count, settings, ctx.obj.home, terminal)
-    group, settings = joined(settings)
-    text = told(group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
+    request = Request(resolve(flags, origins, profile), ctx.obj.home, ctx.info_name, dry_run=dry_run)
+    request, code = start_or_join_ranks(request, terminal)
+    if code is not None:
+        return code
+    group = request.group
+    text = broadcast(group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
-    from ..bench.run import Plan, run_benchmark  # from here on torch is needed
+    from ..bench.benchmark import BenchRequest  # from here on torch is needed
+    from ..bench.run import BenchOutput, run_benchmark
 
-    plan = Plan(text, settings, wanted, context, repeats, ctx.obj.home, group)
-    plot = plot if group is None or group.rank == 0 else None
-    return run_benchmark(plan, terminal, json=json, plot=plot, quiet=quiet, dry_run=dry_run)
+    output = BenchOutput(json, quiet, plot if group is None or group.rank == 0 else None)
+    return run_benchmark(BenchRequest(request, text, names, context, repeats), terminal, output)

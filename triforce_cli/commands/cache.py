@@ -1,4 +1,4 @@
-"""`triforce cache`: what is kept of prompts on disk, and keeping house with it."""
+"""`triforce cache`: lists, shows and removes what the prompt cache holds."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def _folder(ctx: typer.Context, limit: int | None = None) -> PromptFolder:
     return prompt_folder(ctx.obj.home, Caching().cache_limit if limit is None else limit)
 
 
-def _described(entry: Entry) -> dict:
-    """For --json: the files by name, not by what the system says of them."""
+def _fields(entry: Entry) -> dict:
+    """Return an entry's fields for --json, with its files by path."""
     return asdict(entry) | {"blocks": [str(block.path) for block in entry.blocks]}
 
 
 @cache.callback(invoke_without_command=True)
 def _start(ctx: typer.Context) -> None:
-    """Keep house with the prompts that are kept on disk, so that they need not be read again."""
+    """Manage the prompt cache: prompts on disk that need not be read again."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(WRONG_USE)
@@ -57,14 +57,14 @@ def _start(ctx: typer.Context) -> None:
 
 @cache.command("list")
 def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> None:
-    """Say what is kept, the latest used first.
+    """List what is cached, the latest used first.
 
     Prompts that have more than half of their text in common, such as questions on one document, are one line.
     """
     terminal, folder = ctx.obj.terminal, _folder(ctx, cache_limit)
     found = entries(folder)
     if json:
-        shown = [_described(entry) for entry in found]
+        shown = [_fields(entry) for entry in found]
         total = sum(block.size for block in folder.blocks())
         terminal.write(json_line(type="cache", folder=str(folder.path), limit=folder.limit, size=total, entries=shown))
         return
@@ -77,14 +77,14 @@ def show(
     id: Annotated[str, typer.Argument(help="As `triforce cache list` gives it; its beginning is enough.")],
     json: Json = False,
 ) -> None:
-    """Say all that is known of one entry."""
+    """Show the details of one entry."""
     folder = _folder(ctx)
     found = [entry for entry in entries(folder) if id and entry.id.startswith(id.lower())]
     if len(found) != 1:
-        what = "nothing" if not found else f"{len(found)} entries"
-        raise SettingsError(f"{what} in the prompt cache begins with {id!r}", "see triforce cache list")
+        message = "no entry in the prompt cache begins" if not found else f"{len(found)} entries begin"
+        raise SettingsError(f"{message} with {id!r}", "see triforce cache list")
     if json:
-        ctx.obj.terminal.write(json_line(type="cache", **_described(found[0])))
+        ctx.obj.terminal.write(json_line(type="cache", **_fields(found[0])))
         return
     ctx.obj.terminal.write(details(found[0], time.time()))
 
@@ -95,7 +95,7 @@ def prune(
     to: Annotated[
         int | None,
         typer.Option(
-            "--to", parser=parse_size, metavar="SIZE", help="Leave so much at most.", show_default="the limit"
+            "--to", parser=parse_size, metavar="SIZE", help="Shrink to this size at most.", show_default="the limit"
         ),
     ] = None,
     older_than: Annotated[
@@ -104,14 +104,14 @@ def prune(
             "--older-than",
             parser=_parse_age,
             metavar="AGE",
-            help="Remove what was not used for so long, such as 12h or 7d.",
+            help="Remove entries not used for this long, such as 12h or 7d.",
             show_default=False,
         ),
     ] = None,
     cache_limit: Limit = None,
     json: Json = False,
 ) -> None:
-    """Remove what was used longest ago, and what interrupted runs have left.
+    """Remove the least recently used entries, and what interrupted runs have left.
 
     [bold]Examples[/bold]
 
@@ -121,10 +121,10 @@ def prune(
     """
     folder = _folder(ctx, cache_limit)
     if older_than is not None:
-        gone = folder.shrink(to or 0, before=time.time() - older_than)
+        removed = folder.shrink(to or 0, before=time.time() - older_than)
     else:
-        gone = folder.shrink(folder.limit if to is None else to)
-    _tell_gone(ctx, gone, json)
+        removed = folder.shrink(folder.limit if to is None else to)
+    _print_removed(ctx, removed, json)
 
 
 @cache.command()
@@ -133,19 +133,19 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove everything that is kept of prompts."""
+    """Remove everything from the prompt cache."""
     terminal, folder = ctx.obj.terminal, _folder(ctx)
     if not yes:
         if not (terminal.stdin_is_terminal and terminal.stderr_is_terminal):
-            raise SettingsError("clearing the prompt cache wants a confirmation", "use --yes")
+            raise SettingsError("clearing the prompt cache needs a confirmation", "use --yes")
         size = sum(block.size for block in folder.blocks())
         if not typer.confirm(f"Remove {size_text(size)} of prompts in {folder.path}?", err=True):
             return
-    _tell_gone(ctx, folder.clear(), json)
+    _print_removed(ctx, folder.clear(), json)
 
 
-def _tell_gone(ctx: typer.Context, gone: int, json: bool) -> None:
+def _print_removed(ctx: typer.Context, size: int, json: bool) -> None:
     if json:
-        ctx.obj.terminal.write(json_line(type="cache", removed=gone))
+        ctx.obj.terminal.write(json_line(type="cache", removed=size))
     else:
-        ctx.obj.terminal.note(f"{size_text(gone)} removed")
+        ctx.obj.terminal.note(f"{size_text(size)} removed")

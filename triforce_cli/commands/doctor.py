@@ -1,4 +1,4 @@
-"""`triforce doctor`: what this machine and this installation are, and whether the native kernel serves."""
+"""`triforce doctor`: describes this machine and this installation, and whether the native kernel can be used."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from offload.config import check_part
 from offload.units import GIB, counted
 
 from ..options import declarations as options
-from ..options.context import given
-from ..options.settings import resolve
+from ..options.settings import given_options, resolve
 from ..output.renderers import json_line
 
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ def doctor(
     threads: options.Threads = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Say what this machine and this installation are, and whether the native kernel serves.
+    """Describe this machine and this installation, and whether the native kernel can be used.
 
-    Settings are resolved as `generate` resolves them. A missing kernel is no error: torch serves in its place.
+    Settings are resolved as `generate` resolves them. A missing kernel is no error: torch is used in its place.
 
     [bold]Examples[/bold]
 
@@ -41,7 +40,7 @@ def doctor(
 
       triforce doctor --no-measure --json
     """
-    flags, origins = given(ctx)
+    flags, origins = given_options(ctx)
     check_part(flags)
     settings = resolve(flags, origins, profile)
 
@@ -62,7 +61,7 @@ def doctor(
 
 
 def _rows(report: Report, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """A name and what there is to say, line by line; lines that go on have no name."""
+    """Yield a name and a text for each line; continuation lines have no name."""
     yield "triforce", _versions(report.versions)
     yield from _device(report.device, origins)
     yield "processor", report.processor.name

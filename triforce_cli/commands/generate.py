@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from ..distributed.rank import told
+from ..distributed.rank import broadcast
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.request import check_flags, output_of, shared, wish_of
+from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 
 
 @option_groups.accepts(option_groups.GENERATION)
@@ -21,7 +21,7 @@ def generate(
     ] = None,
     prompt_file: options.PromptFiles = None,
 ) -> int:
-    """Read a prompt of any length and write what the model says, live.
+    """Read a prompt of any length and write the model's answer, live.
 
     The prompt is --prompt-file, piped stdin and the argument, joined in that order with a blank line between. Text goes
     to stdout; progress and statistics go to stderr.
@@ -42,11 +42,11 @@ def generate(
     """
     check_flags(ctx)
     terminal = ctx.obj.terminal
-    wish, code = shared(wish_of(ctx), terminal)
+    request, code = start_or_join_ranks(parse_request(ctx), terminal)
     if code is not None:
         return code
-    text = told(wish.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
+    text = broadcast(request.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
     from ..run.generate import run_generation  # from here on torch is needed
 
-    return run_generation(text, wish, terminal, output_of(ctx))
+    return run_generation(text, request, terminal, parse_output_options(ctx))

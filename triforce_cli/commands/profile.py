@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from offload.architecture.known import PlanShape, shape_of
-from offload.config import DEFAULT_MODEL, check_part
-from offload.errors import ModelNotFound, PromptError, SettingsError
+from offload.architecture.known import shape_of
+from offload.config import check_part
+from offload.errors import SettingsError
 from offload.hardware import profiles
-from offload.hardware.calibration import Measured, applied, profile_of_found
-from offload.hardware.driver import gpu_names
-from offload.hardware.profiles import Profile, same_gpu
-from offload.hardware.rates import Hardware, describe
-from offload.planning.plan import Plan, suggested_budget
-from offload.system import cores, free_host_memory
-from offload.units import counted
+from offload.hardware.calibration import Measured
+from offload.hardware.profiles import Profile
 
-from ..exit_codes import DONE
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.context import given
-from ..options.settings import Settings, resolve_with
-from ..output.plan import comparison_text
-from ..output.renderers import json_line
+from ..options.settings import given_options
+from ..output.plan import print_comparison, print_plan
 from ..output.terminal import Terminal
-from ..run.calibration import measure_here, rates_text, save, saved
-from ..run.planning import plan_fields, plan_with_ways, rates, request_for, tell
+from ..run.calibration import load_measured, measure_here, rates_text, save_measured
+from ..run.profile_plans import PlanOptions, Target, find_target, hardware_of, plan_all_profiles, plan_target
 
-DEFAULT_GPU_MODEL = "Llama-3.1-8B"
-LONGEST_DEFAULT = 128 * 1024  # tokens
 _DECODING = {
     "method": options.Method,
     "draft": options.Draft,
@@ -44,30 +31,28 @@ _DECODING = {
     "dtype": options.Dtype,
     "prefill_chunk": options.PrefillChunk,
 }
+_GPU = typer.Option(
+    "--gpu",
+    help="A profile's name, a part of it such as 4090, or a YAML file; auto is what is found.",
+    show_default="auto",
+    autocompletion=options.complete_profile,
+)
+_MEASURE = typer.Option("--measure", help="Measure this machine, and plan with the measured rates.")
+_SAVE = typer.Option("--save", help="Save what --measure measures, for all later plans.")
+_COMPARE = typer.Option("--compare", help="One table over all profiles.")
+_JSON = typer.Option("--json", help="The profile and its plan as one JSON object.")
 
 
 @option_groups.accepts(option_groups.PLACEMENT | _DECODING)
 def profile(
     ctx: typer.Context,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu",
-            help="A profile's name, a part of it such as 4090, or a YAML file; auto is what is found.",
-            show_default="auto",
-            autocompletion=options._complete_profile,
-        ),
-    ] = None,
+    gpu: Annotated[str | None, _GPU] = None,
     model: options.Model = None,
     context: options.ContextLength = None,
-    measuring: Annotated[
-        bool, typer.Option("--measure", help="Measure this machine, and plan with what it really does.")
-    ] = False,
-    saving: Annotated[
-        bool, typer.Option("--save", help="Keep what --measure measures, for all plans to come.")
-    ] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="One table over all profiles.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The profile and its plan as one JSON object.")] = False,
+    measure: Annotated[bool, _MEASURE] = False,
+    save: Annotated[bool, _SAVE] = False,
+    compare: Annotated[bool, _COMPARE] = False,
+    json: Annotated[bool, _JSON] = False,
 ) -> int:
     """List the hardware profiles, and plan a model and a context for one: what lies where, how fast it will be.
 
@@ -90,103 +75,44 @@ def profile(
       triforce profile --measure --save
     """
     terminal = ctx.obj.terminal
-    flags, origins = given(ctx)
-    check_part(flags)
-    if saving and not measuring:
-        raise SettingsError("--save keeps what --measure measures", "use --measure --save")
-    found = gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    automatic = gpu is None or gpu.lower() == profiles.AUTO
-    chosen = profiles.matching(found) if automatic else profiles.load(gpu)
+    flags, origins = given_options(ctx)
+    _check(flags, measure, save)
+    target, asked = find_target(gpu), PlanOptions(flags, origins, context)
     if "model" in flags:
-        shape_of(flags["model"])  # a wrong one is told before anything is measured
-    measured = _measure(chosen, found, terminal, json, saving) if measuring else saved(terminal)
+        shape_of(flags["model"])  # an unknown model is an error before anything is measured
+    measured = _measure(target, terminal, json, save) if measure else load_measured(terminal)
     if compare:
-        return _compare(flags, origins, context, found, measured, terminal, json)
-    if gpu is None and not measuring and not json:
-        _list(terminal, chosen)
-    chosen = chosen or profile_of_found(found, measured)
-    if chosen is None:
-        raise profiles.undescribed(found)
-    rated = applied(chosen, measured, found)
-    hardware = _machine(rated, found)
-    if chosen.name not in profiles.available():  # a file is found by its path, what was only measured by looking
-        hardware = replace(hardware, name=profiles.AUTO if automatic else gpu)
-    plan, ways = _plan(resolve_with(flags, origins, chosen), context, hardware, chosen.device == "cuda")
-    return tell(plan, ways, terminal, chosen, measured if rated is not chosen else None, json)
+        return print_comparison(plan_all_profiles(target.found, asked, measured), terminal, json)
+    if gpu is None and not measure and not json:
+        terminal.write(_list(target.profile))
+    return print_plan(plan_target(target, asked, measured), "generate", terminal, json)
 
 
-def _measure(chosen: Profile | None, found: Sequence[str], terminal: Terminal, json: bool, saving: bool) -> Measured:
-    """This machine's rates, shown beside the profile's and kept if that is wished."""
-    measured = measure_here(chosen, found, terminal)
+def _check(flags: dict, measure: bool, save: bool) -> None:
+    """Raise SettingsError for options that cannot be right on any hardware."""
+    check_part(flags)
+    if save and not measure:
+        raise SettingsError("--save keeps what --measure measures", "use --measure --save")
+
+
+def _measure(target: Target, terminal: Terminal, json: bool, save: bool) -> Measured:
+    """Measure this machine's rates, print them beside the profile's, and save them if asked to; return them."""
+    sheet = target.profile
+    measured = measure_here(sheet, target.found, terminal)
     if not json:
-        knows_gpu = chosen is not None and (chosen.device == "cpu" or (chosen.gpu and chosen.link))
-        terminal.write(rates_text(measured, chosen, _machine(chosen, found) if knows_gpu else None))
-    if saving:
-        save(measured, terminal)
+        has_rates = sheet is not None and (sheet.device == "cpu" or (sheet.gpu and sheet.link))
+        terminal.write(rates_text(measured, sheet, hardware_of(sheet, target.found) if has_rates else None))
+    if save:
+        save_measured(measured, terminal)
     return measured
 
 
-def _list(terminal: Terminal, chosen: Profile | None) -> None:
+def _list(chosen: Profile | None) -> str:
+    """Return a line for each profile, the chosen one marked."""
     names = profiles.available()
     width = max(map(len, names))
-    for name in names:
-        mark = "*" if chosen is not None and chosen.name == name else " "
-        terminal.write(f"{mark} {name:<{width}}  {profiles.load(name).description}\n")
-    terminal.write("\n")
-
-
-def _machine(chosen: Profile, found: Sequence[str]) -> Hardware:
-    """The profile's hardware; what it does not say of the host is this machine's, if it is about this machine."""
-    model = None if chosen.gpu is None else chosen.gpu.model
-    count = sum(model is not None and same_gpu(name, model) for name in found)
-    here = chosen.device == "cpu" or 0 < chosen.gpus <= count
-    return describe(chosen, free_host_memory(), cores()) if here else describe(chosen)
-
-
-def _plan(settings: Settings, context: int | None, hardware: Hardware, on_gpu: bool) -> tuple[Plan, tuple]:
-    """The plan that the settings ask for, of the usual model where they name none."""
-    asked = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
-    _, shape = shape_of(asked)
-    tokens = min(shape.context, LONGEST_DEFAULT) if context is None else context
-    if tokens > shape.context:
-        raise PromptError(
-            f"a context of {counted(tokens, 'token')} exceeds the {shape.context:,} of {asked}",
-            f"use --context {shape.context} or less, or --model with a longer context",
-        )
-    speculation = settings.speculation
-    if "budget" not in settings.values:
-        speculation = replace(speculation, budget=max(suggested_budget(tokens), 4 * speculation.chunk))
-    settings = replace(settings, engine=replace(settings.engine, model=asked), speculation=speculation)
-    return plan_with_ways(request_for(settings, shape, tokens, hardware, _draft(settings)))
-
-
-def _draft(settings: Settings) -> PlanShape | None:
-    name = settings.speculation.draft_model
-    try:
-        return None if name is None else shape_of(name)[1]
-    except ModelNotFound as error:
-        raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error
-
-
-def _compare(
-    flags: Mapping[str, Any],
-    origins: Mapping[str, str],
-    context: int | None,
-    found: Sequence[str],
-    measured: Measured | None,
-    terminal: Terminal,
-    json: bool,
-) -> int:
-    """The plans for all profiles, those of this machine's hardware with its measured rates."""
-    chosen = [profiles.load(name) for name in profiles.available()]
-    rated = [applied(each, measured) for each in chosen]
-    plans = [_plan(resolve_with(flags, origins, each), context, _machine(each, found), True) for each in rated]
-    here = [each.name for each, before in zip(rated, chosen, strict=True) if each is not before]
-    if json:
-        fields = [plan_fields(plan, ways) for plan, ways in plans]
-        terminal.write(json_line(type="comparison", measured=rates(measured if here else None), plans=fields))
-        return DONE
-    if measured is not None and here:
-        terminal.write(f"measured   on {measured.date}: the rates of {', '.join(here)}, of {measured.machine}\n")
-    terminal.write(comparison_text([plan for plan, _ in plans]))
-    return DONE
+    marks = ["*" if chosen is not None and chosen.name == name else " " for name in names]
+    lines = [
+        f"{mark} {name:<{width}}  {profiles.load(name).description}\n" for mark, name in zip(marks, names, strict=True)
+    ]
+    return "".join(lines) + "\n"

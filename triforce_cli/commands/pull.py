@@ -15,7 +15,7 @@ def pull(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="The embedded model's name or a hub id.")] = DEFAULT_MODEL,
 ) -> None:
-    """Fetch a model ahead of time, with a progress bar; says where it lies.
+    """Fetch a model ahead of time, with a progress bar, and print its path.
 
     [bold]Examples[/bold]
 

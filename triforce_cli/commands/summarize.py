@@ -1,4 +1,4 @@
-"""`triforce summarize`: documents in, summaries or answers out, live."""
+"""`triforce summarize`: summarizes documents or answers questions about them, live."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import typer
 
 from offload.errors import SettingsError
 
-from ..distributed.rank import told
+from ..distributed.rank import broadcast
 from ..input.documents import read_documents
-from ..input.excerpts import Range, parse_place
+from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.request import Wish, check_flags, output_of, shared, wish_of
+from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.settings import refuse_both, refuse_broken_text
-from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, Wanted
-from ..summarize.order import Order
+from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle
 from ..summarize.templates import Templates, load_templates
 
-_PLACE = {"parser": parse_place, "metavar": "TOKENS|%", "show_default": False}
+_POSITION = {"parser": parse_position, "metavar": "TOKENS|%", "show_default": False}
 
 
 def _complete_length(incomplete: str) -> list[str]:
@@ -58,9 +57,9 @@ def summarize(
     ] = None,
     together: Annotated[bool, typer.Option("--together", help="One summary of all files, not one each.")] = False,
     start: Annotated[
-        object, typer.Option("--from", help="Begin here: tokens, or percent such as 10%.", **_PLACE)
+        object, typer.Option("--from", help="Begin here: tokens, or percent such as 10%.", **_POSITION)
     ] = None,
-    end: Annotated[object, typer.Option("--to", help="End here: tokens, or percent.", **_PLACE)] = None,
+    end: Annotated[object, typer.Option("--to", help="End here: tokens, or percent.", **_POSITION)] = None,
     map_reduce: Annotated[
         bool,
         typer.Option("--map-reduce", help="Read what exceeds the context part by part; resumed if it is interrupted."),
@@ -92,23 +91,23 @@ def summarize(
         refuse_broken_text(name, texts)
     if not all(each.strip() for each in question or []):
         raise SettingsError("a question is empty", 'ask something, such as --question "Who tells this story?"')
-    wanted = Wanted(length, bullets, focus, language)
+    style = AnswerStyle(length, bullets, focus, language)
     templates = load_templates(prompt)
     _check_template(templates, prompt, ctx)
     terminal = ctx.obj.terminal
-    wish, code = shared(_with_length(wish_of(ctx), wanted), terminal)
+    request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
     if code is not None:
         return code
-    rest = question or [], wanted, templates, Range(start, end), together, map_reduce
-    order = told(wish.group, lambda: Order(read_documents(files, terminal.stdin, terminal.warn), *rest))
+    rest = question or [], style, templates, Range(start, end), together, map_reduce
+    parts = broadcast(request.group, lambda: (read_documents(files, terminal.stdin, terminal.warn), *rest))
 
-    from ..summarize.summarize import run_summaries  # from here on torch is needed
+    from ..summarize.summarize import SummaryRequest, run_summaries  # from here on torch is needed
 
-    return run_summaries(order, wish, terminal, output_of(ctx))
+    return run_summaries(SummaryRequest(*parts), request, terminal, parse_output_options(ctx))
 
 
 def _check_template(templates: Templates, path: Path | None, ctx: typer.Context) -> None:
-    """Raises SettingsError for what would be asked for and never reach the model."""
+    """Raise SettingsError for an option whose text the template would leave out."""
     if templates.document.takes_instructions:
         return
     for name in ("question", "length", "bullets", "focus", "language"):
@@ -118,10 +117,10 @@ def _check_template(templates: Templates, path: Path | None, ctx: typer.Context)
             )
 
 
-def _with_length(wish: Wish, wanted: Wanted) -> Wish:
-    """The most tokens follow from the length, unless they were chosen."""
-    settings = wish.settings
+def _with_length(request: Request, style: AnswerStyle) -> Request:
+    """Return the request with the most tokens that the length needs, unless --max-new-tokens was given."""
+    settings = request.settings
     if "max_new_tokens" in settings.values:
-        return wish
-    generation = replace(settings.generation, max_new_tokens=wanted.new_tokens)
-    return replace(wish, settings=replace(settings, generation=generation))
+        return request
+    generation = replace(settings.generation, max_new_tokens=style.new_tokens)
+    return replace(request, settings=replace(settings, generation=generation))

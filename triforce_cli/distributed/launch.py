@@ -1,4 +1,4 @@
-"""Starts the ranks of a group on this machine through torch's elastic launcher, and tells how they ended."""
+"""Starts the ranks of a group on this machine through torch's elastic launcher, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offload.errors import SettingsError
 
 from ..exit_codes import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE
 from ..output.terminal import Terminal
-from .rank import REPORTS, place
+from .rank import LAUNCHER, REPORTS, world_position
 
 if TYPE_CHECKING:
     from ..options.settings import Settings
@@ -24,11 +24,11 @@ _SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
 
 def ranks_to_start(settings: Settings) -> int:
-    """How many ranks this process is to start; 0 if it is one, or does everything itself.
+    """Return how many ranks this process must start; 0 if it is a rank itself, or runs alone.
 
-    As many as were asked for, else as the profile has GPUs, if they are there. Raises SettingsError.
+    As many as were asked for, else as the profile has GPUs, if they are present. Raises SettingsError.
     """
-    if place(os.environ) is not None:
+    if world_position(os.environ) is not None:
         return 0
     asked, profile = settings.parallel.tensor_parallel, settings.profile
     on_cpu = settings.engine.device == "cpu" or (settings.engine.device == "auto" and profile.device == "cpu")
@@ -37,28 +37,29 @@ def ranks_to_start(settings: Settings) -> int:
     import torch
 
     count = asked or profile.gpus
-    if settings.engine.device == "cpu" or not (there := torch.cuda.device_count()):
+    if settings.engine.device == "cpu" or not (present := torch.cuda.device_count()):
         if settings.engine.device == "cuda":
-            return 0  # which says that there is none
+            return 0  # opening the model raises the error that there is no GPU
         return count if asked else 0
-    if there >= count:
+    if present >= count:
         return count
     if asked is None:
         return 0
     raise SettingsError(
-        f"{count} ranks need {count} GPUs, and torch sees {there} here",
-        f"use --tensor-parallel {there}, --device cpu, or torchrun on several machines",
+        f"{count} ranks need {count} GPUs, and torch sees {present} here",
+        f"use --tensor-parallel {present}, --device cpu, or torchrun on several machines",
     )
 
 
 def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal) -> int:
-    """Run this same command line in `count` processes; the exit code."""
+    """Run this same command line in `count` processes; return the exit code."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _fetch(settings, home, terminal)
-    logging.disable(logging.CRITICAL)  # the launcher's own; ranks speak for themselves
+    _check_heads(settings, home, count)
+    logging.disable(logging.CRITICAL)  # the launcher's own; ranks report their errors
     with TemporaryDirectory(prefix="triforce-ranks-") as folder:
         _prepare(Path(folder), count)
         config = LaunchConfig(
@@ -76,17 +77,17 @@ def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal
             elastic_launch(config, sys.executable)("-m", "triforce_cli", *sys.argv[1:])
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            return _verdict(Path(folder), codes, terminal)
+            return _report_failure(Path(folder), codes, terminal)
         except SignalException as error:
             code = INTERRUPTED if error.sigval == signal.SIGINT else SIGNALLED + error.sigval
-            return _own_code(Path(folder)) or code
-        return _own_code(Path(folder)) or 0
+            return _exit_code_of_rank_0(Path(folder)) or code
+        return _exit_code_of_rank_0(Path(folder)) or 0
 
 
 def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
-    """Once, and not by every rank at the same time. Raises TriforceError."""
+    """Fetch the models once, and not by every rank at the same time. Raises TriforceError."""
+    from offload.levels import has_draft_model
     from offload.loading.hub import locate
-    from offload.methods import has_draft_model
 
     from ..output.fetching import FetchBar
 
@@ -96,39 +97,50 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
             locate(settings.speculation.draft_model, home, progress)
 
 
+def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
+    """Raise SettingsError for more ranks than the model has heads for: before so many processes are started."""
+    from offload.architecture.known import shape_of
+    from offload.loading.hub import locate, open_checkpoint
+    from offload.parallel import split
+
+    path = locate(settings.engine.model, home)
+    has_config = (path / "config.json").is_file()
+    split(shape_of(str(path))[1] if has_config else open_checkpoint(path).shape, 0, count)
+
+
 def _prepare(folder: Path, count: int) -> None:
-    """What the ranks find in their environment."""
-    os.environ[REPORTS] = str(folder)
+    """Set the environment that the ranks inherit."""
+    os.environ[REPORTS], os.environ[LAUNCHER] = str(folder), str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if Path("/sys/class/net/lo").exists():  # all are on this machine, whatever its name resolves to
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def _own_code(folder: Path) -> int | None:
-    """Rank 0's, if it has come to an end of its own, about which it has told everything."""
+def _exit_code_of_rank_0(folder: Path) -> int | None:
+    """Return rank 0's exit code if it ended by itself, and so has printed its own errors; None otherwise."""
     file = folder / "code"
     return int(file.read_text("utf-8")) if file.exists() else None
 
 
-def _verdict(folder: Path, codes: dict[int, int], terminal: Terminal) -> int:
-    """Why the ranks have failed, if rank 0 has not said it itself; the exit code."""
-    if (code := _own_code(folder)) is not None:
+def _report_failure(folder: Path, codes: dict[int, int], terminal: Terminal) -> int:
+    """Print why the ranks have failed, unless rank 0 has printed it; return the exit code."""
+    if (code := _exit_code_of_rank_0(folder)) is not None:
         return code
     if terminal.shows_progress:
-        terminal.draw(_SHOW_CURSOR)  # what was drawn there may have been left behind
+        terminal.draw(_SHOW_CURSOR)  # a killed rank may have left a progress bar
     reports = [_read(file) for file in sorted(folder.glob("error-*.json"), key=lambda file: file.stat().st_mtime)]
-    for told in (each for each in reports if not each["lost"]):
-        who = "" if told["code"] == WRONG_USE else f"rank {told['rank']}: "
-        terminal.error(who + told["message"], told["hint"])
-        return told["code"]
-    ours = (0, FAILED, SIGNALLED + signal.SIGTERM, -signal.SIGTERM)
-    rank, code = next(((r, c) for r, c in codes.items() if c not in ours), next(iter(codes.items())))
+    for report in (each for each in reports if not each["lost"]):
+        prefix = "" if report["code"] == WRONG_USE else f"rank {report['rank']}: "
+        terminal.error(prefix + report["message"], report["hint"])
+        return report["code"]
+    expected = (0, FAILED, SIGNALLED + signal.SIGTERM, -signal.SIGTERM)
+    rank, code = next(((r, c) for r, c in codes.items() if c not in expected), next(iter(codes.items())))
     if code < 0:
         name = signal.Signals(-code).name
         terminal.error(f"rank {rank} was killed by {name}", "was it short of memory? what was written so far is right")
     else:
-        terminal.error(f"rank {rank} has ended with exit code {code}{_last_words(folder, rank)}", "")
+        terminal.error(f"rank {rank} has ended with exit code {code}{_last_stderr_line(folder, rank)}", "")
     return FAILED
 
 
@@ -136,6 +148,6 @@ def _read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text("utf-8"))
 
 
-def _last_words(folder: Path, rank: int) -> str:
+def _last_stderr_line(folder: Path, rank: int) -> str:
     lines = [line for file in folder.rglob(f"{rank}/stderr.log") for line in file.read_text("utf-8").splitlines()]
     return f": {lines[-1].strip()}" if lines else ""

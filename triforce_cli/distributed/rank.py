@@ -1,4 +1,4 @@
-"""This process as one rank of a group: where torch's launcher has put it, how it joins, and how it ends.
+"""This process as one rank of a group: its position, how it joins the group, and how it ends.
 
 Only rank 0 has the user's streams. Torch is imported only to join.
 """
@@ -29,24 +29,26 @@ if TYPE_CHECKING:
 
     from ..options.settings import Settings
 
-REPORTS = "TRIFORCE_RANK_REPORTS"  # a folder: this rank was started by `launching`, which looks there for what happened
-_GRACE = 2.0  # seconds for the main thread to notice a lost rank by itself, and to tidy up
-_OWN = ("seed", "threads", "tensor_parallel", "join_timeout", "profile", "model", "draft", "memory", "host_memory")
+REPORTS = "TRIFORCE_RANK_REPORTS"  # the folder in which ranks that `launch` has started report errors and exit code
+LAUNCHER = "TRIFORCE_RANK_LAUNCHER"  # the process that has started this rank
+_GRACE = 2.0  # seconds for the main thread to notice a lost rank by itself, and to clean up
+_MAY_DIFFER = ("seed", "threads", "tensor_parallel", "join_timeout", "profile", "model", "draft")
+_MAY_DIFFER += ("memory", "host_memory")
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Rank `rank` of `size`, number `local` of the `mates` on this machine."""
+class WorldPosition:
+    """A process among the ranks, as torchrun numbers them; `reports` is the folder for its reports, if any."""
 
     rank: int
-    size: int
-    local: int
-    mates: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
     reports: Path | None
 
 
-def place(environ: Mapping[str, str]) -> Seat | None:
-    """Where a launcher has put this process; None if it stands alone."""
+def world_position(environ: Mapping[str, str]) -> WorldPosition | None:
+    """Return the position that a launcher has given to this process; None if it runs alone. Raises SettingsError."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys() or environ["WORLD_SIZE"] == "1":
         return None
     reports = environ.get(REPORTS)
@@ -55,16 +57,16 @@ def place(environ: Mapping[str, str]) -> Seat | None:
         numbers = [int(environ.get(name, usual)) for name, usual in names.items()]
     except ValueError as error:
         raise SettingsError(f"{', '.join(names)} are not all numbers: {error}", "torchrun sets them") from None
-    return Seat(*numbers, Path(reports) if reports else None)
+    return WorldPosition(*numbers, Path(reports) if reports else None)
 
 
-def terminal_of(here: Seat | None, color: str) -> Terminal:
-    """The user's for rank 0 and for those who stand alone; the others speak to nobody but through `report`."""
-    if here is None or here.rank == 0:
+def terminal_for(position: WorldPosition | None, color: str) -> Terminal:
+    """Return the user's terminal for rank 0 and for a process that runs alone; the other ranks' output is discarded."""
+    if position is None or position.rank == 0:
         return Terminal(color=color)
     # For as long as the process lives:
-    nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    return Terminal(stdout=nowhere, stderr=nowhere, color="never")
+    discarded = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    return Terminal(stdout=discarded, stderr=discarded, color="never")
 
 
 @dataclass(slots=True)
@@ -77,75 +79,80 @@ class _State:
 _state = _State()
 
 
-def joined(settings: Settings) -> tuple[Group | None, Settings]:
-    """The group that this process belongs to, if any, and the settings with rank 0's seed. Raises RankMissing."""
-    here = place(os.environ)
-    if here is None:
+def join_group(settings: Settings) -> tuple[Group | None, Settings]:
+    """Join the group that this process belongs to; return it, if any, and the settings with rank 0's seed.
+
+    Raises RankMissing.
+    """
+    position = world_position(os.environ)
+    if position is None:
         return None, settings
-    for number in (signal.SIGINT, signal.SIGTERM):  # while it waits for the others nothing else would be heard
+    for number in (signal.SIGINT, signal.SIGTERM):  # torch's rendezvous would not return to Python's handlers
         signal.signal(number, signal.SIG_DFL)
-    if here.reports is not None:
-        threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True, name="parent").start()
+    if position.reports is not None:
+        launcher = int(os.environ.get(LAUNCHER) or os.getppid())  # who may be gone by now
+        threading.Thread(target=_follow_parent, args=(launcher,), daemon=True, name="parent").start()
     from offload.loader import resolve_device
     from offload.parallel.process_group import Ranks
 
-    device = resolve_device(settings.engine.device, here.local)
-    group = _state.group = Ranks(device, settings.parallel.join_timeout, lost=_lost, local=here.local, mates=here.mates)
-    if here.rank == 0:
+    device = resolve_device(settings.engine.device, position.local_rank)
+    local, mates = position.local_rank, position.local_world_size
+    group = _state.group = Ranks(device, settings.parallel.join_timeout, lost=_end_lost, local=local, mates=mates)
+    if position.rank == 0:
         listen()
     else:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what becomes of it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C for all
     return group, replace(settings, generation=replace(settings.generation, seed=group.told(settings.generation.seed)))
 
 
-def told(group: Group | None, make: Callable[[], Any]) -> Any:
-    """What rank 0 makes, for all; the others need not be able to."""
+def broadcast(group: Group | None, make: Callable[[], Any]) -> Any:
+    """Call `make` on rank 0 alone, and return its result on all ranks."""
     if group is None:
         return make()
     return group.told(make() if group.rank == 0 else None)
 
 
-def check_alike(opened: OpenModel, settings: Settings, request: Mapping[str, Any]) -> None:
-    """Raises SettingsError if the ranks were given different commands, versions or models."""
-    if opened.group.size == 1:
+def check_same_command(model: OpenModel, settings: Settings, compared: Mapping[str, Any]) -> None:
+    """Raise SettingsError if the ranks were given different commands, versions or models."""
+    if model.group.size == 1:
         return
     from importlib.metadata import version
 
     from offload.loading.same_model import check_same, fingerprint
 
-    known = settings.described(settings.sampling(opened.sampling))
+    resolved = settings.described(settings.sampling(model.sampling))
     facts = {name: version(name) for name in ("triforce", "torch", "transformers", "tokenizers")}
-    facts |= {"device": opened.device.type, "dtype": opened.dtype, "native kernel": opened.kernel != "off", **request}
-    facts |= {name: value for name, value in known.items() if name not in (*_OWN, "dtype", "device")}
-    models = {"model": opened.checkpoint, "draft": opened.draft}
-    check_same(opened.group, facts | {name: each and fingerprint(each) for name, each in models.items()})
+    facts |= {"device": model.device.type, "dtype": model.dtype, "native kernel": model.kernel != "off", **compared}
+    facts |= {name: value for name, value in resolved.items() if name not in (*_MAY_DIFFER, "dtype", "device")}
+    checkpoints = {"model": model.checkpoint, "draft": model.draft}
+    check_same(model.group, facts | {name: each and fingerprint(each) for name, each in checkpoints.items()})
 
 
 def report(message: str, hint: str, code: int, lost: bool, terminal: Terminal) -> None:
-    """An error of this process to the user. That others were lost is told by whoever started the ranks."""
-    here = place(os.environ)
+    """Print an error of this process, and write it to the reports. `launch` prints that other ranks were lost."""
+    position = world_position(os.environ)
     _state.lost = _state.lost or lost
-    if here is not None and here.reports is not None:
-        fields = {"rank": here.rank, "message": message, "hint": hint, "code": code, "lost": lost}
-        (here.reports / f"error-{here.rank}.json").write_text(json.dumps(fields), "utf-8")
-    if here is None or (here.rank == 0 and (here.reports is None or not lost)):
+    if position is not None and position.reports is not None:
+        fields = {"rank": position.rank, "message": message, "hint": hint, "code": code, "lost": lost}
+        (position.reports / f"error-{position.rank}.json").write_text(json.dumps(fields), "utf-8")
+    if position is None or (position.rank == 0 and (position.reports is None or not lost)):
         terminal.error(message, hint)
-    elif here.reports is None:
-        Terminal().error(f"rank {here.rank}: {message}", hint)
+    elif position.reports is None:
+        Terminal().error(f"rank {position.rank}: {message}", hint)
 
 
 def abandon() -> None:
-    """Nobody reads what comes out: this rank ends, though the others go on."""
+    """Note that stdout was closed: this rank ends without waiting for the others."""
     _state.abandoned = True
 
 
 def finish(code: int) -> None:
-    """End this rank, whatever its threads do; nothing happens where there is no group."""
-    here = place(os.environ)
-    if here is None:
+    """End this rank, whatever its threads do; return without a launcher."""
+    position = world_position(os.environ)
+    if position is None:
         return
-    if here.reports is not None and here.rank == 0 and not _state.lost and code != SIGNALLED + signal.SIGTERM:
-        (here.reports / "code").write_text(str(code), "utf-8")
+    if position.reports is not None and position.rank == 0 and not _state.lost and code != SIGNALLED + signal.SIGTERM:
+        (position.reports / "code").write_text(str(code), "utf-8")
     if _state.group is not None and code == DONE and not _state.abandoned:
         with suppress(Exception):
             _state.group.leave()
@@ -155,15 +162,15 @@ def finish(code: int) -> None:
     os._exit(code)
 
 
-def _lost(rank: int) -> None:
-    """By the thread that watches: the main thread may be waiting for a GPU that waits for the one that is gone."""
+def _end_lost(rank: int) -> None:
+    """End this process from the watching thread: the main thread may wait for a GPU that waits for the lost rank."""
     time.sleep(_GRACE)
-    report(f"rank {rank} has ended", "see what it said", FAILED, True, Terminal())
+    report(f"rank {rank} has ended", "see its output", FAILED, True, Terminal())
     finish(FAILED)
 
 
 def _follow_parent(parent: int) -> None:
-    """Nobody is left behind when whoever started the ranks is killed."""
+    """End this process when its parent, the launcher, was killed."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(FAILED)

@@ -1,6 +1,6 @@
-"""PDF, EPUB, DOCX and HTML -> text, by markitdown where it is installed; what they are is seen from their bytes.
+"""PDF, EPUB, DOCX and HTML -> text, by markitdown where it is installed; formats are recognised by their bytes.
 
-markitdown's converters are asked one by one: its dispatcher would pass a corrupt file on to the next that takes it.
+The converter is called directly: markitdown's dispatcher would pass a corrupt file on to the next that accepts it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BY_HAND = {
 
 
 def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None]) -> str:
-    """The text of a document, whatever it is written in; `suffix` is that of its file, "" where it has none.
+    """Return the text of a document in any known format; `suffix` is that of its file, "" where it has none.
 
     Raises PromptError for what cannot be read, holds no text, or is not what its suffix says.
     """
@@ -39,7 +39,7 @@ def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None]) ->
 
 
 def _recognised(data: bytes, name: str, suffix: str) -> str | None:
-    """The format of the bytes, as the usual suffix; None for text, and for what `decode` refuses by its name."""
+    """Return the format's usual suffix; None for text, and for binaries that `decode` refuses. Raises PromptError."""
     if data.lstrip().startswith(b"%PDF-") or (suffix == ".pdf" and b"%PDF-" in data[:_HEAD]):
         return ".pdf"
     if data.startswith(b"PK\x03\x04") and (kind := _inside_archive(data)):
@@ -63,7 +63,7 @@ def _inside_archive(data: bytes) -> str | None:
                 return ".epub"
             return ".docx" if "word/document.xml" in names else None
     except (zipfile.BadZipFile, OSError, ValueError):
-        return None  # a damaged one, or no archive at all
+        return None  # damaged, or no archive
 
 
 def _converted(data: bytes, name: str, kind: str) -> str:
@@ -72,13 +72,13 @@ def _converted(data: bytes, name: str, kind: str) -> str:
         from markitdown import converters
     except ImportError:
         raise _not_installed(name, kind) from None
-    logging.getLogger("pdfminer").setLevel(logging.CRITICAL)  # it would write into the terminal
+    logging.getLogger("pdfminer").setLevel(logging.CRITICAL)  # it would write to the terminal
     converter: Any = getattr(converters, _CONVERTERS[kind])()
     try:
         found = converter.convert(io.BytesIO(data), markitdown.StreamInfo(extension=kind)).markdown
     except markitdown.MissingDependencyException:
         raise _not_installed(name, kind) from None
-    except Exception as error:  # each format's parser raises what it likes
+    except Exception as error:  # each format's parser has its own exceptions
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise PromptError(
             f"{name} is {_NAMES[kind]} that cannot be read: {reason}", "it may be corrupt, cut off or protected"
@@ -99,6 +99,6 @@ def _not_installed(name: str, kind: str) -> PromptError:
 
 
 def _tidied(text: str) -> str:
-    """Without form feeds, blanks at the end of lines, and more than one blank line in a row."""
+    """Return the text without form feeds, trailing blanks, and more than one blank line in a row."""
     lines = [line.rstrip() for line in text.replace("\f", "\n\n").splitlines()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")

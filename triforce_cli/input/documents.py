@@ -1,4 +1,4 @@
-"""Documents from files and standard input: bytes are read here, and become text in formats.py."""
+"""Reads documents from files and standard input: the bytes here, their text in converters.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Warn = Callable[[str], None]
 
 LIMIT = GIB  # bytes of one document: a PDF may be large, while a text of a hundredth of this exceeds most contexts
 STDIN = Path("-")
-WAYS = (
+PROMPT_HINT = (
     'give text (triforce generate "Hello"), a file (--prompt-file book.txt) '
     "or a pipe (cat book.txt | triforce generate)"
 )
@@ -27,14 +27,14 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, and what the user calls it."""
+    """A text, and its name for the user."""
 
     name: str
     text: str
 
 
 def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn) -> list[Document]:
-    """Each file's document, in their order; `-` is standard input.
+    """Return each file's document, in order; `-` is standard input.
 
     Raises PromptError for what cannot be read, is no text, or is blank.
     """
@@ -46,7 +46,7 @@ def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn) -> list[
 
 
 def checked(files: Sequence[Path | str]) -> list[Path]:
-    """Names as paths. Raises PromptError for an empty name and for standard input given twice."""
+    """Return the names as paths. Raises PromptError for an empty name and for standard input given twice."""
     if "" in map(str, files):
         raise PromptError("the name of a prompt file is empty", "was a shell variable not set?")
     paths = [Path(file) if str(file) == "-" or Path(file) != STDIN else Path(file).absolute() for file in files]  # ./-
@@ -56,18 +56,18 @@ def checked(files: Sequence[Path | str]) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """For people, and for the model: what is no text in it is replaced."""
+    """Return a path's name for people and for the model; bytes that are no text are replaced."""
     return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")
 
 
 def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
-    """The text of a file, or of standard input, of up to `limit` bytes. Raises PromptError."""
+    """Return the text of a file, or of standard input, of up to `limit` bytes. Raises PromptError."""
     if path == STDIN:
-        _tell_terminal(stdin, warn)
+        _warn_of_terminal(stdin, warn)
         return read_stdin(stdin, warn, limit)
     try:
         with path.open("rb", buffering=0) as file:
-            _tell_terminal(file, warn)  # /dev/stdin
+            _warn_of_terminal(file, warn)  # /dev/stdin
             data = read_bounded(file, limit)
     except Unbounded as error:
         raise PromptError(f"{path} {error}", error.hint) from None
@@ -77,15 +77,15 @@ def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
 
 
 def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
-    """All of standard input, of up to `limit` bytes. Raises PromptError."""
+    """Return the text of standard input, of up to `limit` bytes. Raises PromptError."""
     if stdin is None:
-        raise PromptError("standard input is closed", WAYS)
+        raise PromptError("standard input is closed", PROMPT_HINT)
     try:
         data = read_bounded(getattr(stdin, "buffer", stdin), limit)
     except Unbounded as error:
         raise PromptError(f"standard input {error}", error.hint) from None
     except (OSError, ValueError) as error:  # ValueError: closed
-        raise PromptError(f"standard input cannot be read: {error}", WAYS) from None
+        raise PromptError(f"standard input cannot be read: {error}", PROMPT_HINT) from None
     return text_of(data, "standard input", "", warn)
 
 
@@ -96,7 +96,7 @@ def is_terminal(stdin: Any) -> bool:
         return False
 
 
-def _tell_terminal(stream: Any, warn: Warn) -> None:
+def _warn_of_terminal(stream: Any, warn: Warn) -> None:
     if is_terminal(stream):
         warn("reading from the terminal; end it with Ctrl-D")
 

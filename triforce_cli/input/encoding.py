@@ -1,4 +1,4 @@
-"""The bytes of a document -> its text, or a refusal that says what they are instead."""
+"""Decodes the bytes of a document: its text, or an error that says what the bytes are instead."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _BINARIES = (
 
 # Never right for a document whose bytes are not UTF-8 and hold no NUL, or so rare that they are wrong when guessed.
 _NOT_GUESSED = ["utf_7", "utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_32_le", "utf_32_be", "hp_roman8", "cp1006"]
-_HEAD = 20  # lines always shown to the detector: they may declare the encoding
+_HEAD = 20  # lines always given to the detector: they may declare the encoding
 _CHAOS, _COHERENCE = 0.01, 0.1  # charset-normalizer's scores this close are a draw
 
 
 def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
-    """The text of `data`, with CRLF and lone CR read as newlines, as Python's text files do.
+    """Return the text of `data`, with CRLF and lone CR read as newlines, as Python's text files do.
 
     UTF-8 with or without a byte order mark and UTF-16 and UTF-32 with one are read as they are, with U+FFFD for a few
-    broken bytes; other bytes by the best guess. One warning counts what is broken, or names what is guessed. Raises
-    PromptError for what is not text; `name` says whose bytes.
+    broken bytes; other bytes by the best guess. One warning counts what is broken, or names what is guessed.
+    Messages name the document as `name`. Raises PromptError for what is not text.
     """
     _refuse_binary(data, name)
     text = _marked(data, name, warn)
@@ -78,7 +78,7 @@ def _marked(data: bytes, name: str, warn: Callable[[str], None]) -> str | None:
                 f"{name} begins with the mark of {label} but is not valid {label} at byte {error.start:,}",
                 "save it as UTF-8 again, or look whether it was cut off",
             ) from None
-        text = _told(replaced, label, name, warn)
+        text = _with_warning(replaced, label, name, warn)
     if "\0" in text:
         raise PromptError(f"{name} is binary (it holds NUL characters)", _PLAIN)
     return text
@@ -91,7 +91,7 @@ def _unmarked(data: bytes, name: str, warn: Callable[[str], None]) -> str:
         pass
     replaced = replace_broken(data)
     if replaced is not None:
-        return _told(replaced, "UTF-8", name, warn)
+        return _with_warning(replaced, "UTF-8", name, warn)
     encoding = guess(data)
     if encoding is None:
         raise PromptError(f"{name} is binary or in an unknown encoding", "give plain text, best saved as UTF-8")
@@ -99,21 +99,22 @@ def _unmarked(data: bytes, name: str, warn: Callable[[str], None]) -> str:
     return data.decode(encoding)
 
 
-def _told(replaced: Replaced, label: str, name: str, warn: Callable[[str], None]) -> str:
+def _with_warning(replaced: Replaced, label: str, name: str, warn: Callable[[str], None]) -> str:
+    """Return the text, and warn of what was replaced in it."""
     count = counted(replaced.broken, "broken character")
-    warn(f"{name} is {label} with {count}, {replaced.place}; read as U+FFFD")
+    warn(f"{name} is {label} with {count}, {replaced.position}; read as U+FFFD")
     return replaced.text
 
 
 def guess(data: bytes) -> str | None:
-    """charset-normalizer's best guess, or None; a draw with cp1252, by far the commonest, goes to cp1252.
+    """Return charset-normalizer's best guess, or None; a draw with cp1252, by far the commonest, goes to cp1252.
 
     Western text uses so few bytes above ASCII that many code pages fit it equally well.
     """
     from charset_normalizer import from_bytes  # slow to import, seldom needed
 
-    # The detector takes a few samples of a long text; lines of pure ASCII would tell it nothing. No encoding
-    # that is guessed uses the byte of a newline for anything else.
+    # The detector takes a few samples of a long text, in which lines of pure ASCII are no evidence. In no encoding
+    # that is guessed has a newline's byte another meaning.
     lines = data.split(b"\n")
     sample = b"\n".join(line for number, line in enumerate(lines) if number < _HEAD or not line.isascii())
     matches = [m for m in from_bytes(sample, cp_exclusion=_NOT_GUESSED) if _decodes(data, m.encoding)]

@@ -1,4 +1,4 @@
-"""Unicode text with a few broken bytes: whether it still is that, and the text with U+FFFD in their place."""
+"""Repairs Unicode text with a few broken bytes: decides whether it still is text, and puts U+FFFD in their place."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MOST_MARKED = 0.01  # share of broken characters, where a byte order mark has s
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A text in which U+FFFD stands for `broken` characters; `place` is where they are, in words."""
+    """A text in which U+FFFD stands for `broken` characters; `position` says where they are."""
 
     text: str
     broken: int
-    place: str
+    position: str
 
 
 def replace_broken(data: bytes) -> Replaced | None:
@@ -43,8 +43,8 @@ def replace_broken(data: bytes) -> Replaced | None:
     if weight == 0 or weight < _LEAST * (broken + bool(head and tail)):
         return None
     cuts = [name for name, cut in (("beginning", head), ("end", tail)) if cut]
-    place = f"at the {' and the '.join(cuts)}" if cuts and not broken else _first_broken(data, "utf-8")
-    return Replaced("\ufffd" * bool(head) + text + "\ufffd" * bool(tail), broken + len(cuts), place)
+    position = f"at the {' and the '.join(cuts)}" if cuts and not broken else _first_broken(data, "utf-8")
+    return Replaced("\ufffd" * bool(head) + text + "\ufffd" * bool(tail), broken + len(cuts), position)
 
 
 def replace_broken_marked(data: bytes, encoding: str) -> Replaced | None:
@@ -56,13 +56,13 @@ def replace_broken_marked(data: bytes, encoding: str) -> Replaced | None:
 
 
 def _replaced(data: bytes, encoding: str) -> tuple[str, int]:
-    """The text, and how many of its U+FFFD were not written there by its author."""
+    """Return the decoded text, and how many of its U+FFFD are replacements and not in the data."""
     text = data.decode(encoding, "replace")
     return text, text.count("\ufffd") - data.decode(encoding, "ignore").count("\ufffd")
 
 
 def _weight(data: bytes) -> int:
-    """How much the valid characters of several bytes say for UTF-8."""
+    """Return the weight of the valid characters of several bytes, as evidence for UTF-8."""
     valid = data.decode("utf-8", "ignore").encode("utf-8")
     pairs = len(valid) - len(valid.translate(None, _TWO_BYTES))
     longer = len(valid) - len(valid.translate(None, _MORE_BYTES))

@@ -1,1 +1,1 @@
-"""What the user asks for: declarations, settings, and the request they make."""
+"""The command line's options: declarations, settings, and the request that they make."""

@@ -14,9 +14,10 @@ _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 
 
 def _setting(name: str, help: str, default: str | None = None, *names: str, **rest: Any) -> Any:
-    shown = default or str(_DEFAULTS[name])
+    """Return an option with the setting's flag and environment variable; `default` describes it, else it is shown."""
+    show_default = default or str(_DEFAULTS[name])
     flags = names or (f"--{name.replace('_', '-')}",)
-    return typer.Option(*flags, envvar=f"TRIFORCE_{name.upper()}", help=help, show_default=shown, **rest)
+    return typer.Option(*flags, envvar=f"TRIFORCE_{name.upper()}", help=help, show_default=show_default, **rest)
 
 
 def _complete_model(incomplete: str) -> list[str]:
@@ -25,7 +26,7 @@ def _complete_model(incomplete: str) -> list[str]:
     return [name for name in EMBEDDED if name.startswith(incomplete)]
 
 
-def _complete_profile(incomplete: str) -> list[str]:
+def complete_profile(incomplete: str) -> list[str]:
     from offload.hardware.profiles import available
 
     return [name for name in available() if name.startswith(incomplete)]
@@ -35,7 +36,7 @@ def _complete_from(*names: str) -> Any:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-_OURS = "the model's, else {}"
+_MODELS_ELSE = "the model's, else {}"
 
 Model = Annotated[
     str | None,
@@ -57,7 +58,7 @@ Kernel = Annotated[
     str | None,
     _setting(
         "kernel",
-        "Level of the native kernel on a CPU: avx512, avx2 or portable; auto is the best, off leaves all to torch.",
+        "Level of the native kernel on a CPU: avx512, avx2 or portable; auto is the best, off is torch alone.",
         autocompletion=_complete_from(*KERNELS),
     ),
 ]
@@ -66,29 +67,29 @@ PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Tokens run at on
 
 Temperature = Annotated[
     float | None,
-    _setting("temperature", "0 is greedy; higher is more varied.", _OURS.format(_DEFAULTS["temperature"])),
+    _setting("temperature", "0 is greedy; higher is more varied.", _MODELS_ELSE.format(_DEFAULTS["temperature"])),
 ]
 TopP = Annotated[
     float | None,
-    _setting("top_p", "Keep the likeliest tokens up to this sum.", _OURS.format(_DEFAULTS["top_p"])),
+    _setting("top_p", "Keep the likeliest tokens up to this sum.", _MODELS_ELSE.format(_DEFAULTS["top_p"])),
 ]
-TopK = Annotated[int | None, _setting("top_k", "Keep so many of the likeliest tokens.", _OURS.format("off"))]
+TopK = Annotated[int | None, _setting("top_k", "Keep this many of the likeliest tokens.", _MODELS_ELSE.format("off"))]
 MinP = Annotated[
     float | None,
-    _setting("min_p", "Keep tokens at least so likely relative to the likeliest.", _OURS.format("off")),
+    _setting("min_p", "Keep tokens at least this likely relative to the likeliest.", _MODELS_ELSE.format("off")),
 ]
 RepetitionPenalty = Annotated[
     float | None,
-    _setting("repetition_penalty", "Above 1, tokens that occurred become less likely.", _OURS.format("off")),
+    _setting("repetition_penalty", "Above 1, tokens that occurred become less likely.", _MODELS_ELSE.format("off")),
 ]
-Seed = Annotated[int | None, _setting("seed", "What is drawn follows from it.", "drawn and reported")]
+Seed = Annotated[int | None, _setting("seed", "Seed of the random draws.", "drawn and reported")]
 MaxNewTokens = Annotated[
     int | None,
-    _setting("max_new_tokens", "Stop after so many tokens.", None, "--max-new-tokens", "-n"),
+    _setting("max_new_tokens", "Stop after this many tokens.", None, "--max-new-tokens", "-n"),
 ]
 AnswerTokens = Annotated[
     int | None,
-    _setting("max_new_tokens", "Stop after so many tokens.", "by the length", "--max-new-tokens", "-n"),
+    _setting("max_new_tokens", "Stop after this many tokens.", "by the length", "--max-new-tokens", "-n"),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -97,13 +98,13 @@ Stop = Annotated[
 
 Method = Annotated[
     str | None,
-    _setting("method", "How to decode; none changes what is said.", autocompletion=_complete_from(*METHODS)),
+    _setting("method", "Method of decoding; all are lossless.", autocompletion=_complete_from(*METHODS)),
 ]
 Draft = Annotated[
     str | None,
     _setting(
         "draft",
-        "What drafts: lookup (repeated text), none, or a model.",
+        "Drafter: lookup (repeated text), none, or a model.",
         autocompletion=_complete_from(*DRAFTS),
     ),
 ]
@@ -112,7 +113,7 @@ Window = Annotated[int | None, _setting("window", "Latest tokens that a draft mo
 Budget = Annotated[int | None, _setting("budget", "Tokens in the retrieval cache.")]
 Chunk = Annotated[int | None, _setting("chunk", "Tokens that are retrieved together.")]
 RebuildEvery = Annotated[
-    int | None, _setting("rebuild_every", "Retrieve again every so many tokens.", "when acceptance falls")
+    int | None, _setting("rebuild_every", "Retrieve again after this many tokens.", "when acceptance falls")
 ]
 Gamma1 = Annotated[int | None, _setting("gamma1", "Tokens drafted for the retrieval level.", "adaptive")]
 Gamma2 = Annotated[int | None, _setting("gamma2", "Tokens drafted for a full verification.", "adaptive")]
@@ -121,21 +122,22 @@ Offload = Annotated[
     str | None,
     _setting(
         "offload",
-        "How KV in host memory is attended to: none, stream, host or hybrid; auto is what the plan finds best.",
+        "How KV in host memory is attended to: none, stream, host or hybrid; auto takes the plan's choice.",
         autocompletion=_complete_from(*OFFLOADS),
     ),
 ]
 _SIZE = {"parser": parse_size, "metavar": "SIZE"}
-Memory = Annotated[int | None, _setting("memory", "Use so much of the device, such as 22GiB.", "what is free", **_SIZE)]
+Memory = Annotated[int | None, _setting("memory", "Device memory to use, such as 22GiB.", "what is free", **_SIZE)]
 HostMemory = Annotated[
-    int | None, _setting("host_memory", "Use so much of the host's memory, such as 64GiB.", "what is free", **_SIZE)
+    int | None,
+    _setting("host_memory", "Host memory to use, such as 64GiB.", "what is free", **_SIZE),
 ]
 ResidentLayers = Annotated[
     int | None, _setting("resident_layers", "Layers whose KV stays on the device.", "as many as fit")
 ]
 HostShare = Annotated[
     float | None,
-    _setting("host_share", "Part of the other KV that the host attends to, 0 to 1.", "what makes both end together"),
+    _setting("host_share", "Part of the other KV that the host attends to, 0 to 1.", "so that both end together"),
 ]
 LinkRate = Annotated[
     float | None,
@@ -146,19 +148,20 @@ Cache = Annotated[
     typer.Option(
         "--cache/--no-cache",
         envvar="TRIFORCE_CACHE",
-        help="Keep the prompt's KV on disk, and use what is there.",
+        help="Save the prompt's KV on disk, and reuse what is saved.",
         show_default="prompts over 2,000 tokens",
     ),
 ]
 CacheLimit = Annotated[
-    int | None, _setting("cache_limit", "Disk for prompts; the least recently used go first.", "20GiB", **_SIZE)
+    int | None,
+    _setting("cache_limit", "Disk for prompts; removes the least recently used.", "20GiB", **_SIZE),
 ]
 TensorParallel = Annotated[
     int | None,
-    _setting("tensor_parallel", "Share the model among so many GPUs, or processes.", "the profile's GPUs"),
+    _setting("tensor_parallel", "Split the model among this many GPUs, or processes.", "the profile's GPUs"),
 ]
-JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait so long for the other ranks.", metavar="SECONDS")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and load nothing.")]
+JoinTimeout = Annotated[float | None, _setting("join_timeout", "Time to wait for the other ranks.", metavar="SECONDS")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and load nothing.")]
 ContextLength = Annotated[
     int | None,
     typer.Option(
@@ -177,7 +180,7 @@ ProfileName = Annotated[
         envvar="TRIFORCE_PROFILE",
         help="A profile's name, or a YAML file.",
         show_default="by the hardware found",
-        autocompletion=_complete_profile,
+        autocompletion=complete_profile,
     ),
 ]
 PromptFiles = Annotated[
@@ -187,14 +190,14 @@ PromptFiles = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(help="A system message for the chat template.", show_default=False)]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Decode plainly once more, and compare. Greedy decoding only.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Continue the text unchanged, without the chat template.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Decode again plainly, and compare. Greedy decoding only.")]
 ExtendContext = Annotated[
     bool,
     typer.Option("--extend-context", help="Stretch a context that is too short by YaRN; answers get worse."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics, no progress: the text alone.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics and no progress, only the text.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also say the resolved settings, and where they came from.")
+    bool, typer.Option("--verbose", "-v", help="Also print the resolved settings, and where they came from.")
 ]

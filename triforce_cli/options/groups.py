@@ -1,4 +1,4 @@
-"""Options that go together, and how a command gets them without declaring each."""
+"""Groups of options, and a decorator that adds them to a command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACEMENT = {
 CACHE = {"cache": options.Cache, "cache_limit": options.CacheLimit}
 PARALLEL = {"tensor_parallel": options.TensorParallel, "join_timeout": options.JoinTimeout}
 
-# What every command takes that generates text; most of it is read by `given`, the rest by `wish.py`.
+# The options of every command that generates text. `settings.given_options` and `request.parse_request` read them.
 GENERATION = {
     "system": options.System,
     "raw": options.Raw,
@@ -61,7 +61,7 @@ GENERATION = {
 
 
 def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command more options: those that it takes from its context (`given`) and not as arguments."""
+    """Return a decorator that adds options to a command, which reads them from its context and not as arguments."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)

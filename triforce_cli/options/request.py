@@ -1,4 +1,4 @@
-"""What a command line asks of every prompt that it generates from. Imports no torch."""
+"""What a command line asks: settings and flags, before a model is opened. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,25 +12,33 @@ import typer
 from offload.config import Sampling, check_part
 
 from ..distributed.launch import launch, ranks_to_start
-from ..distributed.rank import joined
+from ..distributed.rank import join_group
 from ..output.terminal import Terminal
-from .context import given
-from .settings import Settings, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
+from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
 if TYPE_CHECKING:
     from offload.parallel import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """`raw` bypasses the chat template; `verify` compares with plain decoding; `dry_run` tells the plan and loads
-    nothing; `extend_context` stretches the model's context where it is too short; `group` are the ranks that share the
-    model, None where this process has all of it."""
+class Request:
+    """What a command asks of every prompt that it generates from.
+
+    Args:
+        home: triforce's cache folder; None for the platform's.
+        command: the command's name, for the command line that a plan ends with.
+        system: a system message for the chat template; `raw` bypasses the template.
+        verify: compare the output with plain decoding.
+        dry_run: print the plan and load nothing.
+        extend_context: stretch the model's context where it is too short.
+        group: the ranks that share the model; None where this process has all of it.
+    """
 
     settings: Settings
-    system: str | None
-    raw: bool
     home: Path | None
+    command: str
+    system: str | None = None
+    raw: bool = False
     verify: bool = False
     dry_run: bool = False
     extend_context: bool = False
@@ -38,8 +46,8 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """How it is to be told."""
+class OutputOptions:
+    """The form of the output: JSON lines or text, without statistics, or with the resolved settings."""
 
     json: bool
     quiet: bool
@@ -47,43 +55,37 @@ class Telling:
 
 
 def check_flags(ctx: typer.Context) -> None:
-    """Raises SettingsError for flags that could not be right whatever prompt and profile are found."""
+    """Raise SettingsError for flags that are wrong whatever prompt and profile are found."""
     params: Mapping[str, Any] = ctx.params
     refuse_both(params, "raw", "system", "--raw uses no chat template, so there is no place for a system message")
     refuse_both(params, "quiet", "verbose", "choose one")
     for name, texts in (("--system", [params["system"] or ""]), ("--stop", params["stop"] or [])):
         refuse_broken_text(name, texts)
-    check_part(given(ctx)[0])
+    check_part(given_options(ctx)[0])
 
 
-def wish_of(ctx: typer.Context) -> Wish:
-    """The options of `option_groups.GENERATION`, with the profile and the defaults. Raises SettingsError."""
+def parse_request(ctx: typer.Context) -> Request:
+    """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
     params = ctx.params
-    settings = resolve(*given(ctx), params["profile"])
+    settings = resolve(*given_options(ctx), params["profile"])
     if params["verify"]:
-        refuse_unverifiable(settings.sampling(Sampling(temperature=0)))  # as far as it was chosen here
-    return Wish(
-        settings,
-        params["system"],
-        bool(params["raw"]),
-        ctx.obj.home,
-        bool(params["verify"]),
-        bool(params["dry_run"]),
-        bool(params["extend_context"]),
-    )
+        refuse_unverifiable(settings.sampling(Sampling(temperature=0)))  # the model's own sampling is not known yet
+    flags = {name: bool(params[name]) for name in ("raw", "verify", "dry_run", "extend_context")}
+    return Request(settings, ctx.obj.home, ctx.info_name, params["system"], **flags)
 
 
-def output_of(ctx: typer.Context) -> Telling:
-    """--json, --quiet and --verbose."""
-    return Telling(*(bool(ctx.params[name]) for name in ("json", "quiet", "verbose")))
+def parse_output_options(ctx: typer.Context) -> OutputOptions:
+    """Return --json, --quiet and --verbose."""
+    return OutputOptions(*(bool(ctx.params[name]) for name in ("json", "quiet", "verbose")))
 
 
-def shared(wish: Wish, terminal: Terminal) -> tuple[Wish, int | None]:
-    """The wish of this process as one of several ranks, or alone; where it has to start them, their exit code.
+def start_or_join_ranks(request: Request, terminal: Terminal) -> tuple[Request, int | None]:
+    """Start the ranks that the request needs, or join them.
 
-    Raises SettingsError, RankMissing.
+    Returns the request of this process, alone or as one of several ranks, and None; where this process has started
+    the ranks, their exit code. Raises SettingsError, RankMissing.
     """
-    if not wish.dry_run and (count := ranks_to_start(wish.settings)):
-        return wish, launch(count, wish.settings, wish.home, terminal)
-    group, settings = joined(wish.settings)
-    return replace(wish, settings=settings, group=group), None
+    if not request.dry_run and (count := ranks_to_start(request.settings)):
+        return request, launch(count, request.settings, request.home, terminal)
+    group, settings = join_group(request.settings)
+    return replace(request, settings=settings, group=group), None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
+
+import typer
 
 from offload.config import (
     GROUPS,
@@ -20,23 +24,54 @@ from offload.config import (
 )
 from offload.errors import SettingsError
 from offload.hardware import profiles
+from offload.hardware.calibration import default_folder
 from offload.hardware.profiles import Profile
 from offload.units import GIB
 
-NO_PROFILE = "none"  # what is taken for a GPU that no profile describes: it runs, with the default settings
+NO_PROFILE = "none"  # stands for a GPU that no profile describes: it runs with the default settings
 
 
 def option_names() -> set[str]:
-    """Every setting that a flag, an environment variable or a profile may give."""
+    """Return the names of all settings that a flag, an environment variable or a profile may give."""
     return {field.name for group in GROUPS for field in fields(group)}
+
+
+def given_options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings that a flag or the environment gave, and for each which of the two it was."""
+    values = {k: v for k, v in ctx.params.items() if k in option_names() and v not in (None, [], ())}
+    if "stop" in values:
+        values["stop"] = tuple(values["stop"])
+    origins = {}
+    for name in values:
+        source = ctx.get_parameter_source(name)
+        origins[name] = "environment" if source is not None and source.name == "ENVIRONMENT" else "flag"
+    return values, origins
+
+
+def cache_home(environ: os._Environ[str]) -> Path | None:
+    """Return TRIFORCE_HOME, or None for the platform's cache folder. Raises SettingsError."""
+    return _folder(environ, "TRIFORCE_HOME")
+
+
+def config_home(environ: os._Environ[str]) -> Path:
+    """Return the folder of saved measurements: TRIFORCE_CONFIG, or the platform's. Raises SettingsError."""
+    return _folder(environ, "TRIFORCE_CONFIG") or default_folder()
+
+
+def _folder(environ: os._Environ[str], name: str) -> Path | None:
+    value = environ.get(name)
+    try:
+        return Path(value).expanduser().absolute() if value else None
+    except RuntimeError as error:
+        raise SettingsError(f"{name} is {value}: {error}", "set it to a folder") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for, wherever it was asked.
+    """The resolved settings of a command.
 
     `values` holds what a flag, the environment or the profile gave; the model's own sampling defaults fill the rest.
-    `origins` says which of the three, for --verbose.
+    `origins` names which of the three gave it, for --verbose.
     """
 
     engine: EngineConfig
@@ -50,26 +85,23 @@ class Settings:
     origins: Mapping[str, str]
 
     def sampling(self, model_default: Sampling) -> Sampling:
-        """The model's own sampling, corrected by what was chosen."""
+        """Return the model's own sampling, overridden by the given values."""
         return replace(model_default, **_subset(Sampling, self.values))
 
     def memory_limit(self, device_type: str) -> int | None:
-        """Bytes of the device that the profile and --memory grant; None leaves it to what is free."""
+        """Return the bytes of the device that the profile and --memory allow; None for no limit but free memory."""
         gpu = self.profile.gpu
         gib = self.profile.host.memory_gib if device_type == "cpu" else gpu and gpu.memory_gib
         granted = (None if gib is None else int(gib * GIB), self.placement.memory)
         return min((size for size in granted if size is not None), default=None)
 
     def described(self, sampling: Sampling) -> dict[str, Any]:
-        """Every resolved setting by name, for --json and --verbose."""
-        known = asdict(self.engine) | asdict(self.generation) | asdict(self.speculation) | asdict(sampling)
-        return (
-            {"profile": self.profile.name}
-            | known
-            | asdict(self.placement)
-            | asdict(self.caching)
-            | asdict(self.parallel)
-        )
+        """Return every resolved setting by name, for --json and --verbose."""
+        groups = (self.engine, self.generation, self.speculation, sampling, self.placement, self.caching, self.parallel)
+        described = {"profile": self.profile.name}
+        for group in groups:
+            described |= asdict(group)
+        return described
 
 
 def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +109,7 @@ def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str | None) -> Settings:
-    """Settings from flags (those given, the environment's included), a profile's name or file, and the defaults.
+    """Return the settings from the given flags (the environment's too), a profile's name or file, and the defaults.
 
     Without a profile the one for the hardware found is taken. A seed is drawn here if none was given, so that it can
     be reported. Raises SettingsError.
@@ -91,7 +123,7 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
 def resolve_with(
     flags: Mapping[str, Any], origins: Mapping[str, str], chosen: Profile, chosen_by_name: bool = True
 ) -> Settings:
-    """The same with a profile at hand; one that was `chosen_by_name` also says which device to use."""
+    """Return the settings with a loaded profile; one that was `chosen_by_name` also sets the device."""
     device = {"device": chosen.device} if chosen_by_name else {}
     values = device | dict(chosen.options) | dict(flags)
     generation = GenerationConfig(**_subset(GenerationConfig, values))
@@ -112,27 +144,27 @@ def _profile_of_this_machine() -> Profile:
 
 
 def gpu_names() -> list[str]:
-    """The CUDA GPUs that torch sees."""
+    """Return the names of the CUDA GPUs that torch sees."""
     import torch
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def refuse_broken_text(name: str, texts: Sequence[str]) -> None:
-    """Raises SettingsError for bytes that are no text: they arrive as lone surrogates."""
+    """Raise SettingsError for bytes that are no text: they arrive as lone surrogates."""
     if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
         raise SettingsError(f"{name} is not valid UTF-8", "give it in the encoding of the terminal")
 
 
 def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> None:
-    """Raises SettingsError when two flags that contradict each other are both given."""
+    """Raise SettingsError when two flags that contradict each other are both given."""
     if flags.get(first) and flags.get(second):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         raise SettingsError(f"{names[0]} and {names[1]} contradict each other", why)
 
 
 def refuse_unverifiable(sampling: Sampling) -> None:
-    """Raises SettingsError where the output cannot be compared with plain greedy decoding."""
+    """Raise SettingsError if the output cannot be compared with plain greedy decoding."""
     if not sampling.greedy:
         raise SettingsError(
             f"--verify compares with greedy decoding, and the temperature is {sampling.temperature}",

@@ -1,4 +1,4 @@
-"""What text does to a terminal: which characters must not reach it, and where they leave the cursor."""
+"""The effect of text on a terminal: which characters must not reach it, and where the others leave the cursor."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _VISIBLE = _C0 | _DEL | _C1 | _BIDI
 
 
 def visible(text: str) -> str:
-    """The text with control characters made visible, so that a model cannot drive the user's terminal.
+    """Return the text with control characters made visible, so that a model cannot control the user's terminal.
 
     C0 (without newline and tab) and DEL become control pictures (ESC is U+241B), C1 and the bidirectional overrides
-    become escapes such as `\\x9b`. Character by character, so text may come in any pieces.
+    become escapes such as `\\x9b`. Each character is replaced by itself, so text may come in any pieces.
     """
     return text.translate(_VISIBLE)
 
 
 @dataclass(slots=True)
 class Cursor:
-    """Where visible text has left the cursor of a terminal `width` columns wide.
+    """The cursor's position after visible text, on a terminal `width` columns wide.
 
     A `column` equal to the width is the pending wrap: the last column is filled and the cursor still stands on it
     until the next character comes. `exact` is false from a character that terminals measure differently (joined
@@ -41,19 +41,20 @@ class Cursor:
 
     @property
     def settled(self) -> bool:
-        """The cursor surely stands on an empty cell: erasing from here, or leaving and coming back, loses nothing."""
+        """Whether the cursor certainly stands on an empty cell, so that erasing from here on loses nothing."""
         return self.exact and self.column < self.width
 
     def copy(self) -> Cursor:
         return replace(self)
 
     def resize(self, width: int) -> None:
-        """The terminal is now this wide. Some reflow their lines then, some do not: the column is in doubt."""
+        """Set the width. Some terminals reflow their lines then, some do not, so the column becomes inexact."""
         if width != self.width:
             self.width = width
             self.exact = self.exact and self.column == 0
 
     def feed(self, text: str) -> None:
+        """Move the cursor over text."""
         for char in text:
             self._feed(char)
 
@@ -77,7 +78,7 @@ class Cursor:
 
 
 def _doubtful(char: str) -> bool:
-    """Whether terminals disagree on the width that this character has or gives to its neighbours."""
+    """Return whether terminals disagree on the width of this character or of its neighbours."""
     if char < "\u00ad":
         return False
     selector_or_flag_or_skin = "\ufe00" <= char <= "\ufe0f" or "\U0001f1e6" <= char <= "\U0001f1ff"

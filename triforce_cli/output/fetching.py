@@ -10,7 +10,7 @@ from .terminal import Terminal
 
 
 class FetchBar:
-    """A context manager whose value is called with what is being done, units done and units in all."""
+    """A context manager, called with a description of each file or step, units done and units in all."""
 
     def __init__(self, terminal: Terminal, shown: bool = True) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -22,11 +22,11 @@ class FetchBar:
     def __enter__(self) -> FetchBar:
         return self
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what not in self._tasks:
-            self._progress.start()  # only now: a model that is there already needs no bar
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done)
+    def __call__(self, description: str, done: int, total: int) -> None:
+        if description not in self._tasks:
+            self._progress.start()  # only now: a model that is already on disk needs no bar
+            self._tasks[description] = self._progress.add_task(description, total=total)
+        self._progress.update(self._tasks[description], completed=done)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.stop()

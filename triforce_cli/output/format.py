@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: the statistics line, and the words that it shares with the status bar and tables."""
+"""Formats numbers for people: the statistics line, and what it shares with the status line and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from offload.units import GIB, counted
 
 
 def statistics_line(summary: Summary) -> str:
-    """The summary for a person, in one line; what did not happen is left out."""
+    """Return the summary in one line; what did not happen is left out."""
     parts = [_prefill(summary), _decode(summary)]
     if summary.ttft_s is not None:
         parts.append(f"TTFT {duration(summary.ttft_s)}")
@@ -38,7 +38,7 @@ def _speculation(summary: Summary) -> list[str]:
 
 
 def accepted(acceptance: Mapping[str, float]) -> list[str]:
-    """`lookup→full 83 %` for each pair of drafter and verifier."""
+    """Return `lookup→full 83 %` for each pair of drafter and verifier."""
     return [f"{pair.replace(' -> ', '→')} {percent(rate)}" for pair, rate in acceptance.items()]
 
 
@@ -61,17 +61,20 @@ def _decode(summary: Summary) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as data sheets give them: `12.3 GB`."""
+    """Return bytes in decimal units, as data sheets give them: `12.3 GB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def duration(seconds: float) -> str:
+    """Return `120 ms` or `3.4 s`."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def milliseconds(seconds: float) -> str:
+    """Return the milliseconds without a unit, with a decimal below 10."""
     return f"{seconds * 1000:.1f}" if seconds < 0.01 else f"{seconds * 1000:.0f}"
 
 
 def percent(fraction: float) -> str:
+    """Return `83 %`."""
     return f"{100 * fraction:.0f} %"

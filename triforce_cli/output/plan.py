@@ -1,165 +1,83 @@
-"""A plan for a person: hardware, a bar for each memory, predictions, and the command that it stands for."""
+"""Prints a plan as text or JSON, and what is missing where it does not fit."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from offload.hardware.calibration import Measured
-from offload.hardware.rates import Hardware
-from offload.planning.latency import Decoding
-from offload.planning.placement import Tier
+from offload.hardware.profiles import Profile
 from offload.planning.plan import Plan
-from offload.units import GIB, counted
+from offload.planning.suggestions import WayOut
 
-from .format import duration, milliseconds
-from .plan_flags import flags_of
-
-WIDTH = 60  # cells of a bar
-_DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
-_EMPTY = "."
-
-
-def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None) -> str:
-    """The whole plan; `drawn` with block characters, for a terminal; `measured` gave its rates. Every line ends."""
-    lines = list(hardware_lines(plan.request.hardware))
-    if measured is not None:
-        lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
-    lines += [_model(plan), ""]
-    lines += memory_lines(plan, drawn)
-    lines += [*_predictions(plan), "", f"triforce generate {shlex.join(flags_of(plan))}"]
-    return "".join(f"{line}\n" for line in lines)
+from ..exit_codes import DONE, FAILED
+from .plan_json import measured_fields, plan_fields
+from .plan_text import comparison_text, plan_text
+from .renderers import json_line
+from .terminal import Terminal
 
 
-def hardware_lines(hardware: Hardware) -> Iterator[str]:
-    """What computes, and how fast it is taken to be."""
-    said = {name: " (assumed)" if name in hardware.assumed else "" for name in ("host bandwidth", "host rate")}
-    if hardware.device == "cuda":
-        count = "" if hardware.gpus == 1 else f"{hardware.gpus} x "
-        rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s bf16"
-        yield f"GPU        {count}{_gib(hardware.memory)}, {rates}, link {hardware.link / 1e9:g} GB/s"
-    memory = "memory not known" if hardware.host_memory is None else f"{_gib(hardware.host_memory)} free"
-    rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s{said['host bandwidth']}"
-    yield f"host       {memory}, {rates}, {hardware.host_flops / 1e9:,.0f} GFLOP/s{said['host rate']}"
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """A plan and what is printed beside it.
+
+    Args:
+        suggestions: changes that would fit, if the plan does not.
+        measured: where the plan's rates come from, if not from a data sheet.
+        profile: printed beside the plan in JSON.
+    """
+
+    plan: Plan
+    suggestions: Sequence[WayOut] = ()
+    measured: Measured | None = None
+    profile: Profile | None = None
 
 
-def _model(plan: Plan) -> str:
-    request = plan.request
-    count = request.shape.parameters
-    size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
-    return f"model      {request.model}, {size} parameters; {counted(request.tokens, 'token')} of prompt and answer"
+@dataclass(frozen=True, slots=True)
+class PlanComparison:
+    """The plans for several profiles, each with suggestions if it does not fit.
+
+    `measured` gave the rates of the profiles named in `measured_names`.
+    """
+
+    plans: Sequence[tuple[Plan, Sequence[WayOut]]]
+    measured: Measured | None
+    measured_names: Sequence[str]
 
 
-def memory_lines(plan: Plan, drawn: bool) -> Iterator[str]:
-    """A bar for each memory, to the scale of what may be used of it."""
-    for name, tier in ((plan.device_name, plan.device), ("host memory", plan.host)):
-        if tier.total:
-            yield from _tier_lines(name, tier, drawn)
-            yield ""
+def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool) -> int:
+    """Print the plan to stdout and what is missing to stderr; return the exit code.
 
-
-def _tier_lines(name: str, tier: Tier, drawn: bool) -> Iterator[str]:
-    limit = "" if tier.limit is None else f" of {_gib(tier.limit)}"
-    yield f"{name}: {_gib(tier.total)}{limit}" + (", which does not fit" if tier.missing else "")
-    marks = _DRAWN if drawn else _PLAIN
-    yield f"[{bar(list(tier.parts.values()), max(tier.limit or 0, tier.total), marks)}]"
-    yield "  ".join(
-        f"{mark} {part} {size / GIB:.2f}" for mark, (part, size) in zip(marks, tier.parts.items(), strict=False)
-    )
-
-
-def bar(sizes: Sequence[int], whole: int, marks: str, width: int = WIDTH) -> str:
-    """`width` cells for `whole`: of each part as many as it takes, rounded so that their sum is right too."""
-    ends, total = [], 0
-    for size in sizes:
-        total += size
-        ends.append(round(width * total / whole))
-    starts = [0, *ends]
-    cells = "".join(mark * (end - start) for mark, start, end in zip(marks, starts, ends, strict=False))
-    return cells.ljust(width, _EMPTY)
-
-
-def _predictions(plan: Plan) -> Iterator[str]:
-    order = ", layer by layer" if plan.placed.prefill_order == "layers" else ""
-    yield _row("prefill", f"{duration(plan.ttft.seconds)} to the first token{order}", plan.ttft.bound)
-    yield _decoding_row("plain", plan.plain)
-    if plan.chosen.method != "ar":
-        yield _decoding_row(plan.chosen.method, plan.chosen, f", {plan.speedup:.1f}x")
-        yield f"           {_gammas(plan)}"
-    yield f"placement  {_placement(plan)}"
-
-
-def _row(name: str, text: str, bound: str) -> str:
-    return f"{name:<10} {text}; bound by {bound}"
-
-
-def _decoding_row(name: str, way: Decoding, more: str = "") -> str:
-    return _row(
-        name, f"{milliseconds(way.tbt.seconds)} ms a token, {1 / way.tbt.seconds:,.1f} tokens/s{more}", way.tbt.bound
-    )
-
-
-def _gammas(plan: Plan) -> str:
-    way = plan.chosen
-    low, high = way.gammas
-    around = f" ({low} to {high} are about as good)" if low != high else ""
-    cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
-    return f"{way.gamma2} drafted{around}, {way.tokens_per_verification:.1f} tokens a verification expected{cache}"
-
-
-def _placement(plan: Plan) -> str:
-    where, layers = plan.placed, plan.request.shape.layers
-    if plan.offload == "none":
-        text = f"none: {'everything' if where.weight_layers == layers else 'the KV cache'} on the device"
+    The text ends with the line of `triforce <command>` that the plan stands for.
+    """
+    plan = report.plan
+    if json:
+        profile = {} if report.profile is None else {"profile": asdict(report.profile)}
+        fields = plan_fields(plan, report.suggestions)
+        terminal.write(json_line(type="plan", **profile, measured=measured_fields(report.measured), plan=fields))
     else:
-        text = f"{plan.offload}: KV of {where.resident_layers} of {layers} layers resident"
-        if plan.offload == "hybrid":
-            text += f", the host attends to {100 * plan.host_share:.0f} % of the rest"
-    if where.weight_layers < layers:
-        text += f"; weights of {where.weight_layers} of {layers} layers on the device"
-    return text
+        terminal.write(plan_text(plan, terminal.stdout_is_terminal, report.measured, command))
+    if plan.fits:
+        return DONE
+    terminal.error(plan.shortage(), suggestions_text(report.suggestions))
+    return FAILED
 
 
-def comparison_text(plans: Sequence[Plan]) -> str:
-    """A line for each plan, under a line that says what they are for."""
-    head = (
-        "profile",
-        "fits",
-        "offload",
-        "resident",
-        "device",
-        "host",
-        "TTFT",
-        "plain ms",
-        "method",
-        "ms",
-        "speedup",
-        "bound by",
-    )
-    rows = [head, *(_cells(plan) for plan in plans)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    left = {0, 1, 2, 8, 11}
-
-    def line(row: Sequence[str]) -> str:
-        cells = (
-            cell.ljust(width) if n in left else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        return "  ".join(cells).rstrip() + "\n"
-
-    return f"{_model(plans[0])}; memory in GiB\n\n" + "".join(line(row) for row in rows)
+def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool) -> int:
+    """Print a table of the plans, or one line of JSON; return the exit code."""
+    plans, measured = comparison.plans, comparison.measured
+    if json:
+        fields = [plan_fields(plan, suggestions) for plan, suggestions in plans]
+        terminal.write(json_line(type="comparison", measured=measured_fields(measured), plans=fields))
+        return DONE
+    if measured is not None:
+        names = ", ".join(comparison.measured_names)
+        terminal.write(f"measured   on {measured.date}: the rates of {names}, of {measured.machine}\n")
+    terminal.write(comparison_text([plan for plan, _ in plans]))
+    return DONE
 
 
-def _cells(plan: Plan) -> tuple[str, ...]:
-    memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
-    name = plan.request.hardware.name
-    if not plan.fits:
-        return (name, "no", "", "", *memory, "", "", "", "", "", "")
-    layers = f"{plan.placed.resident_layers}/{plan.request.shape.layers}"
-    times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
-    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}", plan.chosen.tbt.bound)
-    return (name, "yes", plan.offload, layers, *memory, *times, *chosen)
-
-
-def _gib(size: int | None) -> str:
-    return "memory not known" if size is None else f"{size / GIB:.2f} GiB"
+def suggestions_text(suggestions: Sequence[WayOut]) -> str:
+    """Return the suggestions in one line, for a hint."""
+    texts = [suggestion.text for suggestion in suggestions]
+    return "; or ".join(texts) if texts else "use a smaller model, or other hardware"

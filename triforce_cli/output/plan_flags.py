@@ -1,4 +1,4 @@
-"""The command line that a plan stands for."""
+"""The command-line arguments that a plan stands for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2")
 
 
 def flags_of(plan: Plan) -> list[str]:
-    """The arguments of `triforce generate` that a plan stands for, the prompt left out."""
+    """Return the arguments of generate, summarize or bench that a plan stands for, without prompt or documents."""
     request, placement, settings = plan.request, plan.request.placement, plan.request.speculation
     # "none" would keep the weights on the device too
     mode = "auto" if plan.offload == "none" and plan.placed.weight_layers < request.shape.layers else plan.offload

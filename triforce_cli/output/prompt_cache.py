@@ -1,4 +1,4 @@
-"""The prompt cache in words: a table of what is kept, and all about one entry."""
+"""The prompt cache as text: a table of its entries, and the details of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def table(found: Sequence[Entry], folder: PromptFolder, now: float) -> str:
-    """A line for each entry, and one for all."""
+    """Return a line for each entry, and one for the whole cache."""
     total = f"{size_text(sum(block.size for block in folder.blocks()))} of {size_text(folder.limit)} in {folder.path}\n"
     if not found:
         return total
@@ -40,7 +40,7 @@ def _row(entry: Entry, now: float) -> tuple[str, ...]:
 
 
 def ago(seconds: float) -> str:
-    """`3 d`, `12 min`: in the largest unit of which there is one."""
+    """Return an age such as `3 d` or `12 min`, in the largest unit of which there is at least one."""
     for size, name in _STEPS:
         if seconds >= size:
             return f"{int(seconds // size)} {name}"
@@ -48,7 +48,7 @@ def ago(seconds: float) -> str:
 
 
 def details(entry: Entry, now: float) -> str:
-    """One entry, a fact a line."""
+    """Return the details of one entry, one a line."""
     rows = {
         "id": entry.id,
         "model": visible(entry.model),

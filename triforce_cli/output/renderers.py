@@ -1,4 +1,4 @@
-"""Engine events -> what the user gets: plain text or JSON lines on stdout, status and statistics on stderr."""
+"""Renders a generation's events: plain text or JSON lines on stdout, status and statistics on stderr."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ import re
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from offload.events import Event, Prefilled, Restored, Text, Tokens
-from offload.metrics import Summary
+from offload.events import Event, Prefilled, Restored, Text
+from offload.metrics import Meter, Summary
 
 from .format import statistics_line
 from .progress import ProgressDisplay, RunFacts
 from .sections import Part, Section
 from .terminal import Terminal
-from .verdict import verdict
+from .verification import verification_line
 
 # DEL, C1, line separators and bidirectional overrides: JSON may hold them raw, terminals and line readers should not.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class Renderer(Protocol):
-    """What a command tells while it runs: loading, then start, then events, then finish or interrupt; close always.
+    """The output of a command: loading, then start, then events, then finish or interrupt; close always.
 
-    BrokenPipeError comes out of `event`, `finish` and `interrupt` when nobody reads stdout any more.
+    `event`, `finish` and `interrupt` raise BrokenPipeError when nobody reads stdout any more.
     """
 
     def loading(self, text: str) -> None:
-        """The model is being opened or loaded; `text` says which."""
+        """Show that the model is being opened or loaded, with this text."""
 
     def start(self, facts: RunFacts) -> None:
-        """The model is loaded, and events follow."""
+        """Prepare for the events of a generation, which `facts.meter` observes first."""
 
     def event(self, event: Event) -> None:
-        """One event of the engine or of the text layer."""
+        """Render one event of the engine or of the text layer."""
 
     def verifying(self, text: str) -> None:
-        """The text is complete, and it is being looked whether it is right; `finish` follows."""
+        """Show that the complete text is being verified; `finish` follows."""
 
     def finish(self, summary: Summary) -> None:
-        """The end of the output, and one line of statistics."""
+        """End the output, and print one line of statistics."""
 
     def interrupt(self, summary: Summary) -> None:
-        """The same after Ctrl-C: what was written stays, the statistics are partial."""
+        """End the output after Ctrl-C, with partial statistics."""
 
     def close(self) -> None:
-        """Leave nothing on the terminal, whatever happened. May be called again."""
+        """Erase everything that is drawn. May be called again."""
 
 
 class Output(Protocol):
-    """What stdout gets. Text is returned, not written: the display knows how to write around what is drawn."""
+    """A format of stdout. Text is returned, not written: the display writes it around what is drawn."""
 
     def section(self, section: Section) -> str:
-        """Before the events of one of several answers."""
+        """Return what comes before the events of one of several answers."""
 
-    def of(self, event: Event) -> str:
-        """For one event; often nothing."""
+    def of(self, event: Event, meter: Meter) -> str:
+        """Return the text for one event, which `meter` has observed; often ""."""
 
-    def end(self, summary: Summary) -> str:
-        """After the last event."""
+    def end(self, summary: Summary, meter: Meter) -> str:
+        """Return what comes after the last event."""
 
 
 class TextOutput:
@@ -66,68 +66,60 @@ class TextOutput:
 
     def __init__(self) -> None:
         self._sections = 0
-        self._text = ""  # its last character
+        self._last = ""  # the last character written
 
     def section(self, section: Section) -> str:
         self._sections += 1
         blank = "\n" if self._sections > 1 else ""
         return blank + "".join(f"{heading}\n\n" for heading in section.headings)
 
-    def of(self, event: Event) -> str:
+    def of(self, event: Event, meter: Meter) -> str:
         if not isinstance(event, Text):
             return ""
-        self._text = event.text[-1:] or self._text
+        self._last = event.text[-1:] or self._last
         return event.text
 
-    def end(self, summary: Summary) -> str:
-        return "\n" if self._sections and self._text != "\n" else ""
+    def end(self, summary: Summary, meter: Meter) -> str:
+        return "\n" if self._sections and self._last != "\n" else ""
 
 
 class JsonOutput:
     """JSON lines: one for each step of prefill and each piece of text, and the summary in the last."""
 
-    def __init__(self) -> None:
-        self._tokens = 0
-
     def section(self, section: Section) -> str:
-        self._tokens = 0
         return json_line(type="section", document=section.document, question=section.question)
 
-    def of(self, event: Event) -> str:
-        if isinstance(event, Tokens):
-            self._tokens += len(event.ids)
-        elif isinstance(event, Prefilled):
+    def of(self, event: Event, meter: Meter) -> str:
+        if isinstance(event, Prefilled):
             return json_line(type="prefill", done=event.done, total=event.total)
-        elif isinstance(event, Restored):
+        if isinstance(event, Restored):
             return json_line(type="cache", **asdict(event))
-        elif isinstance(event, Text):
-            return json_line(type="text", text=event.text, tokens=self._tokens) if event.text else ""
+        if isinstance(event, Text) and event.text:
+            return json_line(type="text", text=event.text, tokens=meter.new_tokens)
         return ""
 
-    def end(self, summary: Summary) -> str:
+    def end(self, summary: Summary, meter: Meter) -> str:
         return json_line(type="done", **asdict(summary))
 
 
 class PartOutput:
-    """A part of a longer work, which is not the product: in JSON one line when it is done, otherwise nothing."""
+    """The notes on a part, which are not the answer: in JSON one line when they are complete, otherwise nothing."""
 
     def __init__(self, part: Part, in_json: bool) -> None:
         self._part = part
         self._in_json = in_json
-        self._text = ""
 
     def section(self, section: Section) -> str:
         raise AssertionError("a part has no sections")
 
-    def of(self, event: Event) -> str:
-        self._text += event.text if isinstance(event, Text) else ""
+    def of(self, event: Event, meter: Meter) -> str:
         return ""
 
-    def end(self, summary: Summary) -> str:
-        return self.line(self._text, False) if summary.finish_reason != "interrupted" else ""
+    def end(self, summary: Summary, meter: Meter) -> str:
+        return self.line(meter.text, False) if summary.finish_reason != "interrupted" else ""
 
     def line(self, text: str, taken_over: bool) -> str:
-        """Its line in JSON; `taken_over` from an earlier run."""
+        """Return the part's line in JSON; `taken_over` from an earlier run."""
         return json_line(type="part", **asdict(self._part), taken_over=taken_over, text=text) if self._in_json else ""
 
 
@@ -142,25 +134,26 @@ class StreamRenderer:
         display: ProgressDisplay | None = None,
         label: str = "",
     ) -> None:
-        """`label` says which part of a longer work it tells, with the `display` of the whole."""
+        """`label` names the part of a document that is rendered, on the `display` of the whole."""
         self._terminal = terminal
         self._output = output
         self._quiet = quiet
         self._label = f"{label}: " if label else ""
         self._display = display or ProgressDisplay(terminal, shown=not quiet)
+        self._meter = Meter(0)  # until `start` gives the generation's
 
     def section(self, section: Section) -> None:
-        """The events of one of several answers follow."""
+        """Begin one of several answers, whose events follow."""
         self._display.hide()
         self._terminal.write(self._output.section(section))
 
     def for_part(self, part: Part) -> StreamRenderer:
-        """What tells a part of the work that leads to the next answer."""
+        """Return the renderer of notes on a part, from which the next answer is made."""
         output = PartOutput(part, isinstance(self._output, JsonOutput))
         return StreamRenderer(self._terminal, output, self._quiet, self._display, part.label)
 
     def taken_over(self, part: Part, text: str) -> None:
-        """A part that an earlier run has finished."""
+        """Render a part that an earlier run has finished."""
         self._display.hide()
         self._terminal.write(PartOutput(part, isinstance(self._output, JsonOutput)).line(text, True))
 
@@ -168,11 +161,12 @@ class StreamRenderer:
         self._display.loading(text)
 
     def start(self, facts: RunFacts) -> None:
+        self._meter = facts.meter
         self._display.start(facts)
 
     def event(self, event: Event) -> None:
         self._display.event(event)
-        self._display.write(self._output.of(event))
+        self._display.write(self._output.of(event, self._meter))
 
     def verifying(self, text: str) -> None:
         self._display.hide()
@@ -181,12 +175,12 @@ class StreamRenderer:
 
     def finish(self, summary: Summary) -> None:
         self._display.hide()
-        self._terminal.write(self._output.end(summary))
+        self._terminal.write(self._output.end(summary, self._meter))
         self._terminal.end_line()
         if not self._quiet:
             self._terminal.note(self._label + statistics_line(summary))
-            if summary.verify is not None and summary.verify["lossless"]:  # otherwise the error says it
-                self._terminal.note(verdict(summary.verify))
+            if summary.verify is not None and summary.verify["lossless"]:  # otherwise an error is raised with it
+                self._terminal.note(verification_line(summary.verify))
 
     def interrupt(self, summary: Summary) -> None:
         self._display.hide()
@@ -198,20 +192,20 @@ class StreamRenderer:
 
 
 class TextRenderer(StreamRenderer):
-    """The generated text on stdout, as it comes."""
+    """Writes the generated text to stdout, as it comes."""
 
     def __init__(self, terminal: Terminal, quiet: bool = False) -> None:
         super().__init__(terminal, TextOutput(), quiet)
 
 
 class JsonRenderer(StreamRenderer):
-    """JSON lines on stdout, as they come."""
+    """Writes JSON lines to stdout, as they come."""
 
     def __init__(self, terminal: Terminal, quiet: bool = False) -> None:
         super().__init__(terminal, JsonOutput(), quiet)
 
 
 def json_line(**fields: Any) -> str:
-    """One line of JSON, UTF-8 as it is but for what would disturb a terminal or split the line."""
+    """Return one line of JSON: UTF-8, with escapes for what would disturb a terminal or split the line."""
     text = json.dumps(fields, ensure_ascii=False, default=str)
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"

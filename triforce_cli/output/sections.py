@@ -1,4 +1,4 @@
-"""What a longer output is made of: answers about documents, and the parts that lead to one."""
+"""Sections of a longer output: answers about documents, and the parts from which one is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """An answer: about which document, and to which question. `headings` stand above it in text."""
+    """An answer's document and question. `headings` stand above it in text."""
 
     document: str
     question: str | None
@@ -16,7 +16,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the parts of a document that is read part by part; `round` 2 and more read notes on parts."""
+    """One of the parts of a document that is read part by part; from `round` 2 on, a part of the notes."""
 
     number: int
     parts: int
@@ -24,13 +24,13 @@ class Part:
 
     @property
     def label(self) -> str:
-        """For people: `part 2 of 7`."""
+        """The name for people: `part 2 of 7`."""
         later = f" of round {self.round}" if self.round > 1 else ""
         return f"part {self.number} of {self.parts}{later}"
 
 
 def sections(names: list[str], questions: list[str | None]) -> list[list[Section]]:
-    """For each document, the section of each question; headings as far as there are several of a kind."""
+    """Return the section of each question, for each document; headings name what there are several of."""
     return [
         [
             Section(

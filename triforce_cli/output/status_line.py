@@ -1,4 +1,4 @@
-"""One line of status, drawn under text that is still being written, and never in its way."""
+"""A status line, drawn under text that is still being written, without disturbing it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StatusLine:
         self._due = float("-inf")
 
     def write(self, text: str) -> None:
-        """Text to stdout, around the status line."""
+        """Write text to stdout, around the status line."""
         if not (self._drawn and self._below):
             self._terminal.write(text)
         else:
@@ -48,7 +48,7 @@ class StatusLine:
 
     def _write_around(self, text: str) -> None:
         cut = self._erasable_after(text)
-        if cut is None:  # the text stays clear of the row below, or offers no safe place
+        if cut is None:  # the text does not reach the row below, or nowhere is it safe to erase
             self._terminal.write(text)
             return
         self._terminal.write(text[:cut])
@@ -56,7 +56,7 @@ class StatusLine:
         self._terminal.write(text[cut:])
 
     def _erasable_after(self, text: str) -> int | None:
-        """How much of the text to write before the line is erased; None to leave it where it is."""
+        """Return how many characters to write before the line is erased; None to leave it drawn."""
         cursor = self._terminal.cursor.copy()
         cursor.resize(self._terminal.size()[0])
         start = cursor.row
@@ -68,14 +68,14 @@ class StatusLine:
         return cut if cursor.row > start or not cursor.exact else None
 
     def refresh(self, content: Callable[[], Text]) -> None:
-        """Show this content, made only if the last refresh is `INTERVAL` ago. Its text has no newlines."""
+        """Draw the content, which is called only if the last refresh is `INTERVAL` ago; its text has no newlines."""
         if self._terminal.shows_progress and self._clock() >= self._due:
             self._due = self._clock() + INTERVAL
             self._content = content()
             self._draw()
 
     def clear(self) -> None:
-        """Take the line away until the next refresh."""
+        """Erase the line until the next refresh."""
         if self._drawn:
             self._erase()
         self._content, self._due = None, float("-inf")

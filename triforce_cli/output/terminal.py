@@ -1,4 +1,4 @@
-"""What stdout, stderr, stdin and the terminal can do: the one place that knows, and that writes to them.
+"""The standard streams and the terminal behind them; nothing else writes to them.
 
 stdout carries the product, raw; everything else is a line on stderr.
 """
@@ -20,7 +20,7 @@ _RED, _YELLOW, _CYAN = "1;31", "1;33", "1;36"
 
 
 class Terminal:
-    """The three standard streams. Whether one is a terminal is asked of the stream itself, never of FORCE_COLOR.
+    """The three standard streams. Only isatty decides whether one is a terminal, never FORCE_COLOR.
 
     Colour: the `color` choice, then NO_COLOR, then TERM=dumb, then FORCE_COLOR, then whether stderr is a terminal.
     A dumb terminal gets no status line and no escape sequences either.
@@ -45,7 +45,7 @@ class Terminal:
         self.dumb = self._environ.get("TERM", "").lower() in ("dumb", "unknown")
         self.color = self._wants_color(color)
         self.cursor = Cursor(self.size()[0])
-        self.before_line: Callable[[], None] | None = None  # takes what is drawn on stderr away before a line
+        self.before_line: Callable[[], None] | None = None  # erases what is drawn on stderr before a line
         self._line_open = False
 
     def _wants_color(self, choice: str) -> bool:
@@ -66,11 +66,11 @@ class Terminal:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether something may be drawn on stderr and taken away again."""
+        """Whether something may be drawn on stderr and erased again."""
         return self.stderr_is_terminal and not self.dumb
 
     def size(self) -> tuple[int, int]:
-        """Columns and rows of stderr's terminal now; 80 and 24 where it does not say."""
+        """Return the current columns and rows of stderr's terminal; 80 and 24 where they are unknown."""
         try:
             columns, rows = os.get_terminal_size(self._stderr.fileno())
         except (AttributeError, OSError, ValueError):
@@ -78,7 +78,7 @@ class Terminal:
         return columns or 80, rows or 24
 
     def console(self) -> Console:
-        """A rich console on stderr that follows this terminal's colour choice and nobody else's."""
+        """Return a rich console on stderr that follows this terminal's colour choice alone."""
         known = {name: self._environ[name] for name in ("TERM", "COLORTERM") if name in self._environ}
         return Console(
             file=self._stderr,
@@ -92,9 +92,9 @@ class Terminal:
         )
 
     def write(self, text: str) -> None:
-        """Text to stdout: UTF-8, flushed, never through rich; on a terminal with control characters made visible.
+        """Write text to stdout: UTF-8, flushed, never through rich; on a terminal, control characters made visible.
 
-        Raises BrokenPipeError when nobody reads any more.
+        Raises BrokenPipeError if stdout is closed.
         """
         if not text:
             return
@@ -113,28 +113,28 @@ class Terminal:
         self._stdout.flush()
 
     def end_line(self) -> None:
-        """Close the line that the text has left open, where a person reads it; files and pipes stay exact."""
+        """End the line that the text has left open, on a terminal; files and pipes stay exact."""
         if self.stdout_is_terminal and self._line_open:
             self.write("\n")
         elif self._line_open and self.stderr_is_terminal and self.text_may_show:
             self._line_open = False
-            self.draw("\n")  # for the eye only: what goes through the pipe stays exact
+            self.draw("\n")  # on stderr: what goes through the pipe stays exact
 
     def after_ctrl_c(self) -> None:
-        """The terminal has echoed ^C into the line where the cursor stood; what follows begins on the next one."""
+        """Begin a new line on stderr: the terminal has echoed ^C into the current one."""
         if self.stderr_is_terminal and not (self.stdout_is_terminal and self._line_open):
             self.draw("\n")
 
     def note(self, text: str) -> None:
-        """One line on stderr."""
+        """Print one line to stderr."""
         self._lines(_one_line(text))
 
     def warn(self, text: str) -> None:
-        """One line on stderr: `warning: …`."""
+        """Print one line to stderr: `warning: …`."""
         self._lines(f"{self._label('warning:', _YELLOW)} {_one_line(text)}")
 
     def error(self, message: str, hint: str = "") -> None:
-        """Two lines on stderr: `error: …` and, if there is one, `hint: …`."""
+        """Print two lines to stderr: `error: …` and, if there is a hint, `hint: …`."""
         lines = [f"{self._label('error:', _RED)} {_one_line(message)}"]
         if hint:
             lines.append(f"{self._label('hint:', _CYAN)} {_one_line(hint)}")
@@ -150,11 +150,11 @@ class Terminal:
             try:
                 self.end_line()
             except OSError:
-                pass  # whoever writes text will learn of it; the message must still come out
+                pass  # the next write to stdout raises it; the message must still be printed
         self.draw("".join(f"{line}\n" for line in lines))
 
     def draw(self, text: str) -> None:
-        """Raw text to stderr, escape sequences and all. A stderr that is closed swallows it."""
+        """Write raw text to stderr, escape sequences included. Nothing is raised if stderr is closed."""
         try:
             encoding = getattr(self._stderr, "encoding", None) or "utf-8"
             self._stderr.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
@@ -171,5 +171,5 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def _one_line(text: str) -> str:
-    """Folded to one line and harmless: file names and error texts come from anywhere."""
+    """Return the text as one line without control characters: file names and error texts are not trusted."""
     return visible(" ".join(part for line in text.splitlines() if (part := line.strip())))

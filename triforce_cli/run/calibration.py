@@ -1,4 +1,4 @@
-"""What this machine was measured at: found in the user's folder, measured anew, shown beside data sheets.
+"""This machine's measured rates: loaded from the user's folder, measured anew, saved, shown beside data sheets.
 
 Imports torch only when it measures.
 """
@@ -9,13 +9,12 @@ import os
 from collections.abc import Iterator, Sequence
 
 from offload.errors import SettingsError, TriforceError, UnusableMeasurement
-from offload.hardware import calibration as kept
+from offload.hardware import calibration
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware
 
-from ..options.context import config_home
-from ..options.settings import gpu_names
+from ..options.settings import config_home, gpu_names
 from ..output.terminal import Terminal
 
 _RATES = (
@@ -31,22 +30,22 @@ _RATES = (
 _UNKNOWN = "-"
 
 
-def saved(terminal: Terminal) -> Measured | None:
-    """What was measured on this machine and saved; None without it. A file that is no use is worth a warning."""
+def load_measured(terminal: Terminal) -> Measured | None:
+    """Return the saved rates of this machine; None without any, and with a warning if the file is unusable."""
     try:
-        return kept.load(config_home(os.environ))
+        return calibration.load(config_home(os.environ))
     except UnusableMeasurement as error:
         terminal.warn(f"{error.message}: {error.hint}")
         return None
 
 
-def save(measured: Measured, terminal: Terminal) -> None:
-    """Keep it for all plans to come, and say where. Raises TriforceError."""
-    terminal.note(f"saved to {kept.save(measured, config_home(os.environ))}")
+def save_measured(measured: Measured, terminal: Terminal) -> None:
+    """Save the rates for later plans, and print where. Raises TriforceError."""
+    terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
 
 
 def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Terminal) -> Measured:
-    """Measure this machine: the GPU that the profile describes, the first one without a profile, or the host alone.
+    """Measure and return this machine's rates: the GPU of the profile, the first one without a profile, or the host.
 
     Args:
         found: names of this machine's GPUs.
@@ -70,25 +69,25 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
 
 
 def rates_text(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> str:
-    """A line for each rate: measured, and what the profile says or, of the host, what is assumed in its place."""
+    """Return a line for each rate: measured, and in the profile or, for the host, what is assumed without one."""
     rows = [("", "measured", "profile", ""), *_rows(measured, chosen, hardware)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"{measured.machine}; measured on {measured.date} with torch {measured.torch}", ""]
-    for name, here, sheet, unit in rows:
-        lines.append(f"{name:<{widths[0]}}  {here:>{widths[1]}}  {sheet:>{widths[2]}}  {unit}".rstrip())
+    for name, rate, sheet, unit in rows:
+        lines.append(f"{name:<{widths[0]}}  {rate:>{widths[1]}}  {sheet:>{widths[2]}}  {unit}".rstrip())
     return "".join(f"{line}\n" for line in [*lines, ""])
 
 
 def _rows(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> Iterator[tuple[str, str, str, str]]:
     for part, rate, name, unit in _RATES:
-        here, sheet = (getattr(getattr(one, part, None), rate, None) for one in (measured, chosen))
+        found, sheet = (getattr(getattr(source, part, None), rate, None) for source in (measured, chosen))
         if getattr(measured, part) is None:
             continue
-        said = _UNKNOWN if sheet is None else _number(sheet)
+        expected = _UNKNOWN if sheet is None else _number(sheet)
         if sheet is None and part == "host" and hardware is not None:
             assumed = hardware.host_bandwidth if rate == "bandwidth_gb_s" else hardware.host_flops
-            said = f"{_number(assumed / 1e9)} assumed"
-        yield name, _UNKNOWN if here is None else _number(here), said, unit
+            expected = f"{_number(assumed / 1e9)} assumed"
+        yield name, _UNKNOWN if found is None else _number(found), expected, unit
 
 
 def _number(rate: float) -> str:
@@ -96,19 +95,19 @@ def _number(rate: float) -> str:
 
 
 def _refuse_absent(chosen: Profile | None, found: Sequence[str]) -> None:
-    """Raises SettingsError for GPUs that this machine has not, or not as many."""
+    """Raise SettingsError for GPUs that this machine does not have, or not as many."""
     if chosen is None or chosen.device == "cpu":
         return
     count = sum(chosen.gpu is None or same_gpu(name, chosen.gpu.model) for name in found)
     if count < max(1, chosen.gpus):
-        wanted = chosen.gpu.model if chosen.gpu else "GPU"
-        here = ", ".join(found) or "no GPU"
-        message = f"--measure measures this machine, which has {here}, not {chosen.gpus} x {wanted}"
+        model = chosen.gpu.model if chosen.gpu else "GPU"
+        present = ", ".join(found) or "no GPU"
+        message = f"--measure measures this machine, which has {present}, not {chosen.gpus} x {model}"
         raise SettingsError(message, "leave out --gpu to measure what is here, or --measure to plan for the other")
 
 
 def _index(chosen: Profile | None, found: Sequence[str]) -> int:
-    """The number that torch has given to the GPU: its order is its own."""
+    """Return the number that torch gives to the GPU: its order differs from the driver's. Raises TriforceError."""
     names = gpu_names()
     model = chosen.gpu.model if chosen is not None and chosen.gpu is not None else None
     for index, name in enumerate(names):

@@ -1,15 +1,16 @@
-"""What this machine is called, for results that are kept."""
+"""The processor that computes, and the peak memory of this process, for results."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
 
+import psutil
 import torch
 
 
 def processor(device: torch.device) -> str:
-    """The name of what computes."""
+    """Return the name of the GPU or CPU that computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -18,3 +19,18 @@ def processor(device: torch.device) -> str:
     except OSError:  # not Linux
         names = []
     return names[0] if names and names[0] else platform.processor() or platform.machine()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory held so far, in bytes: on a GPU by torch, else resident in this process.
+
+    Not ru_maxrss: that survives exec and may be the parent's. Where the system keeps no peak, the current value.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return psutil.Process().memory_info().rss

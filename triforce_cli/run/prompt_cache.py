@@ -1,4 +1,4 @@
-"""The prompt cache that a run uses, as its settings have it."""
+"""Opens the prompt cache that a run uses, as its settings say."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
     from offload.loader import OpenModel
     from offload.prompt_cache.prefill import PromptCache
 
-LABEL = 240  # characters of a prompt by which a person knows it again; most of them may be blank
-_SHOWN = 60
+LABEL = 240  # characters of a prompt from which its label is made; most of them may be blank
+_SHOWN = 60  # characters of a label
 
 
 def prompt_folder(home: Path | None, limit: int) -> PromptFolder:
-    """Where prompts are kept, below triforce's cache folder."""
+    """Return the folder of the prompt cache, below triforce's cache folder."""
     return PromptFolder((home or default_home()) / "prompts", limit)
 
 
-def beginning(text: str) -> str:
-    """Of a prompt, so that a person knows it again."""
+def short_label(text: str) -> str:
+    """Return the beginning of a prompt in one line, by which a person recognises it."""
     return " ".join(text[:LABEL].split())[:_SHOWN]
 
 
-def prompts_for(opened: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:
-    """What remembers prompts; None if that is not wanted, or cannot be for every rank: then with a warning."""
+def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:
+    """Return the prompt cache; None if it is switched off, or, with a warning, if any rank cannot open it."""
     caching = settings.caching
     if caching.cache is False or caching.cache_limit == 0:
         return None
-    prompts, trouble = _open(opened, prompt_folder(home, caching.cache_limit), 0 if caching.cache else LEAST)
-    troubles = opened.group.collect(trouble)
-    if any(troubles):
-        rank, reason = next((rank, each) for rank, each in enumerate(troubles) if each)
-        where = f"rank {rank}: " if len(troubles) > 1 else ""
+    prompt_cache, error = _open(model, prompt_folder(home, caching.cache_limit), 0 if caching.cache else LEAST)
+    errors = model.group.collect(error)
+    if any(errors):
+        rank, reason = next((rank, each) for rank, each in enumerate(errors) if each)
+        where = f"rank {rank}: " if len(errors) > 1 else ""
         warnings.warn(f"prompts are not kept: {where}{reason}", Degraded, stacklevel=2)
         return None
-    return prompts
+    return prompt_cache
 
 
-def _open(opened: OpenModel, folder: PromptFolder, least: int) -> tuple[PromptCache | None, str]:
-    """The cache, or why there is none."""
+def _open(model: OpenModel, folder: PromptFolder, least: int) -> tuple[PromptCache | None, str]:
+    """Return the cache and "", or None and the reason."""
     try:
-        return opened.prompt_cache(folder, least), ""
+        return model.prompt_cache(folder, least), ""
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return None, f"{error.strerror or error}{where}"

@@ -1,4 +1,4 @@
-"""`--verify`: plain greedy decoding again, and what to say of the comparison. Imports no torch."""
+"""`--verify`: decodes plainly again, and describes the comparison. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offload.errors import TriforceError
 
-from ..output.verdict import verdict
+from ..output.verification import verification_line
 
 if TYPE_CHECKING:
     from offload.config import Sampling
@@ -26,22 +26,22 @@ def compare(
     ended_by: Collection[int] = (),
     length: int = 0,
 ) -> Replay:
-    """What plain decoding says to the tokens emitted after `ids`.
+    """Return the comparison of plain decoding with the tokens emitted after `ids`.
 
-    `ended_by` are the end-of-sequence tokens if one of them ended the run. It was not emitted, so plain decoding is
-    asked for it apart: any of them is right, and if it chooses none, the one that it holds for the likeliest counts.
+    `ended_by` are the end-of-sequence tokens if one of them ended the run. It was not emitted, so it is compared
+    apart: any of them is right, and if plain decoding chooses none, the likeliest of them is the divergence.
     """
-    found = engine.replay(ids, emitted, sampling, length)
+    replay = engine.replay(ids, emitted, sampling, length)
     endings = [engine.replay([*ids, *emitted], [token], sampling, length) for token in ended_by]
     wrong = [ending.divergences[0] for ending in endings if not ending.equal]
     if not endings or len(wrong) < len(endings):
-        return found
+        return replay
     nearest = replace(min(wrong, key=lambda divergence: divergence.margin), position=len(emitted))
-    return replace(found, divergences=(*found.divergences, nearest))
+    return replace(replay, divergences=(*replay.divergences, nearest))
 
 
-def described(found: Replay, decode: Callable[[list[int]], str], engine: str = "") -> dict[str, Any]:
-    """The comparison for JSON and for the lines below; the first divergences with the texts of their tokens.
+def verification_fields(replay: Replay, decode: Callable[[list[int]], str], engine: str = "") -> dict[str, Any]:
+    """Return the comparison's fields for JSON and messages; the first divergences with the texts of their tokens.
 
     `engine` is what computed both: `Engine.describe`.
     """
@@ -52,17 +52,17 @@ def described(found: Replay, decode: Callable[[list[int]], str], engine: str = "
             "expected_text": decode([divergence.expected]),
             "is_tie": divergence.is_tie,
         }
-        for divergence in found.divergences
+        for divergence in replay.divergences
     ]
-    divergences.sort(key=lambda one: one["is_tie"])  # stable: what is no tie comes first, in its order
+    divergences.sort(key=lambda one: one["is_tie"])  # stable: those that are no ties come first, in order
     return {
         "compared_with": "ar" + (f" on {engine}" if engine else ""),
-        "tokens": found.tokens,
-        "equal": found.equal,
-        "lossless": found.lossless,
+        "tokens": replay.tokens,
+        "equal": replay.equal,
+        "lossless": replay.lossless,
         "differing": len(divergences),
         "divergences": divergences[:SHOWN],
-        "closest": None if found.closest is None else _choice(found.closest, decode),
+        "closest": None if replay.closest is None else _choice(replay.closest, decode),
     }
 
 
@@ -75,6 +75,6 @@ def _choice(choice: Choice, decode: Callable[[list[int]], str]) -> dict[str, Any
 
 
 def refuse_loss(verify: Mapping[str, Any]) -> None:
-    """Raises TriforceError if the output is not that of plain decoding, but for floating-point ties."""
+    """Raise TriforceError if the output differs from plain decoding by more than floating-point ties."""
     if not verify["lossless"]:
-        raise TriforceError(verdict(verify), "this is a bug in triforce; --method ar decodes plainly")
+        raise TriforceError(verification_line(verify), "this is a bug in triforce; --method ar decodes plainly")

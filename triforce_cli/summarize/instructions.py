@@ -1,4 +1,4 @@
-"""What `summarize` asks of the model, in words, and how many tokens the answer may take."""
+"""The instructions of `summarize` to the model, and how many tokens an answer may take."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _TOKENS_A_WORD, _AT_LEAST = 3, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the answer is to be like. No `length` is the default one for a summary, and free for a question."""
+class AnswerStyle:
+    """The style of an answer. No `length` is the default one for a summary, and free for a question."""
 
     length: str | None = None
     bullets: bool = False
@@ -33,22 +33,22 @@ class Wanted:
                 raise SettingsError(f"{name} is empty", "say what is meant, or leave it out")
 
     def instruction(self, question: str | None = None) -> str:
-        """For a whole document: to summarize it, or to answer a question about it."""
+        """Return the instruction for a whole document: to summarize it, or to answer a question about it."""
         if question is None:
             return self._sentence(f"Summarize the text above {self._length()[0]}")
         ending = f" Answer {self._length()[0]}." if self.length else ""
         return f"Answer this question about the text above: {question.strip()}{ending}{self._style('the answer')}"
 
     def note_taking(self, question: str | None = None) -> str:
-        """For a part of a document: what will be needed of it later."""
+        """Return the instruction for a part of a document: to note what the answer will need."""
         if question is None:
-            plain = Wanted(focus=self.focus, language=self.language)
+            plain = AnswerStyle(focus=self.focus, language=self.language)
             return plain._sentence(f"Summarize the text above {LENGTHS[DEFAULT_LENGTH][0]}")
         return f"Write down everything in the text above that helps to answer this question: {question.strip()}"
 
     @property
     def new_tokens(self) -> int:
-        """The most tokens that an answer may take, if nobody says otherwise."""
+        """The most tokens that an answer of this length may take."""
         return self._length()[1]
 
     def _sentence(self, beginning: str) -> str:

@@ -1,4 +1,4 @@
-"""Finished parts of a long summary on disk, so that what was interrupted need not be done again."""
+"""Finished parts of a long summary on disk, with which an interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from offload.files import TEMPORARY, replace_file
 
-from ..distributed.rank import told
+from ..distributed.rank import broadcast
 
 if TYPE_CHECKING:
     from offload.parallel import Group
 
-_FORGOTTEN = 30 * 24 * 3600  # seconds after which a part that nobody asked for again is removed
+_EXPIRY = 30 * 24 * 3600  # seconds after which a part that no run has used again is removed
 
 
-class KeptParts:
-    """Answers by what they answer: the model, the settings and the prompt. For their owner's eyes only.
+class FinishedParts:
+    """Texts by model, settings and prompt, in a folder that only its owner can read.
 
-    Disks may be full and folders closed: then nothing is kept, with one warning, and the work goes on.
+    If the folder cannot be written, nothing is saved, with one warning, and the work goes on.
     """
 
     def __init__(self, home: Path, facts: Any, warn: Callable[[str], None], group: Group | None = None) -> None:
-        """`facts` is all that an answer depends on beside its prompt, as JSON takes it; rank 0 keeps for its group."""
+        """`facts` is everything that a text depends on beside its prompt, for JSON; rank 0 saves for its group."""
         self._group = group
         self._folder = home / "parts"
         self._facts = json.dumps(facts, sort_keys=True, default=str)
@@ -36,12 +36,12 @@ class KeptParts:
 
     @property
     def any_used(self) -> bool:
-        """Whether this run has found or kept any."""
+        """Whether this run has found or saved any."""
         return bool(self._used)
 
     def find(self, ids: list[int]) -> str | None:
-        """The answer to a prompt, if there is one."""
-        return told(self._group, lambda: self._find(ids))
+        """Return the text for a prompt, or None."""
+        return broadcast(self._group, lambda: self._find(ids))
 
     def _find(self, ids: list[int]) -> str | None:
         path = self._path(ids)
@@ -54,8 +54,8 @@ class KeptParts:
         self._used.add(path)
         return text
 
-    def keep(self, ids: list[int], text: str) -> None:
-        """All of it or nothing, even if the power fails."""
+    def save(self, ids: list[int], text: str) -> None:
+        """Save a text whole or not at all, even if the power fails."""
         if self._group is not None and self._group.rank > 0:
             return
         path = self._path(ids)
@@ -64,11 +64,11 @@ class KeptParts:
             replace_file(path, json.dumps({"text": text}, ensure_ascii=False).encode())
             self._used.add(path)
         except OSError as error:
-            self._warn(f"finished parts cannot be kept in {self._folder}: {error.strerror or error}")
+            self._warn(f"finished parts cannot be saved in {self._folder}: {error.strerror or error}")
             self._warn = lambda text: None
 
     def clear(self) -> None:
-        """Remove what this run has used: the whole has succeeded."""
+        """Remove the parts that this run has used, once the whole summary has succeeded."""
         for path in self._used:
             _remove(path)
 
@@ -79,7 +79,7 @@ class KeptParts:
     def _sweep(self) -> None:
         for path in [*self._folder.glob("*.json"), *self._folder.glob(f"{TEMPORARY}*")]:
             try:
-                if time.time() - path.stat().st_mtime > _FORGOTTEN:
+                if time.time() - path.stat().st_mtime > _EXPIRY:
                     path.unlink()
             except OSError:  # another process was quicker
                 continue

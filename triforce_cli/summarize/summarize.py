@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offload.errors import PromptError
 from offload.system import default_home
 
 from ..input.documents import Document
-from ..options.job import Job, Prompt, open_job, tell_settings
-from ..options.request import Telling, Wish
+from ..input.excerpts import Range
+from ..options.request import OutputOptions, Request
 from ..output.sections import Section, sections
 from ..output.terminal import Terminal
-from ..run.generate import Speaker, renderer_for, run_checked
-from .instructions import Wanted
-from .map_reduce import MapReduce, facts_of
-from .order import Order
-from .resume import KeptParts
+from ..run.generate import TextGenerator, renderer_for, run_request
+from ..run.model_request import ModelRequest, Prompt, open_request
+from .instructions import AnswerStyle
+from .map_reduce import MapReduce, part_facts
+from .resume import FinishedParts
+from .templates import Templates
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRequest:
+    """The documents and what is asked about them. No `questions` ask for a summary; `range` is cut out of each."""
+
+    documents: Sequence[Document]
+    questions: Sequence[str]
+    style: AnswerStyle
+    templates: Templates
+    range: Range
+    together: bool = False
+    map_reduce: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,91 +41,91 @@ class _Task:
 
     section: Section
     document: Document
-    question: str | None
     ids: list[int]
-    prompt: Prompt | None
+    prompt: Prompt | None = None
 
 
-def run_summaries(order: Order, wish: Wish, terminal: Terminal, output: Telling) -> int:
-    """Everything in its order, written as it comes; the exit code. Raises as `run_checked`."""
+def run_summaries(summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions) -> int:
+    """Write the answers one after the other; return the exit code. Raises as `run_request`."""
     renderer = renderer_for(terminal, output)
     with closing(renderer):
-        job = open_job(wish, terminal, output.quiet)
-        documents = _documents(order, job, terminal, output.quiet)
-        tasks = _tasks(order, documents, job)
-        if wish.extend_context:
-            job = job.stretched([task.ids for task in tasks], terminal)
-        tasks = [_checked(task, job, order) for task in tasks]
+        opened = open_request(request, terminal, output.quiet)
+        documents = _documents(summary, opened, terminal, output.quiet)
+        tasks = _tasks(summary, documents, opened)
+        if request.extend_context:
+            opened = opened.stretched([task.ids for task in tasks], terminal)
+        tasks = [_with_prompt(task, opened, summary) for task in tasks]
         if output.verbose:
-            tell_settings(job, wish.settings.generation.max_new_tokens, terminal)
-        kept = KeptParts(wish.home or default_home(), facts_of(job), terminal.warn, wish.group)
-        reading = MapReduce(job, order.templates, kept, terminal, output.quiet)
-        longest = max(_length(task, job, reading, order.wanted) for task in tasks)
+            opened.print_settings(opened.settings.generation.max_new_tokens, terminal)
+        finished = FinishedParts(request.home or default_home(), part_facts(opened), terminal.warn, request.group)
+        reading = MapReduce(opened, summary.templates, finished, terminal, output.quiet)
+        longest = max(_length(task, opened, reading, summary.style) for task in tasks)
 
-        def work(speaker: Speaker) -> None:
+        def work(generator: TextGenerator) -> None:
             try:
                 for task in tasks:
                     renderer.section(task.section)
-                    speaker.answer(
-                        task.prompt or reading.reduce(*_reading(task, order.wanted), speaker, renderer), renderer
-                    )
+                    prompt = task.prompt or reading.reduce(*_texts(task, summary.style), generator, renderer)
+                    generator.generate(prompt, renderer)
             except KeyboardInterrupt:
-                if kept.any_used and not output.quiet:
+                if finished.any_used and not output.quiet:
                     terminal.note("finished parts are kept: the same command goes on from there")
                 raise
-            kept.clear()
+            finished.clear()
 
-        return run_checked(job, longest, terminal, output, renderer, work)
+        return run_request(opened, longest, terminal, output, renderer, work)
 
 
-def _documents(order: Order, job: Job, terminal: Terminal, quiet: bool) -> list[Document]:
-    """Cut to the range; in one if they belong together."""
+def _documents(summary: SummaryRequest, opened: ModelRequest, terminal: Terminal, quiet: bool) -> list[Document]:
+    """Return the documents cut to the range; as one if they are summarized together."""
     found = []
-    for document in order.documents:
-        text, said = order.range.cut(document.text, job.opened.tokenizer.spans, document.name)
-        if said and not quiet:
-            terminal.note(said)
+    for document in summary.documents:
+        text, note = summary.range.cut(document.text, opened.model.tokenizer.spans, document.name)
+        if note and not quiet:
+            terminal.note(note)
         found.append(Document(document.name, text))
-    if not order.together or len(found) == 1:
+    if not summary.together or len(found) == 1:
         return found
     whole = "\n\n".join(f"# {document.name}\n\n{document.text.strip()}" for document in found)
     return [Document(", ".join(document.name for document in found), whole)]
 
 
-def _tasks(order: Order, documents: Sequence[Document], job: Job) -> list[_Task]:
-    questions = list(order.questions) or [None]
+def _tasks(summary: SummaryRequest, documents: Sequence[Document], opened: ModelRequest) -> list[_Task]:
+    """Return a task for each question about each document."""
+    questions = list(summary.questions) or [None]
     found = []
     for document, row in zip(documents, sections([each.name for each in documents], questions), strict=True):
         for section in row:
-            instruction = order.wanted.instruction(section.question)
-            ids = job.encode(order.templates.document.filled(document.text, instruction))
-            found.append(_Task(section, document, section.question, ids, None))
+            instruction = summary.style.instruction(section.question)
+            ids = opened.encode(summary.templates.document.filled(document.text, instruction))
+            found.append(_Task(section, document, ids))
     return found
 
 
-def _checked(task: _Task, job: Job, order: Order) -> _Task:
-    """With its prompt, if it fits. Raises PromptError with the ways out if it does not and may not be divided."""
-    new = job.wish.settings.generation.max_new_tokens
-    if len(task.ids) + new <= job.context:
-        return _Task(task.section, task.document, task.question, task.ids, Prompt(task.ids, new, task.document.name))
-    if not order.map_reduce:
+def _with_prompt(task: _Task, opened: ModelRequest, summary: SummaryRequest) -> _Task:
+    """Return the task with its prompt, if it fits. Raises PromptError if it does not and may not be divided."""
+    new = opened.settings.generation.max_new_tokens
+    if len(task.ids) + new <= opened.context:
+        return replace(task, prompt=Prompt(task.ids, new, task.document.name))
+    if not summary.map_reduce:
         raise PromptError(
             f"{task.document.name} takes {len(task.ids):,} tokens with the instruction, and the answer {new:,}; "
-            f"the model's context has {job.context:,}",
+            f"the model's context has {opened.context:,}",
             "--map-reduce reads it part by part; --extend-context stretches the context; "
-            f"--from and --to take a piece, such as --to {max(job.context - new - 256, 1)}",
+            f"--from and --to take a piece, such as --to {max(opened.context - new - 256, 1)}",
         )
     return task
 
 
-def _length(task: _Task, job: Job, reading: MapReduce, wanted: Wanted) -> int:
-    """Tokens that the caches must hold for a task. Raises PromptError if it cannot be divided."""
+def _length(task: _Task, opened: ModelRequest, reading: MapReduce, style: AnswerStyle) -> int:
+    """Return the tokens that the caches must hold for a task. Raises PromptError if it cannot be divided."""
     if task.prompt is not None:
         return task.prompt.length
-    reading.check(*_reading(task, wanted))
-    return job.context  # as much as the notes may take
+    reading.check(*_texts(task, style))
+    return opened.context  # as much as the notes may take
 
 
-def _reading(task: _Task, wanted: Wanted) -> tuple[str, str, str]:
-    """The document, what is to be noted of its parts, and what is asked in the end."""
-    return task.document.text, wanted.note_taking(task.question), wanted.instruction(task.question)
+def _texts(task: _Task, style: AnswerStyle) -> tuple[str, str, str]:
+    """Return the document, the instruction for notes on its parts, and the instruction for the answer."""
+    question = task.section.question
+    return task.document.text, style.note_taking(question), style.instruction(question)

@@ -1,6 +1,6 @@
 """Prompt templates: plain text with {document} and {instruction}, the document first.
 
-A prefix that is the same for every instruction is read once, so the dear part of a prompt must come first.
+A prefix that is the same for every instruction is read once, so the longest part of a prompt must come first.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from offload.errors import SettingsError
 from ..input.documents import read
 
 _LIMIT = 16 * 2**20  # bytes of a template
-_PLACES = re.compile(r"\{(document|instruction)\}")
+_PLACEHOLDERS = re.compile(r"\{(document|instruction)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A text with places in it. What is filled in is never looked at again: documents contain braces."""
+    """A text with placeholders. They are replaced in one pass: documents contain braces."""
 
     text: str
 
     def filled(self, document: str, instruction: str) -> str:
+        """Return the text with document and instruction in place of the placeholders."""
         values = {"document": document, "instruction": instruction}
-        return _PLACES.sub(lambda match: values[match[1]], self.text)
+        return _PLACEHOLDERS.sub(lambda match: values[match[1]], self.text)
 
     @property
     def takes_instructions(self) -> bool:
@@ -35,7 +36,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """For a whole document, for a part of one, and for the notes that were taken on all parts."""
+    """The templates for a whole document, for a part of one, and for the notes that were taken on all parts."""
 
     document: Template
     part: Template
@@ -43,9 +44,12 @@ class Templates:
 
 
 def load_templates(path: Path | None = None) -> Templates:
-    """The program's own, or the user's for everything. Raises PromptError, and SettingsError without {document}."""
+    """Return the program's templates, or the user's for all three.
+
+    Raises PromptError if the file cannot be read, SettingsError if {document} is not in it exactly once.
+    """
     if path is None:
-        return Templates(*(_own(name) for name in ("document", "part", "notes")))
+        return Templates(*(_packaged(name) for name in ("document", "part", "notes")))
     text = read(path, None, lambda warning: None, _LIMIT)
     if "{document}" not in text:
         raise SettingsError(
@@ -57,5 +61,5 @@ def load_templates(path: Path | None = None) -> Templates:
     return Templates(*[Template(text)] * 3)
 
 
-def _own(name: str) -> Template:
+def _packaged(name: str) -> Template:
     return Template((files("triforce_cli") / "templates" / f"{name}.txt").read_text("utf-8").rstrip("\n"))

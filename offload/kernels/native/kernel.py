@@ -1,4 +1,4 @@
-"""The kernel at one level, called with tensors. Shapes are checked by those who prepare the tensors, once."""
+"""The kernel at one level, called with structs (calls.py) or tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .library import LEVELS, Append, Attention, KernelUnavailable, Merge, Product, Rows, open_library
+from .calls import product_call, rows_call
+from .library import LEVELS, Append, Attention, KernelUnavailable, Merge, open_library
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -52,47 +53,26 @@ class Kernel:
         _check(self._attend(self._handle, ctypes.byref(call)))
 
     def merge(self, call: Merge) -> None:
-        """Fold partial results, in order, into the one before them; write the attention if that was the last."""
+        """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
         self._merge(self._handle, ctypes.byref(call))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Tensor:
-        """y = x W^T + bias + onto.
+        """Write x W^T + bias + onto to `y`, and return it.
 
         x `[rows, in]` and the packed weight in one dtype, bias `[out]` fp32, onto (maybe y itself) in the weight's;
         y `[rows, out]` in the weight's dtype or fp32. All contiguous. Raises MemoryError.
         """
-        assert x.is_contiguous() and x.dtype == weight.dtype
-        rows, inputs = x.shape
-        wide = weight.dtype == torch.float32
-        call = Product(
-            x.data_ptr(),
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            None if onto is None else onto.data_ptr(),
-            y.data_ptr(),
-            rows,
-            inputs,
-            y.shape[1],
-            wide,
-            y.dtype == torch.float32,
-        )
-        _check(self._linear(self._handle, ctypes.byref(call)))
+        _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y))))
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:
-        """RMSNorm of rows `[rows, width]`, all contiguous and of one dtype."""
-        assert x.is_contiguous() and x.dtype == weight.dtype
-        rows, width = x.shape
-        wide = x.dtype == torch.float32
-        call = Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, width, epsilon, wide)
-        self._norm(self._handle, ctypes.byref(call))
+        """Write the RMSNorm of rows `[rows, width]` to `y`, all contiguous and of one dtype; return `y`."""
+        self._norm(self._handle, ctypes.byref(rows_call(x, y, weight, epsilon)))
         return y
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
-        """silu(gate) * up of rows `[rows, gate and up]`, into `[rows, width]`."""
-        rows, width = y.shape
-        call = Rows(x.data_ptr(), None, y.data_ptr(), rows, width, 0.0, x.dtype == torch.float32)
-        self._gate(self._handle, ctypes.byref(call))
+        """Write silu(gate) * up of rows `[rows, gate and up]` to `y` `[rows, width]`; return `y`."""
+        self._gate(self._handle, ctypes.byref(rows_call(x, y)))
         return y
 
 

@@ -19,7 +19,7 @@ from offload.metrics import Summary
 from tests.support.terminal import Pty, Screen
 from triforce_cli.app import run
 from triforce_cli.bench.methods import parse, speculations
-from triforce_cli.bench.report import Comparison, Measured, Sample
+from triforce_cli.bench.report import Comparison, MethodRuns, Sample
 
 TEXT = "the cat and the dog and the cat and the dog and " * 8
 SMALL = ("--context", "100", "--new", "16", "--repeats", "2", "--budget", "64", "--temperature", "0")
@@ -174,9 +174,9 @@ def sample(rate: float, *ids: int, **facts) -> Sample:
 
 
 def test_medians_speedup_and_the_first_difference():
-    plain = Measured("ar", 100, [sample(10, 1, 2, 3), sample(30, 1, 2, 3), sample(20, 1, 2, 3)])
-    fast = Measured("lookup", 100, [sample(60, 1, 2, 3, acceptance={"lookup -> full": 0.5}), sample(80, 1, 5, 3)])
-    first, second = Comparison({}, True, [plain, fast, Measured("auto", 7)]).rows()  # auto has not run yet
+    plain = MethodRuns("ar", 100, [sample(10, 1, 2, 3), sample(30, 1, 2, 3), sample(20, 1, 2, 3)])
+    fast = MethodRuns("lookup", 100, [sample(60, 1, 2, 3, acceptance={"lookup -> full": 0.5}), sample(80, 1, 5, 3)])
+    first, second = Comparison({}, True, [plain, fast, MethodRuns("auto", 7)]).rows()  # auto has not run yet
     assert (first["tokens_per_s"], first["speedup"], first["differs_at"], first["equals_ar"]) == (20, 1, None, True)
     assert (second["tokens_per_s"], second["speedup"], second["differs_at"]) == (70, 3.5, 1)
     assert second["acceptance"] == {"lookup -> full": 0.5}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from offload.errors import SettingsError, UsageError
 from offload.loading.tokenizer import Tokenizer
 from tests.support.models import make_tokenizer
-from triforce_cli.input.excerpts import Place, Range, parse_place, split
+from triforce_cli.input.excerpts import Position, Range, parse_position, split
 
 TOKENIZER = Tokenizer(make_tokenizer())
 PARAGRAPHS = [f"Paragraph {i} is about the {i}th thing. It has two sentences." for i in range(30)]
@@ -17,32 +17,32 @@ TEXT = "\n\n".join(PARAGRAPHS)
 
 
 def test_places_as_people_write_them():
-    assert parse_place("10%") == Place(fraction=0.1)
-    assert parse_place("2.5 %").of(1000) == 25
-    assert parse_place("2000") == Place(tokens=2000)
-    assert parse_place("2K").of(10) == 2048
-    assert parse_place("0").of(10) == 0
+    assert parse_position("10%") == Position(fraction=0.1)
+    assert parse_position("2.5 %").of(1000) == 25
+    assert parse_position("2000") == Position(tokens=2000)
+    assert parse_position("2K").of(10) == 2048
+    assert parse_position("0").of(10) == 0
     for wrong in ("-5", "101%", "ten", "", "5%%"):
         with pytest.raises(SettingsError):
-            parse_place(wrong)
+            parse_position(wrong)
 
 
 def test_ranges_join_to_the_whole_text():
     for text in (TEXT, "  naïve — 日本語のテキスト 🙂\n\n end \n"):
         total = len(TOKENIZER.spans(text))
-        middle = Place(tokens=total // 2)
+        middle = Position(tokens=total // 2)
         first, _ = Range(end=middle).cut(text, TOKENIZER.spans, "a")
         second, said = Range(start=middle).cut(text, TOKENIZER.spans, "a")
         assert first + second == text
         assert f"{total:,}" in said
     assert Range().cut(TEXT, TOKENIZER.spans, "a") == (TEXT, "")
-    assert Range(parse_place("0%"), parse_place("100%")).cut(TEXT, TOKENIZER.spans, "a")[0] == TEXT
-    assert Range(end=Place(tokens=10**6)).cut(TEXT, TOKENIZER.spans, "a")[0] == TEXT
+    assert Range(parse_position("0%"), parse_position("100%")).cut(TEXT, TOKENIZER.spans, "a")[0] == TEXT
+    assert Range(end=Position(tokens=10**6)).cut(TEXT, TOKENIZER.spans, "a")[0] == TEXT
 
 
 @pytest.mark.parametrize("places", [("50%", "50%"), ("60%", "10%"), ("9999", None), ("0", "0")])
 def test_a_range_with_nothing_in_it_is_wrong_use(places):
-    start, end = (None if place is None else parse_place(place) for place in places)
+    start, end = (None if place is None else parse_position(place) for place in places)
     with pytest.raises(UsageError, match=r"nothing in --from .*book"):
         Range(start, end).cut(TEXT, TOKENIZER.spans, "book")
 

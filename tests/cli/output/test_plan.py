@@ -7,8 +7,8 @@ from offload.config import Placement
 from offload.planning.plan import make_plan
 from offload.units import GIB
 from tests.support.planning import request
-from triforce_cli.output.plan import WIDTH, bar
 from triforce_cli.output.plan_flags import flags_of
+from triforce_cli.output.plan_text import WIDTH, bar
 
 
 def test_the_flags_of_a_plan_stand_for_it():

@@ -18,7 +18,6 @@ from triforce_cli.output.renderers import JsonRenderer, TextRenderer, json_line
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.run.verify import refuse_loss
 
-FACTS = RunFacts("tiny", "plain", 8192, 1000, 42)
 EVENTS = [
     Prefilled(0, 1000),
     Prefilled(1000, 1000),
@@ -38,13 +37,22 @@ def written(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode()
 
 
-def play(renderer, events=EVENTS, end="finish") -> Summary:
+def started(renderer, method="plain") -> Meter:
+    """The meter of the generation that the renderer has started."""
     meter = Meter(1000)
-    renderer.loading("loading tiny [bold]")
-    renderer.start(FACTS)
-    for event in events:
-        meter.observe(event)
+    renderer.start(RunFacts("tiny", method, 8192, meter))
+    return meter
+
+
+def feed(renderer, meter, events) -> None:
+    for event in meter.watch(events):
         renderer.event(event)
+
+
+def play(renderer, events=EVENTS, end="finish") -> Summary:
+    renderer.loading("loading tiny [bold]")
+    meter = started(renderer)
+    feed(renderer, meter, events)
     summary = meter.summary("interrupted" if end == "interrupt" else "eos", seed=42, method="plain", model="tiny")
     getattr(renderer, end)(summary)
     renderer.close()
@@ -130,11 +138,10 @@ def test_a_warning_amid_the_text_stands_on_its_own():
     tty = Pty(120, 10)
     terminal = Terminal(tty.stream(), tty.stream(), stream(), {"NO_COLOR": "1"})
     renderer = TextRenderer(terminal)
-    renderer.start(FACTS)
-    for event in EVENTS[2:4]:
-        renderer.event(event)
+    meter = started(renderer)
+    feed(renderer, meter, EVENTS[2:4])
     terminal.warn("something")
-    renderer.event(EVENTS[5])
+    feed(renderer, meter, EVENTS[5:6])
     renderer.close()
     terminal.end_line()
     assert Screen(120, 10).feed(tty.output()).lines() == ["Once", "warning: something", " upon é"]
@@ -208,32 +215,30 @@ def test_verification_is_a_line_of_its_own():
         refuse_loss(found | {"lossless": False, "divergences": [tie | {"is_tie": False}]})
 
 
-def decoding_line(columns, facts, rows, using) -> str:
+def decoding_line(columns, method, rows, using) -> str:
     """The last status line on a terminal of that width."""
     tty = Pty(columns, 10)
     renderer = JsonRenderer(Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"}))
-    renderer.start(facts)
-    renderer.event(Speculated(facts.method, using, tuple(LevelStatistics(*row) for row in rows)))
-    renderer.event(Tokens((1, 2, 3)))
+    levels = tuple(LevelStatistics(*row) for row in rows)
+    feed(renderer, started(renderer, method), [Speculated(method, using, levels), Tokens((1, 2, 3))])
     lines = re.sub(r"\x1b\[[\d;]*m", "", tty.output()).split("\r\x1b[K")
     return lines[-1]
 
 
 def test_the_status_line_tells_of_speculation_and_drops_what_does_not_fit():
-    auto = RunFacts("tiny", "auto", 8192, 1000, 42)
     rows = [("none", "full", 1), ("lookup", "full", 3, 12, 10, 8)]
     assert (
-        decoding_line(80, auto, rows, "none")
+        decoding_line(80, "auto", rows, "none")
         == "decode · 3 tokens · …/s · auto: plain · lookup 80 % · 3.0/verification"
     )
-    wide = decoding_line(150, auto, rows[:1], "none")
+    wide = decoding_line(150, "auto", rows[:1], "none")
     assert wide.startswith("decode · 3 tokens · …/s · auto: plain · context 1,003/8,192 · ")
     rows = [
         ("retrieval", "full", 4, 20, 18, 16),
         ("lookup", "retrieval", 5, 30, 25, 10),
         ("lookup", "full", 1, 2, 2, 1),
     ]
-    line = decoding_line(150, RunFacts("tiny", "triforce", 8192, 1000, 42), rows, "retrieval")
+    line = decoding_line(150, "triforce", rows, "retrieval")
     assert " · triforce · retrieval 89 %, lookup→retrieval 40 %, lookup→full 50 % · 4.4/verification · " in line
 
 

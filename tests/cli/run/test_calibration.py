@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from offload.hardware.schema import Gpu, Host, Link
 from triforce_cli.app import run
 from triforce_cli.options import settings
 from triforce_cli.run import calibration as measuring
-from triforce_cli.run import dry_run
+from triforce_cli.run import plan
 
 SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
 HOST = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
@@ -50,7 +51,7 @@ def machine(tmp_path, monkeypatch):
             (tmp_path / "driver" / str(number) / "information").write_text(f"Model: {name}\n")
         monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "driver")
         monkeypatch.setattr(gpus, "_from_program", list)
-        for module in (settings, measuring, dry_run):
+        for module in (settings, measuring, plan):
             monkeypatch.setattr(module, "gpu_names", lambda: list(names))
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -132,6 +133,13 @@ def test_a_measurement_never_says_what_is_free(triforce, config, monkeypatch):
     save(replace(HOST, host=replace(HOST.host, memory_gib=1000.0)), config)
     memory = json.loads(triforce("profile", "--json")[1])["plan"]["hardware"]["host_memory"]
     assert memory < 1000 * 2**30
+
+
+def test_a_plan_for_one_profile_reads_no_other(triforce, monkeypatch):
+    opened, really_open = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *args, **more: opened.append(path.name) or really_open(path, *args))
+    assert triforce("profile", "--gpu", "4090", *SMALL_MODEL)[0] == 0
+    assert {name for name in opened if name.endswith(".yaml")} == {"rtx-4090.yaml"}
 
 
 def test_wrong_use_of_measuring(triforce, machine, config):
@@ -248,11 +256,11 @@ def test_a_dry_run_on_a_gpu_without_a_profile(machine, config, monkeypatch):
     machine("NVIDIA Strange")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA Strange")
     none = settings.resolve({}, {}, None).profile
-    rated = dry_run.rated(torch.device("cuda"), none, STRANGE)
+    rated = plan.rated_profile(torch.device("cuda"), none, STRANGE)
     assert (rated.name, rated.gpu, rated.link) == ("auto", STRANGE.gpu, STRANGE.link)
     for measured in (None, MACHINE, HOST):
         with pytest.raises(settings.SettingsError, match="no profile describes the GPU found: NVIDIA Strange"):
-            dry_run.rated(torch.device("cuda"), none, measured)
+            plan.rated_profile(torch.device("cuda"), none, measured)
 
 
 def test_saved_rates_are_read_without_torch(config):

@@ -1,6 +1,9 @@
 """`--dry-run` and `--memory`: the plan before anything is loaded, and a cap that holds."""
 
 import json
+import shlex
+
+import pytest
 
 from tests.support.command import (
     assert_error,
@@ -35,3 +38,17 @@ def test_a_dry_run_that_does_not_fit(triforce):
 def test_a_cap_on_memory_holds(triforce):
     assert_error(triforce("generate", "hi", "-n", "5", "--memory", "1000"), 1, "not enough memory")
     assert_error(triforce("generate", "hi", env={"TRIFORCE_MEMORY": "1KB"}), 1, "not enough memory")
+
+
+@pytest.mark.parametrize("command", ["generate", "summarize", "bench"])
+def test_a_dry_run_ends_with_its_own_command(triforce, tmp_path, command):
+    """The line runs as it stands, once the prompt or the documents are added."""
+    book = tmp_path / "book.txt"
+    book.write_text("The cat sat on the mat. " * 20)
+    asked = [book] if command == "summarize" else ["-f", book]
+    line = triforce(command, *asked, "--dry-run", "--budget", "64", "-n", "8").stdout.splitlines()[-1]
+    program, *args = shlex.split(line)
+    assert (program, args[0]) == ("triforce", command)
+    assert not {str(book), "-f", "--dry-run"} & set(args)
+    again = triforce(*args, *asked, "--dry-run", "-n", "8")
+    assert (again.returncode, again.stderr, again.stdout.splitlines()[-1]) == (0, "", line)

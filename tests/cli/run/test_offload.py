@@ -9,7 +9,7 @@ from offload.errors import Degraded
 from offload.offloading import TierSettings, make_link
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
-from triforce_cli.run.following import on_device
+from triforce_cli.run.plan import fewest_on_device
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a piece has
 GREEDY = ("--raw", "-n", "24", "--temperature", "0")
@@ -70,8 +70,8 @@ def test_a_dry_run_on_a_cpu_says_what_the_run_says(triforce_here, memory):
 
 def test_bench_takes_the_placement_that_leaves_least_on_the_device():
     found = [TierSettings(weight_layers=7), TierSettings(weight_layers=2), TierSettings(resident_layers=1)]
-    assert min(found, key=on_device).weight_layers == 2
-    assert min([found[2], TierSettings(resident_layers=3)], key=on_device).resident_layers == 1
+    assert fewest_on_device(found).weight_layers == 2
+    assert fewest_on_device([found[2], TierSettings(resident_layers=3)]).resident_layers == 1
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_
 from offload.errors import TriforceError
 from offload.events import Tokens
 from tests.support.command import done, refused
-from triforce_cli.output.verdict import verdict
-from triforce_cli.run.verify import compare, described, refuse_loss
+from triforce_cli.output.verification import verification_line
+from triforce_cli.run.verify import compare, refuse_loss, verification_fields
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 8
 
@@ -53,12 +53,13 @@ def test_a_changed_token_is_found_and_is_an_error(tiny_model_dir):
     engine, emitted = greedy(tiny_model_dir, ids, 12)
     assert compare(engine, ids, emitted, Sampling(temperature=0)).equal
     changed = [*emitted[:5], (emitted[5] + 7) % 267, *emitted[6:]]
-    verify = described(compare(engine, ids, changed, Sampling(temperature=0)), lambda tokens: f"<{tokens[0]}>")
+    found = compare(engine, ids, changed, Sampling(temperature=0))
+    verify = verification_fields(found, lambda tokens: f"<{tokens[0]}>")
     assert not verify["lossless"]
     first = verify["divergences"][0]
     assert (first["position"], first["emitted"], first["expected"]) == (5, changed[5], emitted[5])
     assert first["margin"] > first["noise"] > 0
-    assert f"token 5 is '<{changed[5]}>' where plain decoding has '<{emitted[5]}>'" in verdict(verify)
+    assert f"token 5 is '<{changed[5]}>' where plain decoding has '<{emitted[5]}>'" in verification_line(verify)
     with pytest.raises(TriforceError, match="more than rounding") as raised:
         refuse_loss(verify)
     assert raised.value.hint
@@ -68,11 +69,11 @@ def test_the_verdict_names_what_was_compared_and_where_rounding_decides(tiny_mod
     ids = list(range(40, 80))
     engine, emitted = greedy(tiny_model_dir, ids, 12)
     found = compare(engine, ids, emitted, Sampling(temperature=0))
-    verify = described(found, lambda tokens: f"<{tokens[0]}>", engine.describe())
-    assert f"12 tokens equal plain decoding (ar on {engine.describe()})" in verdict(verify)
-    assert "closest" not in verdict(verify)  # fp32, and random weights: nothing is near
+    verify = verification_fields(found, lambda tokens: f"<{tokens[0]}>", engine.describe())
+    assert f"12 tokens equal plain decoding (ar on {engine.describe()})" in verification_line(verify)
+    assert "closest" not in verification_line(verify)  # fp32, and random weights: nothing is near
     close = replace(found.closest, margin=found.closest.noise)
-    line = verdict(described(replace(found, closest=close), lambda tokens: f"<{tokens[0]}>"))
+    line = verification_line(verification_fields(replace(found, closest=close), lambda tokens: f"<{tokens[0]}>"))
     assert f"closest: token {close.position}, '<{close.chosen}>' before '<{close.runner_up}>' by" in line
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.support.command import environment, uncolored
-from triforce_cli.summarize.resume import KeptParts
+from triforce_cli.summarize.resume import FinishedParts
 
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
 ARGS = ("--map-reduce", "--temperature", "0", "-n", "24")
@@ -95,22 +95,22 @@ def test_kept_parts_are_found_again_whatever_happens_to_them(tmp_path):
     def warned(text):
         raise AssertionError(text)
 
-    parts = KeptParts(tmp_path, {"model": "a"}, warned)
-    parts.keep([1, 2], "one — two")
-    assert KeptParts(tmp_path, {"model": "a"}, warned).find([1, 2]) == "one — two"
-    assert KeptParts(tmp_path, {"model": "b"}, warned).find([1, 2]) is None
+    parts = FinishedParts(tmp_path, {"model": "a"}, warned)
+    parts.save([1, 2], "one — two")
+    assert FinishedParts(tmp_path, {"model": "a"}, warned).find([1, 2]) == "one — two"
+    assert FinishedParts(tmp_path, {"model": "b"}, warned).find([1, 2]) is None
     assert parts.find([1, 3]) is None
     (path,) = kept(tmp_path)
     path.write_text('{"text": "cut o')
-    assert KeptParts(tmp_path, {"model": "a"}, warned).find([1, 2]) is None
+    assert FinishedParts(tmp_path, {"model": "a"}, warned).find([1, 2]) is None
     parts.clear()
     parts.clear()
     assert kept(tmp_path) == []
     warnings = []
     (tmp_path / "file").write_text("")
-    full = KeptParts(tmp_path / "file", {}, warnings.append)
-    full.keep([1], "x")
-    full.keep([2], "y")
+    full = FinishedParts(tmp_path / "file", {}, warnings.append)
+    full.save([1], "x")
+    full.save([2], "y")
     assert len(warnings) == 1 and full.find([1]) is None
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from triforce_cli.summarize.instructions import Wanted
+from triforce_cli.summarize.instructions import AnswerStyle
 from triforce_cli.summarize.templates import Template, load_templates
 
 GREEDY = ("--temperature", "0", "-n", "12")
@@ -44,7 +44,7 @@ def test_one_file_gives_the_text_alone_as_generate_would(triforce, story):
     code, out, err = triforce("summarize", story(), *GREEDY)
     assert code == 0, err
     assert len(err.splitlines()) == 1
-    prompt = load_templates().document.filled(STORY, Wanted().instruction())
+    prompt = load_templates().document.filled(STORY, AnswerStyle().instruction())
     assert out == triforce("generate", prompt, *GREEDY)[1].rstrip("\n") + "\n"
 
 
@@ -59,15 +59,20 @@ def test_the_document_comes_first_and_is_filled_in_literally():
 
 
 def test_what_is_asked_for_is_in_the_instruction():
-    said = Wanted("200", True, "the sea", "German").instruction()
+    said = AnswerStyle("200", True, "the sea", "German").instruction()
     for word in ("200 words", '"- "', "the sea", "German", "Summarize"):
         assert word in said
-    asked = Wanted(focus="money").instruction("Who pays?")
+    asked = AnswerStyle(focus="money").instruction("Who pays?")
     assert "Who pays?" in asked and "money" in asked and "Summarize" not in asked
-    assert Wanted("short").new_tokens < Wanted().new_tokens < Wanted("long").new_tokens < Wanted("900 words").new_tokens
-    note = Wanted("short", True, "the sea").note_taking()
+    assert (
+        AnswerStyle("short").new_tokens
+        < AnswerStyle().new_tokens
+        < AnswerStyle("long").new_tokens
+        < AnswerStyle("900 words").new_tokens
+    )
+    note = AnswerStyle("short", True, "the sea").note_taking()
     assert "the sea" in note and '"- "' not in note
-    assert "Who pays?" in Wanted().note_taking("Who pays?")
+    assert "Who pays?" in AnswerStyle().note_taking("Who pays?")
 
 
 def test_a_second_question_reads_the_question_only(triforce, story):
@@ -160,7 +165,7 @@ def test_own_templates(triforce, story):
     mine = story("mine.txt", "{document}\n\nIn short: {instruction}")
     code, out, err = triforce("summarize", story(), "--prompt", mine, *GREEDY)
     assert code == 0, err
-    prompt = f"{STORY}\n\nIn short: {Wanted().instruction()}"
+    prompt = f"{STORY}\n\nIn short: {AnswerStyle().instruction()}"
     assert out.rstrip("\n") == triforce("generate", prompt, *GREEDY)[1].rstrip("\n")
     refused(triforce("summarize", story(), "--prompt", story("no.txt", "{instruction}")), "no.txt", "{document}")
     only = story("only.txt", "{document}\n\nTL;DR:")

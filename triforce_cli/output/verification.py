@@ -1,4 +1,4 @@
-"""What `--verify` found, in a line for a person."""
+"""The result of `--verify` as a line of text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from offload.units import counted
 
 
-def verdict(verify: Mapping[str, Any]) -> str:
-    """One line for a person: what was compared with what, and where rounding decides."""
+def verification_line(verify: Mapping[str, Any]) -> str:
+    """Return one line: what was compared with what, and where rounding decides."""
     tokens = counted(verify["tokens"], "token")
     if verify["equal"]:
         return f"verify: {tokens} equal plain decoding ({verify['compared_with']}){_narrow(verify['closest'])}"
@@ -25,7 +25,7 @@ def verdict(verify: Mapping[str, Any]) -> str:
 
 
 def _narrow(choice: Mapping[str, Any] | None) -> str:
-    """The narrowest decision, where the same model may decide otherwise on other hardware or ranks."""
+    """Return the narrowest decision, where the same model may decide otherwise on other hardware or ranks."""
     if choice is None or not choice["within_rounding"]:
         return ""
     return (

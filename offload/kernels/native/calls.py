@@ -1,0 +1,178 @@
+"""Fill the kernel's structs from tensors. Types, sizes and strides are asserted here, and nowhere else.
+
+A struct holds addresses, not references: its tensors must live until the kernel has run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...architecture.dims import Sizes
+from .library import BLOCK, PIECE, Append, Attention, Merge, Product, Rows
+
+
+class BlockCalls:
+    """Calls over the keys and values of one layer: a run of `blocks` blocks for each KV head, one behind the other.
+
+    `kv` is always such a layer's tensor of `kv_heads * blocks * 2 * 16 * head_dim` numbers, contiguous, bf16 or fp32;
+    all other tensors have its dtype. On the path of every token, so the numbers that do not change are computed once.
+    """
+
+    def __init__(self, shape: Sizes, blocks: int) -> None:
+        self.tokens = blocks * BLOCK  # that a run has room for
+        self._heads, self._kv_heads, self._group = shape.heads, shape.kv_heads, shape.group
+        self._head_dim, self._scale = shape.head_dim, shape.head_dim**-0.5
+        self._run = blocks * 2 * BLOCK * shape.head_dim  # numbers
+
+    def append(
+        self,
+        kv: Tensor,
+        start: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rows: tuple[Tensor, Tensor],
+        rotated: Tensor,
+        stored: int = 0,
+    ) -> Append:
+        """Store new tokens at positions from `start` on, and write their rotated queries to `rotated`.
+
+        Args:
+            q: `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`; any stride between tokens.
+            rows: cos and sin, `[tokens, 1, head_dim]`.
+            rotated: `[tokens, heads, head_dim]`.
+            stored: so many of the first tokens are stored already; only their queries are rotated.
+        """
+        dtype, inner, tokens = kv.dtype, (self._head_dim, 1), len(q)
+        strides = [x.stride() for x in (q, k, v)]
+        assert all(each[1:] == inner for each in strides) and q.dtype == k.dtype == v.dtype == dtype
+        assert kv.is_contiguous() and rotated.is_contiguous() and rows[0].is_contiguous() and rows[1].is_contiguous()
+        assert stored <= tokens and start + tokens <= self.tokens, "tokens beyond the last block"
+        return Append(
+            q=q.data_ptr(),
+            k=k.data_ptr(),
+            v=v.data_ptr(),
+            cos=rows[0].data_ptr(),
+            sin=rows[1].data_ptr(),
+            turned=rotated.data_ptr(),
+            kv=kv.data_ptr(),
+            q_stride=strides[0][0],
+            k_stride=strides[1][0],
+            v_stride=strides[2][0],
+            head_stride=self._run * kv.itemsize,
+            start=start,
+            tokens=tokens,
+            stored=stored,
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            head_dim=self._head_dim,
+            wide=dtype == torch.float32,
+        )
+
+    def attention(
+        self,
+        kv: Tensor,
+        q: Tensor,
+        seen: int,
+        causal: bool = True,
+        table: Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        partials: Tensor | None = None,
+    ) -> Attention:
+        """Attend with rotated queries; give either `out`, and `lse` if it is wanted, or `partials`.
+
+        Args:
+            q: `[tokens, heads, head_dim]`, contiguous.
+            seen: keys that the first token sees; if `causal`, each further token sees one more.
+            table: `[kv_heads, blocks]`, int32, contiguous rows: the blocks to attend to, in this order; None for all.
+            out: like q, or in fp32.
+            lse: `[tokens, heads]` in fp32.
+            partials: `[partial_count(...), tokens, heads, 2 + head_dim]` in fp32.
+        """
+        dtype, tokens = kv.dtype, len(q)
+        room = self.tokens if table is None else table.shape[1] * BLOCK
+        assert seen + (tokens - 1) * causal <= room, "attention beyond what is stored"
+        assert q.is_contiguous() and q.dtype == dtype and kv.is_contiguous()
+        assert table is None or (table.dtype == torch.int32 and table.stride(1) == 1)
+        return Attention(
+            q=q.data_ptr(),
+            kv=kv.data_ptr(),
+            table=_address(table),
+            out=_address(out),
+            lse=_address(lse),
+            head_stride=self._run * kv.itemsize,
+            table_stride=0 if table is None else table.stride(0),
+            seen=seen,
+            causal=causal,
+            tokens=tokens,
+            kv_heads=self._kv_heads,
+            group=self._group,
+            head_dim=self._head_dim,
+            wide=dtype == torch.float32,
+            narrow_out=out is not None and out.dtype == torch.bfloat16,
+            scale=self._scale,
+            partials=_address(partials),
+        )
+
+
+def partial_count(seen: int, tokens: int, causal: bool) -> int:
+    """Return how many partial results attention of `tokens` queries gives, the first of which sees `seen` keys."""
+    return -(-(seen + (tokens - 1) * causal) // PIECE)
+
+
+def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None = None) -> Merge:
+    """Merge `partials` `[count, tokens, heads, 2 + head_dim]`, in order, into the running result `into`; both fp32.
+
+    `out` `[tokens, heads, head_dim]`, fp32 or bf16, receives the attention over everything merged.
+    """
+    assert into.is_contiguous()
+    assert partials is None or (partials.shape[1:] == into.shape and partials.is_contiguous())
+    tokens, heads, width = into.shape
+    return Merge(
+        into=into.data_ptr(),
+        partials=_address(partials),
+        out=_address(out),
+        rows=tokens * heads,
+        pieces=0 if partials is None else len(partials),
+        head_dim=width - 2,
+        narrow_out=out is not None and out.dtype == torch.bfloat16,
+    )
+
+
+def product_call(x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Product:
+    """Multiply rows: y = x W^T + bias + onto. See `Kernel.linear`."""
+    assert x.is_contiguous() and x.dtype == weight.dtype
+    rows, inputs = x.shape
+    return Product(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=_address(bias),
+        onto=_address(onto),
+        y=y.data_ptr(),
+        rows=rows,
+        inputs=inputs,
+        outputs=y.shape[1],
+        wide=weight.dtype == torch.float32,
+        wide_out=y.dtype == torch.float32,
+    )
+
+
+def rows_call(x: Tensor, y: Tensor, weight: Tensor | None = None, epsilon: float = 0.0) -> Rows:
+    """Normalise rows `x` into `y` `[rows, width]` with a weight; without one, gate them."""
+    assert x.is_contiguous() and (weight is None or x.dtype == weight.dtype)
+    rows, width = y.shape
+    return Rows(
+        x=x.data_ptr(),
+        weight=_address(weight),
+        y=y.data_ptr(),
+        rows=rows,
+        width=width,
+        epsilon=epsilon,
+        wide=x.dtype == torch.float32,
+    )
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -1,0 +1,89 @@
+"""A benchmark that has been checked against its model: everything that can go wrong before the weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from offload.config import GenerationConfig, Sampling, Speculation
+from offload.errors import PromptError
+from offload.levels import has_draft_model
+from offload.loader import OpenModel
+from offload.offloading import TierSettings
+from offload.units import counted
+
+from ..options.request import Request
+from ..options.settings import Settings
+from ..output.terminal import Terminal
+from ..run.model_request import open_shared_model
+from ..run.plan import fewest_on_device, plan_tiers
+from .methods import BASE, speculations
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """A request and what is compared on it. No `methods` are all that can run; `context` is how much text to take."""
+
+    request: Request
+    text: str
+    methods: tuple[str, ...] | None
+    context: int | None
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A benchmark that has been checked against its model: everything but the weights."""
+
+    settings: Settings
+    repeats: int
+    model: OpenModel
+    ids: list[int]
+    sampling: Sampling
+    speculations: dict[str, Speculation]
+    tiers: TierSettings | None
+
+    @property
+    def config(self) -> GenerationConfig:
+        return self.settings.generation
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.ids) + self.config.max_new_tokens
+
+
+def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benchmark:
+    """Find everything that can go wrong before the weights are loaded. Raises TriforceError."""
+    request, settings = bench.request, bench.request.settings
+    methods = speculations(bench.methods, settings.speculation)
+    # Opened for the method that needs most: a draft model is found and loaded if any of them uses one.
+    widest = next((method for method in methods.values() if has_draft_model(method)), methods[BASE])
+    compared = {"methods": list(methods), "repeats": bench.repeats, "context": bench.context}
+    model = open_shared_model(request, widest, compared, terminal, quiet)
+    ids = _first_tokens(model.tokenizer.encode(bench.text, special_tokens=True), bench.context)
+    model.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
+    sampling = settings.sampling(model.sampling)
+    benchmark = Benchmark(settings, bench.repeats, model, ids, sampling, methods, None)
+    return benchmark if request.dry_run else replace(benchmark, tiers=_plan_tiers(benchmark, terminal))
+
+
+def _plan_tiers(benchmark: Benchmark, terminal: Terminal) -> TierSettings | None:
+    """Return one placement for all methods: that of the one which leaves least room for layers on the device."""
+    model, settings = benchmark.model, benchmark.settings
+    found = [
+        plan_tiers(
+            replace(model, speculation=method), replace(settings, speculation=method), benchmark.length, terminal
+        )
+        for method in benchmark.speculations.values()
+    ]
+    return fewest_on_device([tiers for tiers in found if tiers is not None])
+
+
+def _first_tokens(ids: list[int], count: int | None) -> list[int]:
+    """Return the first `count` tokens, or all. Raises PromptError if there are fewer."""
+    if count is not None and count > len(ids):
+        raise PromptError(
+            f"the prompt has {counted(len(ids), 'token')}, fewer than --context {count:,}",
+            f"give a longer text, or use --context {len(ids)}",
+        )
+    return ids[:count]

@@ -1,0 +1,57 @@
+"""A plan as JSON fields: bytes, seconds and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from offload.hardware.calibration import Measured
+from offload.planning.latency import Decoding
+from offload.planning.placement import Tier
+from offload.planning.plan import Plan
+from offload.planning.suggestions import WayOut
+
+from .plan_flags import flags_of
+
+
+def measured_fields(measured: Measured | None) -> dict[str, Any] | None:
+    """Return a measurement's fields; None without one."""
+    return None if measured is None else asdict(measured)
+
+
+def plan_fields(plan: Plan, suggestions: Sequence[WayOut] = ()) -> dict[str, Any]:
+    """Return a plan's fields."""
+    request, where = plan.request, plan.placed
+    return {
+        "fits": plan.fits,
+        "model": request.model,
+        "parameters": request.shape.parameters,
+        "context": request.tokens,
+        "hardware": asdict(request.hardware),
+        "memory": {"device": _tier(plan.device), "host": _tier(plan.host)},
+        "offload": plan.offload,
+        "layers": request.shape.layers,
+        "resident_layers": where.resident_layers,
+        "weight_layers": where.weight_layers,
+        "host_share": plan.host_share,
+        "budget": plan.budget,
+        "chunk": request.speculation.chunk,
+        "prefill_order": where.prefill_order,
+        "prefill_chunk": request.prefill_chunk,
+        "ttft": asdict(plan.ttft),
+        "plain": _decoding(plan.plain),
+        "chosen": _decoding(plan.chosen),
+        "speedup": plan.speedup,
+        "flags": flags_of(plan),
+        "missing": plan.shortage() or None,
+        "ways_out": [suggestion.text for suggestion in suggestions],
+    }
+
+
+def _tier(tier: Tier) -> dict[str, Any]:
+    return {"parts": tier.parts, "total": tier.total, "limit": tier.limit}
+
+
+def _decoding(decoding: Decoding) -> dict[str, Any]:
+    return {**asdict(decoding), "tokens_per_s": 1 / decoding.tbt.seconds}

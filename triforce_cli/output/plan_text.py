@@ -1,0 +1,160 @@
+"""A plan as text: hardware, a bar for each memory, predictions, and the command line that it stands for."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from offload.hardware.calibration import Measured
+from offload.hardware.rates import Hardware
+from offload.planning.latency import Decoding
+from offload.planning.placement import Tier
+from offload.planning.plan import Plan
+from offload.units import GIB, counted
+
+from .format import duration, milliseconds
+from .plan_flags import flags_of
+
+WIDTH = 60  # cells of a bar
+_DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
+_EMPTY = "."
+_HEAD = ("profile", "fits", "offload", "resident", "device", "host", "TTFT", "plain ms", "method", "ms")
+_HEAD += ("speedup", "bound by")
+_LEFT = ("profile", "fits", "offload", "method", "bound by")  # columns; the others are numbers
+
+
+def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, command: str = "generate") -> str:
+    """Return the whole plan; every line ends with a newline.
+
+    Args:
+        drawn: with block characters, for a terminal.
+        measured: where the rates come from, if not from a data sheet.
+        command: whose command line comes last.
+    """
+    lines = list(hardware_lines(plan.request.hardware))
+    if measured is not None:
+        lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
+    lines += [_model(plan), ""]
+    lines += memory_lines(plan, drawn)
+    lines += [*_predictions(plan), "", f"triforce {command} {shlex.join(flags_of(plan))}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def hardware_lines(hardware: Hardware) -> Iterator[str]:
+    """Yield a line for the GPUs, if any, and one for the host: memory, and the rates that are assumed."""
+    assumed = {name: " (assumed)" if name in hardware.assumed else "" for name in ("host bandwidth", "host rate")}
+    if hardware.device == "cuda":
+        count = "" if hardware.gpus == 1 else f"{hardware.gpus} x "
+        rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s bf16"
+        yield f"GPU        {count}{_gib(hardware.memory)}, {rates}, link {hardware.link / 1e9:g} GB/s"
+    memory = "memory not known" if hardware.host_memory is None else f"{_gib(hardware.host_memory)} free"
+    rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s{assumed['host bandwidth']}"
+    yield f"host       {memory}, {rates}, {hardware.host_flops / 1e9:,.0f} GFLOP/s{assumed['host rate']}"
+
+
+def _model(plan: Plan) -> str:
+    request = plan.request
+    count = request.shape.parameters
+    scales = ((1e9, ".1f", " billion"), (1e6, ".0f", " million"), (1, ",.0f", ""))
+    size = next(f"{count / scale:{digits}}{name}" for scale, digits, name in scales if count >= scale)
+    return f"model      {request.model}, {size} parameters; {counted(request.tokens, 'token')} of prompt and answer"
+
+
+def memory_lines(plan: Plan, drawn: bool) -> Iterator[str]:
+    """Yield a bar for each memory, to the scale of what may be used of it."""
+    for name, tier in ((plan.device_name, plan.device), ("host memory", plan.host)):
+        if tier.total:
+            yield from _tier_lines(name, tier, drawn)
+            yield ""
+
+
+def _tier_lines(name: str, tier: Tier, drawn: bool) -> Iterator[str]:
+    limit = "" if tier.limit is None else f" of {_gib(tier.limit)}"
+    yield f"{name}: {_gib(tier.total)}{limit}" + (", which does not fit" if tier.missing else "")
+    marks = _DRAWN if drawn else _PLAIN
+    yield f"[{bar(list(tier.parts.values()), max(tier.limit or 0, tier.total), marks)}]"
+    yield "  ".join(
+        f"{mark} {part} {size / GIB:.2f}" for mark, (part, size) in zip(marks, tier.parts.items(), strict=False)
+    )
+
+
+def bar(sizes: Sequence[int], whole: int, marks: str, width: int = WIDTH) -> str:
+    """Return `width` cells for `whole`: each part's share, rounded so that their sum is right too."""
+    ends, total = [], 0
+    for size in sizes:
+        total += size
+        ends.append(round(width * total / whole))
+    starts = [0, *ends]
+    cells = "".join(mark * (end - start) for mark, start, end in zip(marks, starts, ends, strict=False))
+    return cells.ljust(width, _EMPTY)
+
+
+def _predictions(plan: Plan) -> Iterator[str]:
+    order = ", layer by layer" if plan.placed.prefill_order == "layers" else ""
+    yield _row("prefill", f"{duration(plan.ttft.seconds)} to the first token{order}", plan.ttft.bound)
+    yield _decoding_row("plain", plan.plain)
+    if plan.chosen.method != "ar":
+        yield _decoding_row(plan.chosen.method, plan.chosen, f", {plan.speedup:.1f}x")
+        yield f"           {_gammas(plan)}"
+    yield f"placement  {_placement(plan)}"
+
+
+def _row(name: str, text: str, bound: str) -> str:
+    return f"{name:<10} {text}; bound by {bound}"
+
+
+def _decoding_row(name: str, decoding: Decoding, more: str = "") -> str:
+    tbt = decoding.tbt
+    return _row(name, f"{milliseconds(tbt.seconds)} ms a token, {1 / tbt.seconds:,.1f} tokens/s{more}", tbt.bound)
+
+
+def _gammas(plan: Plan) -> str:
+    chosen = plan.chosen
+    low, high = chosen.gammas
+    around = f" ({low} to {high} are about as good)" if low != high else ""
+    cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
+    expected = f"{chosen.tokens_per_verification:.1f} tokens a verification expected"
+    return f"{chosen.gamma2} drafted{around}, {expected}{cache}"
+
+
+def _placement(plan: Plan) -> str:
+    where, layers = plan.placed, plan.request.shape.layers
+    if plan.offload == "none":
+        text = f"none: {'everything' if where.weight_layers == layers else 'the KV cache'} on the device"
+    else:
+        text = f"{plan.offload}: KV of {where.resident_layers} of {layers} layers resident"
+        if plan.offload == "hybrid":
+            text += f", the host attends to {100 * plan.host_share:.0f} % of the rest"
+    if where.weight_layers < layers:
+        text += f"; weights of {where.weight_layers} of {layers} layers on the device"
+    return text
+
+
+def comparison_text(plans: Sequence[Plan]) -> str:
+    """Return a table with a row for each plan, under a line with the model and the context."""
+    rows = [_HEAD, *(_cells(plan) for plan in plans)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = (
+            cell.ljust(width) if _HEAD[n] in _LEFT else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join(cells).rstrip() + "\n"
+
+    return f"{_model(plans[0])}; memory in GiB\n\n" + "".join(line(row) for row in rows)
+
+
+def _cells(plan: Plan) -> tuple[str, ...]:
+    memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
+    name = plan.request.hardware.name
+    if not plan.fits:
+        return (name, "no", "", "", *memory, "", "", "", "", "", "")
+    layers = f"{plan.placed.resident_layers}/{plan.request.shape.layers}"
+    times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
+    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}", plan.chosen.tbt.bound)
+    return (name, "yes", plan.offload, layers, *memory, *times, *chosen)
+
+
+def _gib(size: int | None) -> str:
+    return "memory not known" if size is None else f"{size / GIB:.2f} GiB"

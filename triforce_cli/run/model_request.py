@@ -1,0 +1,155 @@
+"""A request whose model has been opened: everything that can go wrong before the weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from offload.config import Sampling, Speculation
+from offload.errors import PromptError
+from offload.loader import OpenModel, open_model
+from offload.metrics import Meter
+from offload.parallel import ALONE
+
+from ..distributed.launch import ranks_to_start
+from ..distributed.rank import broadcast, check_same_command
+from ..options.request import Request
+from ..options.settings import Settings, refuse_unverifiable
+from ..output.fetching import FetchBar
+from ..output.progress import RunFacts
+from ..output.terminal import Terminal
+from .machine import peak_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens of a prompt, and how many may follow. `name` is for people."""
+
+    ids: list[int]
+    new_tokens: int
+    name: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens that the sequence may reach."""
+        return len(self.ids) + self.new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request with its model, opened but not loaded, and the sampling of both."""
+
+    request: Request
+    model: OpenModel
+    sampling: Sampling
+
+    @property
+    def settings(self) -> Settings:
+        return self.request.settings
+
+    @property
+    def context(self) -> int:
+        """The longest sequence in tokens, prompt and answer."""
+        return self.model.checkpoint.shape.context
+
+    def encode(self, text: str) -> list[int]:
+        """Return a prompt's tokens, in the chat template unless the request is raw or the model has none.
+
+        Rank 0 encodes for all: a template may read the clock. Raises PromptError.
+        """
+        return broadcast(self.request.group, lambda: self._encode(text))
+
+    def _encode(self, text: str) -> list[int]:
+        tokenizer, system = self.model.tokenizer, self.request.system
+        if system is not None and not tokenizer.has_chat_template:
+            raise PromptError(
+                "this model has no chat template, so no place for --system", "put it into the prompt itself"
+            )
+        if self.request.raw or not tokenizer.has_chat_template:
+            return tokenizer.encode(text, special_tokens=True)
+        return tokenizer.chat(text, system)
+
+    def prompt(self, ids: list[int], name: str = "") -> Prompt:
+        """Return the prompt with the number of tokens that may follow. Raises PromptError beyond the context."""
+        exact = "max_new_tokens" in self.settings.values
+        return Prompt(ids, self.model.new_tokens(len(ids), self.settings.generation.max_new_tokens, exact), name)
+
+    def stretched(self, prompts: Sequence[list[int]], terminal: Terminal) -> ModelRequest:
+        """Return the request with a context for the longest prompt and its answer; warn if the model is stretched."""
+        longest = max(map(len, prompts)) + self.settings.generation.max_new_tokens
+        model = self.model.stretched(longest)
+        if model is self.model:
+            return self
+        stretched = replace(self, model=model)
+        terminal.warn(
+            f"the context is stretched from {self.context:,} to {stretched.context:,} tokens (YaRN, factor "
+            f"{stretched.context // self.context}): the model was not trained for that, and answers get worse"
+        )
+        return stretched
+
+    def run_facts(self, meter: Meter, label: str = "") -> RunFacts:
+        """Return what the display shows of a generation, measured by `meter`."""
+        on_gpu = self.model.device.type == "cuda"
+        in_use = partial(torch.cuda.memory_allocated, self.model.device) if on_gpu else None
+        return RunFacts(
+            self.settings.engine.model, self.settings.speculation.method, self.context, meter, in_use, label
+        )
+
+    def summary_facts(self, new_tokens: int) -> dict[str, Any]:
+        """Return what the summary of a run contains beside its numbers."""
+        return {
+            "seed": self.settings.generation.seed,
+            "method": self.settings.speculation.method,
+            "model": self.settings.engine.model,
+            "peak_memory_bytes": peak_memory(self.model.device),
+            "settings": self.resolved(new_tokens),
+        }
+
+    def resolved(self, new_tokens: int) -> dict[str, Any]:
+        """Return every setting by name, as resolved."""
+        return self.settings.described(self.sampling) | {
+            "max_new_tokens": new_tokens,
+            "device": self.model.device.type,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "kernel": self.model.kernel,
+            "context": self.context,
+            "raw": self.request.raw,
+            "system": self.request.system,
+        }
+
+    def print_settings(self, new_tokens: int, terminal: Terminal) -> None:
+        """Print every setting to stderr, and where it came from."""
+        for name, value in self.resolved(new_tokens).items():
+            origin = self.settings.origins.get(name, "")
+            terminal.note(f"{name}: {value}" + (f"  ({origin})" if origin else ""))
+
+
+def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequest:
+    """Find and check the model of a request that generates text. Raises TriforceError."""
+    settings = request.settings
+    compared = {name: getattr(request, name) for name in ("system", "raw", "verify", "extend_context")}
+    model = open_shared_model(request, settings.speculation, compared, terminal, quiet)
+    if settings.profile.gpus > 1 and model.group.size == 1 and not ranks_to_start(settings):
+        terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
+    sampling = settings.sampling(model.sampling)
+    if request.verify:
+        refuse_unverifiable(sampling)
+    return ModelRequest(request, model, sampling)
+
+
+def open_shared_model(
+    request: Request, speculation: Speculation, compared: Mapping[str, Any], terminal: Terminal, quiet: bool
+) -> OpenModel:
+    """Find and check the model, fetching it if need be; all ranks must have opened it with the same command.
+
+    `compared` holds what must be the same on all ranks beside the settings. Raises TriforceError.
+    """
+    settings = request.settings
+    with FetchBar(terminal, shown=not quiet) as progress:
+        model = open_model(settings.engine, request.home, progress, speculation, request.group or ALONE)
+    check_same_command(model, settings, compared)
+    return model

@@ -1,0 +1,192 @@
+"""Plans a run before anything is loaded: what lies where, how fast it will be, how the KV cache is spread.
+
+Real runs and dry runs plan here alike. Torch is imported only where a model has been opened.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offload.architecture.dims import Sizes
+from offload.config import Placement
+from offload.errors import SettingsError
+from offload.hardware import profiles
+from offload.hardware.calibration import Measured, applied
+from offload.hardware.profiles import AUTO, Profile, undescribed
+from offload.hardware.rates import Hardware, describe, placed
+from offload.planning.placement import PlanRequest
+from offload.planning.plan import Plan, make_plan
+from offload.planning.suggestions import WayOut, ways_out
+from offload.system import cores, free_host_memory, free_memory
+
+from ..distributed.launch import ranks_to_start
+from ..options.settings import NO_PROFILE, Settings, gpu_names
+from ..output.plan import PlanReport, suggestions_text
+from ..output.terminal import Terminal
+from .calibration import load_measured
+
+if TYPE_CHECKING:
+    import torch
+
+    from offload.loader import OpenModel
+    from offload.offloading import TierSettings
+
+
+def plan_request(
+    settings: Settings, shape: Sizes, tokens: int, hardware: Hardware, draft: Sizes | None = None
+) -> PlanRequest:
+    """Return the plan request of the settings, for a model's shape on some hardware."""
+    return PlanRequest(
+        model=settings.engine.model,
+        shape=shape,
+        tokens=tokens,
+        hardware=placed(hardware, settings.placement),
+        placement=settings.placement,
+        speculation=settings.speculation,
+        prefill_chunk=settings.engine.prefill_chunk,
+        itemsize=4 if settings.engine.dtype == "float32" else 2,
+        draft=draft,
+    )
+
+
+def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[WayOut, ...]]:
+    """Return the plan, and changes that would fit if it does not."""
+    plan = make_plan(request)
+    return plan, () if plan.fits else ways_out(request, _shipped_hardware())
+
+
+def _shipped_hardware() -> list[Hardware]:
+    """Return the hardware of the profiles that come with the program, to choose from."""
+    found = []
+    for name in profiles.available():
+        try:
+            found.append(describe(profiles.load(name)))
+        except SettingsError:  # its rates are not known
+            continue
+    return found
+
+
+def plan_run(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> PlanReport:
+    """Return the plan for a sequence of `tokens` on this machine, on as many GPUs as ranks would be started.
+
+    Raises SettingsError for tiers that this machine does not have.
+    """
+    check_tiers(model, settings.placement)
+    measured = load_measured(terminal)
+    request, profile = request_on_this_machine(model, settings, tokens, measured)
+    if model.device.type == "cuda" and (count := ranks_to_start(settings)):
+        request = replace(request, hardware=replace(request.hardware, gpus=count))
+    was_applied = profile.host != settings.profile.host  # the host is always measured
+    return PlanReport(*plan_with_suggestions(request), measured if was_applied else None)
+
+
+def plan_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
+    """Return how the KV cache of a sequence of `tokens` is spread; None where all of it stays on the device.
+
+    Ranks that share the model follow the one with the least room. Raises OutOfMemory with the numbers and what would
+    fit, SettingsError for tiers that this machine does not have.
+    """
+    found = model.group.collect(_plan_own_tiers(model, settings, tokens, terminal))
+    return fewest_on_device([tiers for tiers in found if tiers is not None])
+
+
+def fewest_on_device(tiers: list[TierSettings]) -> TierSettings | None:
+    """Return the settings that keep the fewest layers' weights, then KV, on the device; None if there are none."""
+    return min(tiers, key=_layers_on_device, default=None)
+
+
+def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
+    return math.inf if tiers.weight_layers is None else tiers.weight_layers, tiers.resident_layers
+
+
+def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
+    placement = settings.placement
+    check_tiers(model, placement)
+    if model.device.type == "cpu" and placement.link_gb_s is None:
+        model.check_fit(tokens, settings.memory_limit("cpu"))
+        return None
+    try:
+        request, _ = request_on_this_machine(model, settings, tokens, load_measured(terminal))
+    except SettingsError:  # this GPU's rates are unknown: without them there is no plan, but there may be room
+        if placement.offload not in ("auto", "none"):
+            raise
+        model.check_fit(tokens, settings.memory_limit(model.device.type))
+        return None
+    plan, suggestions = plan_with_suggestions(request)
+    plan.require_fit(suggestions_text(suggestions))
+    everything = plan.offload == "none" and plan.placed.weight_layers == plan.request.shape.layers
+    return None if everything else _tier_settings(plan)
+
+
+def _tier_settings(plan: Plan) -> TierSettings:
+    from offload.offloading import TierSettings
+
+    where, placement = plan.placed, plan.request.placement
+    mode = plan.offload if placement.offload == "auto" else placement.offload
+    return TierSettings(
+        mode="stream" if mode == "none" else mode,
+        resident_layers=where.resident_layers,
+        share=placement.host_share,
+        by_layers=where.prefill_order == "layers",
+        weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
+        link_gb_s=placement.link_gb_s,
+    )
+
+
+def check_tiers(model: OpenModel, placement: Placement) -> None:
+    """Raise SettingsError for tiers that this machine does not have."""
+    on_cpu, link = model.device.type == "cpu", placement.link_gb_s
+    if not on_cpu and link is not None:
+        raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
+    if not on_cpu or link is not None:
+        return
+    asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
+    asked["offload"] = placement.offload if placement.offload not in ("auto", "none") else None
+    for name, value in asked.items():
+        if value is not None:
+            raise SettingsError(
+                f"--{name} {value} divides KV between a device and the host, and this device is the CPU",
+                "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
+            )
+
+
+def request_on_this_machine(
+    model: OpenModel, settings: Settings, tokens: int, measured: Measured | None
+) -> tuple[PlanRequest, Profile]:
+    """Return the request for a plan of a sequence of `tokens` on this machine, and the profile with its rates.
+
+    Raises SettingsError as `rated_profile`.
+    """
+    profile = rated_profile(model.device, settings.profile, measured)
+    draft = model.draft.shape if model.draft is not None else None
+    hardware = this_machine(model.device, profile, model.group.mates)
+    request = plan_request(settings, model.shape, tokens, hardware, draft)
+    in_place = model.kernel != "off" and settings.placement.link_gb_s is None
+    return replace(request, itemsize=model.dtype.itemsize, retrieves_in_place=in_place), profile
+
+
+def rated_profile(device: torch.device, profile: Profile, measured: Measured | None) -> Profile:
+    """Return the profile of the device that computes, with the rates that were measured on it.
+
+    Raises SettingsError for a GPU that neither a profile nor a measurement describes.
+    """
+    profile = applied(profile, measured, gpu_names())
+    if device.type == "cpu" and profile.device != "cpu":  # asked for by --device: the profile's host computes
+        profile = applied(replace(profile, device="cpu", gpus=0, gpu=None, link=None), measured)
+    if profile.name != NO_PROFILE:
+        return profile
+    if profile.device == "cuda" and profile.gpu is None:
+        import torch
+
+        raise undescribed([torch.cuda.get_device_name(device)])
+    return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # the name that --profile takes
+
+
+def this_machine(device: torch.device, profile: Profile, local_ranks: int = 1) -> Hardware:
+    """Return the profile's rates with the memory that is really free, divided among the ranks on this machine."""
+    hardware = replace(describe(profile, free_host_memory() // local_ranks, cores()), gpus=1)
+    free = free_memory(device) // (local_ranks if hardware.shared else 1)
+    memory = free if hardware.memory is None else min(free, hardware.memory)
+    return replace(hardware, memory=memory, host_memory=memory if hardware.shared else hardware.host_memory)

@@ -1,0 +1,118 @@
+"""Plans for hardware profiles and well-known models, with neither the GPU nor the weights. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offload.architecture.known import PlanShape, shape_of
+from offload.config import DEFAULT_MODEL
+from offload.errors import ModelNotFound, PromptError
+from offload.hardware import profiles
+from offload.hardware.calibration import Measured, applied, profile_of_found
+from offload.hardware.driver import gpu_names
+from offload.hardware.profiles import Profile, same_gpu
+from offload.hardware.rates import Hardware, describe
+from offload.planning.plan import Plan, suggested_budget
+from offload.planning.suggestions import WayOut
+from offload.system import cores, free_host_memory
+from offload.units import counted
+
+from ..options.settings import Settings, resolve_with
+from ..output.plan import PlanComparison, PlanReport
+from .plan import plan_request, plan_with_suggestions
+
+DEFAULT_GPU_MODEL = "Llama-3.1-8B"
+LONGEST_DEFAULT = 128 * 1024  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The hardware that is planned for: `profile` describes it, None if no profile does.
+
+    Args:
+        name: the profile's name or file, as it was given; "auto" for the hardware found.
+        found: names of this machine's GPUs.
+    """
+
+    name: str
+    found: Sequence[str]
+    profile: Profile | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options that a plan follows: flags by name, where each came from, and the context in tokens, if given."""
+
+    flags: Mapping[str, Any]
+    origins: Mapping[str, str]
+    context: int | None
+
+
+def find_target(name: str | None) -> Target:
+    """Return the hardware of a profile's name or file; that of this machine for None or "auto".
+
+    Raises SettingsError.
+    """
+    found = gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if name is None or name.lower() == profiles.AUTO:
+        return Target(profiles.AUTO, found, profiles.matching(found))
+    return Target(name, found, profiles.load(name))
+
+
+def plan_target(target: Target, options: PlanOptions, measured: Measured | None) -> PlanReport:
+    """Return the plan for some hardware, with its measured rates if it is this machine's. Raises SettingsError."""
+    profile = target.profile or profile_of_found(target.found, measured)
+    if profile is None:
+        raise profiles.undescribed(target.found)
+    rated = applied(profile, measured, target.found)
+    hardware = hardware_of(rated, target.found)
+    if profile.name not in profiles.available():  # --profile takes the file's path, or "auto" without a profile
+        hardware = replace(hardware, name=target.name)
+    plan, suggestions = _plan(profile, options, hardware, profile.device == "cuda")
+    return PlanReport(plan, suggestions, measured if rated is not profile else None, profile)
+
+
+def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Measured | None) -> PlanComparison:
+    """Return the plans for all profiles, those of this machine's hardware with its measured rates."""
+    sheets = [profiles.load(name) for name in profiles.available()]
+    rated = [applied(sheet, measured) for sheet in sheets]
+    plans = [_plan(each, options, hardware_of(each, found), True) for each in rated]
+    names = [each.name for each, sheet in zip(rated, sheets, strict=True) if each is not sheet]
+    return PlanComparison(plans, measured if names else None, names)
+
+
+def hardware_of(profile: Profile, found: Sequence[str]) -> Hardware:
+    """Return the profile's hardware; what it does not state of the host is this machine's, if it is that of `found`."""
+    model = None if profile.gpu is None else profile.gpu.model
+    count = sum(model is not None and same_gpu(name, model) for name in found)
+    is_here = profile.device == "cpu" or 0 < profile.gpus <= count
+    return describe(profile, free_host_memory(), cores()) if is_here else describe(profile)
+
+
+def _plan(profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bool) -> tuple[Plan, tuple[WayOut, ...]]:
+    """Return the plan and suggestions for the model of the options, else the default one. Raises PromptError."""
+    settings = resolve_with(options.flags, options.origins, profile)
+    model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
+    _, shape = shape_of(model)
+    tokens = min(shape.context, LONGEST_DEFAULT) if options.context is None else options.context
+    if tokens > shape.context:
+        raise PromptError(
+            f"a context of {counted(tokens, 'token')} exceeds the {shape.context:,} of {model}",
+            f"use --context {shape.context} or less, or --model with a longer context",
+        )
+    speculation = settings.speculation
+    if "budget" not in settings.values:
+        speculation = replace(speculation, budget=max(suggested_budget(tokens), 4 * speculation.chunk))
+    settings = replace(settings, engine=replace(settings.engine, model=model), speculation=speculation)
+    return plan_with_suggestions(plan_request(settings, shape, tokens, hardware, _draft_shape(settings)))
+
+
+def _draft_shape(settings: Settings) -> PlanShape | None:
+    name = settings.speculation.draft_model
+    try:
+        return None if name is None else shape_of(name)[1]
+    except ModelNotFound as error:
+        raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error
