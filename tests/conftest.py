@@ -1,4 +1,8 @@
-"""Fixtures shared by the tests: a tiny model in a folder, and the embedded model where a test asks for it."""
+"""Fixtures shared by the tests: a tiny model in a folder, and the embedded model where a test asks for it.
+
+What not every installation has (platformdirs, gguf) is imported where it is needed: scripts/check_gpu.py runs
+the GPU's tests without.
+"""
 
 import io
 import os
@@ -12,13 +16,10 @@ import pytest
 import torch
 import yaml
 
-from offload import EngineConfig, Speculation, open_model
-from offload.engine import Engine
 from offload.kernels.native import LEVELS, Kernel, KernelUnavailable, find_kernel
 from offload.kernels.native.library import open_library
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from tests.support.engine import SMALL
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.native_kernel import build_emulated
 from tests.support.offloading import native_kernel
@@ -203,6 +204,9 @@ def draft_model_dir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def opened_with_draft(tiny_model_dir, draft_model_dir):
     """The tiny model and its draft, with small caches; weights not loaded yet."""
+    from offload import EngineConfig, Speculation, open_model
+    from tests.support.engine import SMALL
+
     config = EngineConfig(model=str(tiny_model_dir), dtype="float32", device="cpu", prefill_chunk=16)
     return open_model(config, speculation=Speculation("naive", str(draft_model_dir), **SMALL))
 
@@ -210,5 +214,7 @@ def opened_with_draft(tiny_model_dir, draft_model_dir):
 @pytest.fixture(scope="session")
 def endless_engine(opened_with_draft):
     """An engine that no token ends."""
+    from offload.engine import Engine
+
     loaded = opened_with_draft.load()
     return Engine(loaded.model, (), 16, loaded._draft)
