@@ -14,6 +14,7 @@ GPU = torch.device("cuda", 0)
 class PaperEvent:
     def __init__(self, enable_timing=False):
         self.over = False
+        self.made.append(self)
 
     def record(self, stream):
         stream.log.append(("record", self))
@@ -31,6 +32,7 @@ class PaperEvent:
 class PaperStream:
     def __init__(self, device):
         self.log = []
+        self.made.append(self)
 
     def wait_event(self, event):
         self.log.append(("wait", event))
@@ -44,14 +46,15 @@ def paper_link(monkeypatch):
     """A link whose device is memory above 100 numbers of one tensor, and what its streams were told."""
     memory = torch.zeros(200)
     border = memory[100:].data_ptr()
-    compute = PaperStream(None)
+    PaperEvent.made, PaperStream.made = [], []
     monkeypatch.setattr(cuda, "_on_host", lambda x: x.data_ptr() < border)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     for name, fake in {"Event": PaperEvent, "Stream": PaperStream, "stream": nullcontext}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
     link = cuda.CudaLink(GPU)
-    link.host, link.device, link.compute = memory[:100], memory[100:], compute
+    link.to_device, link.to_host = PaperStream.made
+    link.host, link.device, link.compute = memory[:100], memory[100:], PaperStream(None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: link.compute)
     return link
 
 
@@ -59,13 +62,13 @@ def test_each_direction_has_its_stream_and_waits_for_the_other_where_memory_is_t
     link, host, device = paper_link, paper_link.host, paper_link.device
     out = link.copy([(host[:10], device[:10])])
     link.copy([(device[20:30], host[10:20])])
-    assert link._to_device.waited() == []
+    assert link.to_device.waited() == []
     back = link.copy([(device[20:30], host[5:15])])
-    assert link._to_device.waited() == [out.over]
+    assert link.to_device.waited() == [out.over]
     link.copy([(host[14:16], device[:2])])
-    assert link._to_host.waited()[-1] is back.over
+    assert link.to_host.waited()[-1] is back.over
     everything = link.copy(())
-    assert len(link._to_device.waited()) == 3
+    assert len(link.to_device.waited()) == 3
     link.finish(everything)
     assert everything.over.over
 
@@ -73,12 +76,12 @@ def test_each_direction_has_its_stream_and_waits_for_the_other_where_memory_is_t
 def test_what_is_over_is_counted_and_waited_for_no_more(paper_link):
     link, host, device = paper_link, paper_link.host, paper_link.device
     out = link.copy([(host[:10], device[:10])], mark := link.mark())
-    assert link._to_host.waited() == [mark]
+    assert link.to_host.waited() == [mark]
     assert link.seconds(out) is None and link.statistics.bytes == 0
     link.finish(out)
     assert (link.statistics.bytes, link.statistics.busy_s) == (40, 0.002)
     link.copy([(device[:10], host[:10])])
-    assert link._to_device.waited() == []
+    assert link.to_device.waited() == []
     link.wait(out)
     assert link.compute.waited() == [out.over]
 
@@ -90,7 +93,7 @@ def test_a_ring_tells_the_seconds_of_pieces_that_come_after_they_are_taken(paper
     ring.expect(pieces)
     ring.release(ring.take(pieces[0]))
     assert ring.seconds is None
-    for ticket in link._pending[link._to_device]:
-        ticket.over.over = True
+    for event in PaperEvent.made:
+        event.over = True
     ring.take(pieces[1])
     assert ring.seconds == 0.002

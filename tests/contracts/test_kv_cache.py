@@ -111,7 +111,7 @@ def test_truncating_to_more_than_is_committed_or_less_than_nothing_asserts(subje
 
 def test_begin_beyond_the_capacity_asserts_and_leaves_the_cache_as_it_was(subject):
     subject.run(tokens(2))
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=subject.refusal):
         subject.cache.begin(subject.too_many)
     assert subject.cache.length == len(subject.ids)
     expected = subject.expected(tokens(3))

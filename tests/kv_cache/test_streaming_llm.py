@@ -85,8 +85,3 @@ def test_memory_is_constant_and_positions_stay_small(model):
     assert cache._keys.shape == size
     assert max(seen) <= SINK + WINDOW + INFLIGHT
     assert cache.length == 400
-
-
-def test_too_many_tokens_at_once_are_a_fault_of_the_caller(model):
-    with pytest.raises(AssertionError, match="at once"):
-        new_cache(model).begin(100)

@@ -37,6 +37,7 @@ class Subject:
     fixed: int
     passes: tuple[int, ...]  # tokens, in turn; all of them fit behind `ids`
     too_many: int  # tokens at once that do not
+    refusal: str  # of so many
     window: int | None = None  # of StreamingLLM
     chunks: range | None = None  # selected beside the sink, and all that come behind them; None: everything
 
@@ -79,10 +80,10 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
     rope = Rope(tiny_shape(), CAPACITY, dtype, CPU)
     if name == "StreamingLLM":
         cache = StreamingCache(tiny_shape(), rope, SINK, WINDOW, INFLIGHT, dtype, CPU)
-        return Subject(cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5), INFLIGHT + 1, WINDOW)
+        return Subject(cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5), INFLIGHT + 1, "at once", WINDOW)
     if name.startswith("full on "):
         cache = FullCache(new_store(name.removeprefix("full on "), dtype), rope, CAPACITY)
-        return Subject(cache, rope, dtype, [], 0, (1, 40, 3, 70, 1, 5, 80), CAPACITY + 1)
+        return Subject(cache, rope, dtype, [], 0, (1, 40, 3, 70, 1, 5, 80), CAPACITY + 1, "in a cache of")
     return _selected(name, rope, dtype)
 
 
@@ -92,7 +93,7 @@ def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     if table and native_kernel() is None:
         pytest.skip("there is no native kernel here")
     full = FullCache(new_store("blocks" if table else name.split(" of ")[-1], dtype), rope, CAPACITY)
-    prompt = Subject(full, rope, dtype, [], 0, (), 0)
+    prompt = Subject(full, rope, dtype, [], 0, (), 0, "")
     everything = "everything" in name
     selector = (RetrievalSelector if everything else RecencySelector)(SINK, CHUNK)
     budget = CAPACITY if everything else BUDGET
@@ -103,4 +104,6 @@ def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     whole = (len(PROMPT) - 1) // CHUNK  # chunks that end before the newest token
     chunks = None if everything else range(whole - (BUDGET // CHUNK - 1), whole)
     too_many = TAIL + 2 * CHUNK + 1
-    return Subject(cache, rope, dtype, list(PROMPT), len(PROMPT), (1, 5, 1, 12, 3), too_many, None, chunks)
+    return Subject(
+        cache, rope, dtype, list(PROMPT), len(PROMPT), (1, 5, 1, 12, 3), too_many, "longer than the tail", None, chunks
+    )

@@ -75,5 +75,5 @@ def definition(ids, start, layer, rope, dtype=torch.float32, visible=None, posit
 
 def close(found, expected) -> bool:
     """Equal but for rounding in the type that was found."""
-    tolerance = 4e-2 if found.dtype == torch.bfloat16 else 1e-4
+    tolerance = 4e-2 if found.dtype == torch.bfloat16 else 1e-5
     return found.shape == expected.shape and bool((found.double() - expected).abs().max() <= tolerance)

@@ -32,13 +32,17 @@ class Pty:
         self._streams.append(open(os.dup(self._slave), mode, encoding="utf-8"))  # noqa: SIM115 - close() does
         return self._streams[-1]
 
+    def written(self) -> bytes:
+        """What has been written to it so far."""
+        return b"".join(self._chunks)
+
     def output(self) -> str:
         for stream in self._streams:
             stream.close()
         os.close(self._slave)
         self._reader.join(timeout=10)
         os.close(self._master)
-        return b"".join(self._chunks).decode().replace("\r\n", "\n")
+        return self.written().decode().replace("\r\n", "\n")
 
     def _read(self) -> None:
         while True:

@@ -155,7 +155,7 @@ def test_ctrl_c_leaves_the_table_of_what_is_done(settings):
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=tty.stream(), env=environment, text=True
     ) as process:
         end = time.monotonic() + 100
-        while b"run 4 of 2000" not in b"".join(tty._chunks) and time.monotonic() < end:
+        while b"run 4 of 2000" not in tty.written() and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)

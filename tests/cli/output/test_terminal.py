@@ -208,9 +208,9 @@ def tty_text(tty: Pty) -> str:
     probe = tty.stream()
     probe.write("\x1b[0m")
     probe.flush()
-    while not b"".join(tty._chunks).endswith(b"\x1b[0m"):
+    while not tty.written().endswith(b"\x1b[0m"):
         pass
-    return b"".join(tty._chunks).decode().replace("\r\n", "\n")
+    return tty.written().decode().replace("\r\n", "\n")
 
 
 def test_content_is_made_ten_times_a_second():

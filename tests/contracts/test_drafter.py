@@ -1,0 +1,145 @@
+"""The contract of `Drafter` (offload/speculation/drafter.py), for lookup, a draft model, and levels of speculation."""
+
+import pytest
+import torch
+
+from offload.sequence import Context
+from tests.support.drafters import DRAFTERS, VOCAB, new_subject
+
+# It ends as it went on twice before, so that lookup knows what may follow.
+TEXT = [3, 9, 4, 1, 7, 7, 2, 11, 5, 8] * 5 + [3, 9, 4, 1]
+LIMITS = [1, 2, 5, 8]
+
+
+@pytest.fixture
+def context():
+    return Context(TEXT)
+
+
+@pytest.fixture(params=DRAFTERS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def subject(kind, context):
+    return new_subject(kind, context)
+
+
+@pytest.fixture
+def drafter(subject):
+    return subject.drafter
+
+
+def proposed_by_a_fresh_one(kind, ids, limit):
+    context = Context(ids)
+    return new_subject(kind, context).drafter.propose(context, limit).tokens
+
+
+def state(context):
+    return list(context.tokens), context.committed, context.tentative
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_no_more_tokens_are_proposed_than_the_limit(drafter, context, limit):
+    draft = drafter.propose(context, limit)
+    assert 1 <= len(draft.tokens) <= limit
+    assert all(isinstance(token, int) and 0 <= token < VOCAB for token in draft.tokens)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_proposing_leaves_the_context_as_it_was(drafter, context, limit):
+    before = state(context)
+    drafter.propose(context, limit)
+    assert state(context) == before
+
+
+def test_proposing_behind_tentative_tokens_leaves_them_tentative(drafter, context):
+    context.extend([7, 7])
+    before = state(context)
+    drafter.propose(context, 4)
+    assert state(context) == before == ([*TEXT, 7, 7], len(TEXT), [7, 7])
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_or_they_were_certain(drafter, context, limit):
+    tokens, rows = drafter.propose(context, limit)
+    if rows is None:
+        return
+    assert rows.shape == (len(tokens), VOCAB)
+    torch.testing.assert_close(rows.sum(1), torch.ones(len(tokens)))
+    assert (rows >= 0).all() and all(row[token] > 0 for token, row in zip(tokens, rows, strict=True))
+
+
+def test_each_token_follows_those_before_it(drafter, context):
+    """Greedily: the first tokens of a long draft are a short one, and the rest is what follows them."""
+    whole = drafter.propose(context, 6).tokens
+    assert drafter.propose(context, 2).tokens == whole[:2]
+    context.extend(whole[:3])
+    assert drafter.propose(context, 3).tokens[: len(whole) - 3] == whole[3:6]
+
+
+def test_what_was_tried_out_before_does_not_change_what_is_proposed(drafter, context):
+    first = drafter.propose(context, 5)
+    context.extend([2, 2, 6])
+    drafter.propose(context, 5)
+    context.truncate(len(TEXT))
+    assert drafter.propose(context, 5).tokens == first.tokens
+
+
+def test_a_context_that_starts_over_is_proposed_for_as_if_it_were_the_first(kind, subject, context):
+    subject.drafter.propose(context, 5)
+    context.restart([*TEXT[:20], *TEXT[3:30], *TEXT[:7]])
+    subject.settle(context)
+    assert subject.drafter.propose(context, 5).tokens == proposed_by_a_fresh_one(kind, context.tokens, 5)
+
+
+@pytest.mark.parametrize("accepted", [0, 2, 4])
+def test_whatever_became_of_a_draft_the_next_one_is_fit_for_the_context(kind, subject, context, accepted):
+    draft = subject.drafter.propose(context, 4).tokens
+    subject.drafter.observe(len(draft), accepted)
+    assert state(context) == (TEXT, len(TEXT), [])
+    context.extend([*draft[:accepted], 1])
+    context.commit()
+    subject.settle(context)
+    assert subject.drafter.propose(context, 3).tokens == proposed_by_a_fresh_one(kind, context.tokens, 3)
+
+
+class Interrupted(Context):
+    """Ctrl-C comes when the context grows for the so-manyth time."""
+
+    calls = 0
+
+    def extend(self, ids):
+        super().extend(ids)
+        self.calls -= 1
+        if self.calls == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_an_interrupt_while_proposing_leaves_the_context_and_a_drafter_that_works(kind, calls):
+    context = Interrupted(TEXT)
+    drafter = new_subject(kind, context).drafter
+    expected = drafter.propose(context, 5).tokens
+    before, context.calls = state(context), calls
+    try:
+        drafter.propose(context, 5)
+    except KeyboardInterrupt:
+        assert state(context) == before
+    context.calls = 0
+    assert drafter.propose(context, 5).tokens == expected
+
+
+def test_an_outlook_tells_kinds_of_drafts_apart_and_none_means_that_there_is_none(drafter, context):
+    assert hash(drafter.outlook(context)) == hash(drafter.outlook(context))
+    assert drafter.outlook(context) is not None
+    unlike = Context(list(range(VOCAB)))  # no token twice
+    if drafter.outlook(unlike) is None:
+        assert drafter.propose(unlike, 4).tokens == []
+
+
+def test_what_is_taken_for_true_before_it_is_measured_is_possible(drafter):
+    assert drafter.name
+    assert 0 <= drafter.share < 1
+    assert 0 <= drafter.prior <= 1

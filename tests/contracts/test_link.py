@@ -1,0 +1,185 @@
+"""The contract of `Link` (offload/offloading/link.py), for the simulated link and a GPU's."""
+
+import pytest
+import torch
+
+from offload.offloading import SimulatedLink, TransferFailed
+from offload.offloading.cuda_link import CudaLink
+from offload.offloading.host_memory import allocator
+from tests.support.offloading import CPU, dawdler
+
+NUMBERS = 2**16
+GPU = torch.device("cuda", 0)
+ON_GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+
+class Ends:
+    """A link with memory at both of its ends."""
+
+    def __init__(self, link, device):
+        self.link, self.device, self._allocate = link, device, allocator(device)
+
+    def on_host(self, value):
+        return self._allocate((NUMBERS,), torch.float32).fill_(value)
+
+    def on_device(self, value):
+        return torch.full((NUMBERS,), float(value), device=self.device)
+
+    def holds(self, memory, value):
+        return bool((memory == value).all())
+
+
+@pytest.fixture(params=["simulated", "late now and then", pytest.param("cuda", marks=ON_GPU)])
+def ends(request):
+    if request.param == "cuda":
+        return Ends(CudaLink(GPU), GPU)
+    late = dawdler(0, longest=0.01) if request.param == "late now and then" else None
+    return Ends(SimulatedLink(bandwidth=1e9, before=late), CPU)
+
+
+def test_a_copy_to_the_device_has_arrived_after_wait(ends):
+    target, source = ends.on_device(0), ends.on_host(7)
+    ends.link.wait(ends.link.copy([(target, source)]))
+    assert ends.holds(target, 7)
+
+
+def test_a_copy_to_the_host_has_arrived_after_finish(ends):
+    target, source = ends.on_host(0), ends.on_device(7)
+    ticket = ends.link.copy([(target, source)], ends.link.mark())
+    ends.link.finish(ticket)
+    assert ends.holds(target, 7)
+
+
+def test_a_ticket_is_for_all_of_its_copies(ends):
+    pairs = [(ends.on_device(0), ends.on_host(value)) for value in range(1, 6)]
+    ends.link.wait(ends.link.copy(pairs))
+    assert all(ends.holds(target, value) for value, (target, _) in enumerate(pairs, 1))
+
+
+def test_copies_keep_their_order(ends):
+    target = ends.on_device(0)
+    tickets = [ends.link.copy([(target, ends.on_host(value))]) for value in range(20)]
+    ends.link.wait(tickets[-1])
+    assert ends.holds(target, 19)
+
+
+def test_what_is_on_its_way_to_the_host_has_come_before_it_is_copied_back(ends):
+    first, host, last = ends.on_device(7), ends.on_host(0), ends.on_device(0)
+    ends.link.copy([(host, first)], ends.link.mark())
+    ends.link.wait(ends.link.copy([(last, host)]))
+    assert ends.holds(last, 7)
+
+
+def test_host_memory_is_not_overwritten_before_it_has_been_copied(ends):
+    target, host, other = ends.on_device(0), ends.on_host(7), ends.on_device(9)
+    there = ends.link.copy([(target, host)])
+    back = ends.link.copy([(host, other)], ends.link.mark())
+    ends.link.finish(back)
+    ends.link.wait(there)
+    assert ends.holds(target, 7)
+
+
+def test_a_copy_begins_after_what_had_been_computed_at_its_mark(ends):
+    source, target = ends.on_device(0), ends.on_host(0)
+    for _ in range(50):
+        source += 1
+    ticket = ends.link.copy([(target, source)], ends.link.mark())
+    ends.link.finish(ticket)
+    assert ends.holds(target, 50)
+
+
+def test_a_ticket_can_be_waited_for_and_finished_again(ends):
+    target = ends.on_device(0)
+    ticket = ends.link.copy([(target, ends.on_host(3))])
+    for _ in range(2):
+        ends.link.wait(ticket)
+        ends.link.finish(ticket)
+    assert ends.holds(target, 3)
+
+
+def test_an_empty_copy_is_over_when_all_before_it_are(ends):
+    host, device = ends.on_host(0), ends.on_device(5)
+    ticket = ends.link.copy([(host, device)], ends.link.mark())
+    ends.link.finish(ends.link.copy(()))
+    assert ends.holds(host, 5)
+    assert ends.link.seconds(ticket) is not None
+
+
+def test_a_finished_copy_knows_its_seconds(ends):
+    ticket = ends.link.copy([(ends.on_device(0), ends.on_host(1))])
+    ends.link.finish(ticket)
+    assert ends.link.seconds(ticket) > 0
+
+
+def test_statistics_count_bytes_both_ways_and_the_seconds_they_took(ends):
+    link, host, device = ends.link, ends.on_host(1), ends.on_device(2)
+    assert (link.statistics.bytes, link.statistics.busy_s) == (0, 0)
+    tickets = [link.copy([(ends.on_device(0), host)]), link.copy([(ends.on_host(0), device)], link.mark())]
+    for ticket in tickets:
+        link.finish(ticket)
+    link.finish(link.copy(()))
+    assert link.statistics.bytes == 2 * 4 * NUMBERS
+    assert link.statistics.busy_s >= 0.99 * sum(map(link.seconds, tickets)) > 0
+
+
+def test_memory_of_different_sizes_or_that_is_not_contiguous_asserts(ends):
+    target, source = ends.on_device(0), ends.on_host(1)
+    for pair in ((target, source[:-1]), (target[::2], source[::2])):
+        with pytest.raises(AssertionError):
+            ends.link.copy([pair])
+
+
+# Failures, which a GPU's driver does not have on demand
+
+
+class Cable:
+    """Fails once for each time that it is `loose`."""
+
+    loose = 0
+
+    def __call__(self, pairs):
+        if self.loose:
+            self.loose -= 1
+            raise OSError("the cable is loose")
+
+
+@pytest.fixture
+def cable():
+    return Cable()
+
+
+@pytest.fixture
+def unreliable(cable):
+    return Ends(SimulatedLink(bandwidth=1e9, before=cable), CPU)
+
+
+def test_waiting_for_a_copy_that_failed_raises_and_finish_does_not(unreliable, cable):
+    cable.loose = 1
+    ticket = unreliable.link.copy([(unreliable.on_device(0), unreliable.on_host(1))])
+    unreliable.link.finish(ticket)
+    for _ in range(2):
+        with pytest.raises(TransferFailed, match=r"262,144 bytes .* the cable is loose") as caught:
+            unreliable.link.wait(ticket)
+    assert caught.value.hint
+    assert unreliable.link.seconds(ticket) is None
+
+
+def test_copies_after_one_that_failed_arrive(unreliable, cable):
+    cable.loose = 1
+    link, target, source = unreliable.link, unreliable.on_device(0), unreliable.on_host(4)
+    failed, arrived = link.copy([(target, source)]), link.copy([(target, source)])
+    link.wait(arrived)
+    assert unreliable.holds(target, 4)
+    with pytest.raises(TransferFailed):
+        link.wait(failed)
+    assert link.statistics.bytes == 4 * NUMBERS  # only what has arrived
+
+
+def test_what_has_not_come_yet_is_not_there(unreliable):
+    """What `poison` is for: who does not wait is found out."""
+    unreliable.link = SimulatedLink(bandwidth=1e9, latency=0.05, before=dawdler(0, 0.05), poison=True)
+    target = unreliable.on_device(0)
+    ticket = unreliable.link.copy([(target, unreliable.on_host(1))])
+    assert unreliable.link.seconds(ticket) is None
+    unreliable.link.wait(ticket)
+    assert unreliable.holds(target, 1)

@@ -1,0 +1,63 @@
+"""Every drafter on tiny models, decoding greedily so that a fresh one proposes the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+
+from offload.config import Sampling, Speculation
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import Context
+from offload.speculation.adaptive import Pace
+from offload.speculation.drafter import Drafter, ModelDrafter
+from offload.speculation.hierarchy import draft_cache, selected_cache
+from offload.speculation.level import ModelVerifier, speculate
+from offload.speculation.ngram import LookupDrafter
+from offload.speculation.runner import Runner, SelectedRunner
+from offload.speculation.sampling import Sampler
+from tests.support.models import make_hf_model
+from tests.support.offloading import CPU
+
+VOCAB = 24  # few tokens: the text repeats itself, so that lookup has something to propose
+# Nothing is left out of a cache, or a fresh drafter would propose something else.
+SETTINGS = Speculation("triforce", budget=400, chunk=4, window=400)
+DRAFTERS = ["lookup", "draft model", "level", "level over lookup", "level over a draft model"]
+
+
+@cache
+def _model(seed: int, layers: int):
+    with TemporaryDirectory() as folder:
+        make_hf_model("llama", seed, vocab_size=VOCAB, num_hidden_layers=layers).save_pretrained(folder)
+        return load_model(FolderCheckpoint(Path(folder)), torch.float32, CPU, lambda done, total: None)
+
+
+class Subject(NamedTuple):
+    """A drafter under test. `settle` must be called when the committed tokens have changed."""
+
+    drafter: Drafter
+    settle: Callable[[Context], None]
+
+
+def new_subject(name: str, context: Context) -> Subject:
+    """A drafter of one of the kinds in `DRAFTERS`, settled on a context."""
+    sampler = Sampler(Sampling(temperature=0), 0, VOCAB, CPU)
+    draft_model = _model(1, 1)
+    draft = ModelDrafter(Runner(draft_model, draft_cache(draft_model, SETTINGS), 16), sampler)
+    if name in ("lookup", "draft model"):
+        return Subject(LookupDrafter() if name == "lookup" else draft, lambda context: None)
+    target = _model(0, 2)
+    full = Runner(target, target.new_cache(400), 64)
+    verifier = ModelVerifier("retrieval", SelectedRunner(full, selected_cache(full.cache, SETTINGS)), sampler)
+    below = {"level": [], "level over lookup": [LookupDrafter()], "level over a draft model": [draft]}[name]
+    pace, ticks = Pace(below, gamma=3 if below else None), itertools.count()
+    level = speculate("retrieval", verifier, pace, sampler.generator, lambda: next(ticks))
+    subject = Subject(level, lambda context: list(full.prefill(context)))
+    subject.settle(context)
+    return subject
