@@ -9,7 +9,7 @@ from .decoder import Model
 from .errors import PromptError
 from .events import Event
 from .kernels.linear import multiplies_natively
-from .offloading import Spread
+from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .speculation.lossless import Replay, replay
@@ -28,12 +28,12 @@ class Engine:
         eos_ids: Sequence[int],
         prefill_chunk: int,
         draft: Model | None = None,
-        spread: Spread | None = None,
+        stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
     ) -> None:
-        """`spread` makes the full caches, where they do not stay on the device; `prompts` remembers prompts on disk."""
+        """`stores` makes the full caches, where they do not stay on the device; `prompts` remembers prompts on disk."""
         self.model = model
-        self.spread = spread
+        self.stores = stores
         self._prompts = prompts
         self._draft = draft
         self._eos_ids = frozenset(eos_ids)
@@ -113,11 +113,11 @@ class Engine:
         del session  # its memory first
         if not self.model.shape.rope_depends_on_length:
             capacity = max(capacity, self._reserved)
-        return Session(self.model, self._draft, capacity, self._prefill_chunk, self.spread, self._prompts)
+        return Session(self.model, self._draft, capacity, self._prefill_chunk, self.stores, self._prompts)
 
     def without_end(self) -> Engine:
         """The same models in an engine that no token ends, for benchmarks: all methods decode equally many tokens."""
-        return Engine(self.model, (), self._prefill_chunk, self._draft, self.spread)
+        return Engine(self.model, (), self._prefill_chunk, self._draft, self.stores)
 
     def describe(self) -> str:
         """Device, dtype, what computes, among how many ranks and from which memory: all that rounding may depend on."""
@@ -129,4 +129,4 @@ class Engine:
             where += " (blocks of rows in float32)"
         if self.model.group.size > 1:
             where += f", {self.model.group.size} ranks"
-        return where if self.spread is None else f"{where}, KV offloaded ({self.spread.settings.mode})"
+        return where if self.stores is None else f"{where}, KV offloaded ({self.stores.settings.mode})"

@@ -9,7 +9,7 @@ from .decoder import Model
 from .events import Event, Finished, Tokens
 from .levels import draft_chunk, drafter_kind, has_draft_model, has_middle
 from .methods import LOOKUP, METHODS
-from .offloading import Spread
+from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .sequence import Context
 from .speculation.hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
@@ -27,14 +27,14 @@ class Session:
         draft: Model | None,
         capacity: int,
         chunk: int,
-        spread: Spread | None = None,
+        stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
     ) -> None:
         self.context = Context()
-        store = None if spread is None else spread.new_store(model.shape, capacity, model.dtype)
-        by_layers = spread is not None and spread.settings.by_layers
+        store = None if stores is None else stores.new_store(model.shape, capacity, model.dtype)
+        by_layers = stores is not None and stores.settings.by_layers
         self.full = Runner(model, model.new_cache(capacity, model.rope(capacity), store), chunk, by_layers)
-        self._link = None if spread is None else spread.link
+        self._link = None if stores is None else stores.link
         self._prompts = None if prompts is None else prompts.bind(self.full)
         self._model, self._draft = model, draft
         self._capacity = capacity

@@ -22,7 +22,7 @@ from offload.errors import RankLost, SettingsError
 from offload.loading.hub import open_checkpoint
 from offload.loading.same_model import check_same
 from offload.loading.weights import load_model
-from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from offload.parallel import ALONE, split
 from offload.parallel.shard import divide
 from offload.sequence import Context
@@ -87,7 +87,7 @@ def test_all_ranks_get_the_same_bits_of_a_sum(crew):
 def words(group):
     rows = torch.full((2, group.rank + 1), float(group.rank))
     widths = [rank + 1 for rank in range(group.size)]
-    return group.agree([group.rank + 0.1, 2**53 - group.rank]), group.told(group.rank), group.gather(rows, widths)
+    return group.agree([group.rank + 0.1, 2**53 - group.rank]), group.broadcast(group.rank), group.gather(rows, widths)
 
 
 def test_rank_0_decides_and_parts_are_put_together(crew):
@@ -245,8 +245,8 @@ def streamed(group, folder):
     """The tokens, and the bytes that came over this rank's link."""
     opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
     model, link = opened.load().model, SimulatedLink(1e9, poison=True)
-    spread = Spread(model.operations, CPU, TierSettings("stream", piece=16, resident_layers=1), link)
-    one = Engine(model, (), 16, spread=spread)
+    stores = TieredStoreFactory(model.operations, CPU, TierSettings("stream", page_tokens=16, resident_layers=1), link)
+    one = Engine(model, (), 16, stores=stores)
     events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=24), Speculation("ar"))
     return [token for event in events if isinstance(event, Tokens) for token in event.ids], link.statistics.bytes
 

@@ -28,7 +28,7 @@ class Group(Protocol):
         """Rank 0's numbers, for all; equally many everywhere. Whole ones stay exact up to 2^53."""
         ...
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Rank 0's value of any kind, for all; what the others give does not matter."""
         ...
 
@@ -52,7 +52,7 @@ class Alone:
     def agree(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value
 
     def collect(self, value: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from ..events import LevelStatistics
 from ..parallel import ALONE, Group
 from ..sequence import Context
-from .adaptive import Cycle, Pace
+from .adaptive import AdaptiveScheduler, Cycle
 from .drafter import NOTHING, Draft
 from .runner import Runner
 from .sampling import Sampler, sample
@@ -104,7 +104,7 @@ class Level:
         self,
         name: str,
         verifier: Verifier,
-        pace: Pace,
+        scheduler: AdaptiveScheduler,
         generator: Generator,
         clock: Callable[[], float],
         group: Group = ALONE,
@@ -112,7 +112,7 @@ class Level:
         self.name = name
         self._group = group
         self._verifier = verifier
-        self._pace = pace
+        self._scheduler = scheduler
         self._generator = generator
         self._clock = clock
         self.statistics: dict[str, LevelStatistics] = {}
@@ -131,7 +131,7 @@ class Level:
         Never is a token drawn that could not be emitted: a draft leaves room for the token that follows it.
         """
         start = self._clock()
-        drafter, gamma = self._pace.choose(context, limit - 1)
+        drafter, gamma = self._scheduler.choose(context, limit - 1)
         draft = drafter.propose(context, gamma) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._verifier.score(context, draft.tokens)
@@ -147,7 +147,7 @@ class Level:
             drafter.observe(len(draft.tokens), accepted)
         drafter = drafter if draft.tokens else None
         cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, draft_s, verify_s)
-        self._pace.observe(cycle)
+        self._scheduler.observe(cycle)
         self._count(cycle)
         return Draft(emitted, target[: len(emitted)])
 
@@ -171,10 +171,10 @@ class Level:
 def speculate(
     name: str,
     verifier: Verifier,
-    pace: Pace,
+    scheduler: AdaptiveScheduler,
     generator: Generator,
     clock: Callable[[], float] = time.perf_counter,
     group: Group = ALONE,
 ) -> Level:
-    """A level of speculation over the drafters that `pace` chooses from; without any it is plain decoding."""
-    return Level(name, verifier, pace, generator, clock, group)
+    """A level of speculation over the drafters that `scheduler` chooses from; without any it is plain decoding."""
+    return Level(name, verifier, scheduler, generator, clock, group)

@@ -33,14 +33,14 @@ class Runner:
         self._by_layers = by_layers
         self.cache = cache
         self._chunk = chunk  # tokens a forward pass
-        self._held: list[int] = []  # the tokens whose keys and values are in the cache
+        self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._last: Tensor | None = None  # [1, hidden], the row of the last held token
         self._marks: Watermarks | None = None  # of the context that the held tokens were last compared with
 
     @property
-    def held(self) -> int:
+    def num_cached(self) -> int:
         """Tokens in the cache."""
-        return len(self._held)
+        return len(self._cached)
 
     @property
     def chunk(self) -> int:
@@ -54,16 +54,16 @@ class Runner:
         """
         end = len(context) if end is None else end
         self._cut(min(self._agreed(context), end - 1))
-        yield Prefilled(self.held, len(context))
-        if self._by_layers and end - self.held > self._chunk:
+        yield Prefilled(self.num_cached, len(context))
+        if self._by_layers and end - self.num_cached > self._chunk:
             yield from self._prefill_by_layers(context, end)
-        while self.held < end:
-            self._run(context.tokens[self.held : min(self.held + self._chunk, end)])
-            yield Prefilled(self.held, len(context))
+        while self.num_cached < end:
+            self._run(context.tokens[self.num_cached : min(self.num_cached + self._chunk, end)])
+            yield Prefilled(self.num_cached, len(context))
 
     def _prefill_by_layers(self, context: Context, end: int) -> Generator[Prefilled]:
         """All at once: closed early, it leaves what was there before. A share of the layers counts as one of tokens."""
-        held, ids = self.held, context.tokens[self.held : end]
+        held, ids = self.num_cached, context.tokens[self.num_cached : end]
         self._last = None
         run = self.model.forward_by_layers(self._known(ids), self.cache, self._chunk)
         try:
@@ -71,21 +71,21 @@ class Runner:
                 yield Prefilled(held + (len(ids) - 1) * next(run) // self.model.shape.layers, len(context))
         except StopIteration as end:
             hidden = end.value
-        self._held += ids
+        self._cached += ids
         self._last = hidden[-1:]
-        yield Prefilled(self.held, len(context))
+        yield Prefilled(self.num_cached, len(context))
 
     def restore(self, start: int, ids: Sequence[int], keys: Tensor, values: Tensor) -> None:
         """Take over tokens from place `start` on, instead of running them; for a FullCache, as its `restore` has it."""
         self._cut(start)
-        assert start == self.held, "a gap before what is restored"
+        assert start == self.num_cached, "a gap before what is restored"
         self._last = None
         self.cache.restore(keys, values)
-        self._held += ids
+        self._cached += ids
 
     def truncate(self, length: int) -> None:
         """Drop from the cache what is behind the first `length` tokens."""
-        self._cut(min(length, self.held))
+        self._cut(min(length, self.num_cached))
 
     @torch.inference_mode()
     def rows(self, context: Context, draft: Sequence[int] = ()) -> Tensor:
@@ -95,7 +95,7 @@ class Runner:
         """
         wanted = len(draft) + 1
         last = self._row_of_last(context)
-        pending = [*context.tokens[self.held :], *draft]
+        pending = [*context.tokens[self.num_cached :], *draft]
         while len(pending) > max(self._chunk, wanted):
             size = min(self._chunk, len(pending) - wanted)  # the wanted rows must come from one pass
             self._run(pending[:size])
@@ -113,7 +113,7 @@ class Runner:
     def _row_of_last(self, context: Context) -> Tensor | None:
         """Cut the cache to what agrees with the context; the row of the context's last token if it is still known."""
         agreed = self._agreed(context)
-        if agreed == len(context) == self.held and self._last is not None:
+        if agreed == len(context) == self.num_cached and self._last is not None:
             return self._last
         self._cut(min(agreed, len(context) - 1))
         return None
@@ -123,22 +123,22 @@ class Runner:
         unchanged = context.marks.look(self, len(context))
         if context.marks is not self._marks:  # since this one was last seen, another one was followed
             unchanged, self._marks = 0, context.marks
-        agreed = common_prefix(self._held, context.tokens, min(unchanged, self.held))
+        agreed = common_prefix(self._cached, context.tokens, min(unchanged, self.num_cached))
         # What was held beyond the common prefix may come to agree with the context again, but is not known to.
-        del self._held[agreed:]
+        del self._cached[agreed:]
         self._last = self._last if agreed == self.cache.length else None
         return agreed
 
     def _cut(self, length: int) -> None:
-        del self._held[length:]  # first: an interrupt between the two must not leave more tokens than keys
+        del self._cached[length:]  # first: an interrupt between the two must not leave more tokens than keys
         if length < self.cache.length:
             self._last = None
-            del self._held[self.cache.truncate(length) :]
+            del self._cached[self.cache.truncate(length) :]
 
     def _run(self, ids: Sequence[int]) -> Tensor:
         self._last = None
         hidden = self._forward(self._known(ids))
-        self._held += ids
+        self._cached += ids
         self._last = hidden[-1:]
         return hidden
 
@@ -178,11 +178,11 @@ class SelectedRunner(Runner):
         self.cache.adopt()
         if agreed > self.cache.length:
             agreed = self.cache.length
-            del self._held[agreed:]
+            del self._cached[agreed:]
             self._last = None
-        if agreed < self._full.held:
-            agreed = min(self._full.held, len(context))
-            self._held += context.tokens[self.held : agreed]
+        if agreed < self._full.num_cached:
+            agreed = min(self._full.num_cached, len(context))
+            self._cached += context.tokens[self.num_cached : agreed]
             self._last = None
         return agreed
 

@@ -95,14 +95,15 @@ def joined(settings: Settings) -> tuple[Group | None, Settings]:
         listen()
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what becomes of it
-    return group, replace(settings, generation=replace(settings.generation, seed=group.told(settings.generation.seed)))
+    seed = group.broadcast(settings.generation.seed)
+    return group, replace(settings, generation=replace(settings.generation, seed=seed))
 
 
 def told(group: Group | None, make: Callable[[], Any]) -> Any:
     """What rank 0 makes, for all; the others need not be able to."""
     if group is None:
         return make()
-    return group.told(make() if group.rank == 0 else None)
+    return group.broadcast(make() if group.rank == 0 else None)
 
 
 def check_alike(opened: OpenModel, settings: Settings, request: Mapping[str, Any]) -> None:

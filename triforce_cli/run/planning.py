@@ -15,7 +15,7 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.latency import Decoding
 from offload.planning.placement import PlanRequest, Tier
 from offload.planning.plan import Plan, make_plan
-from offload.planning.suggestions import WayOut, ways_out
+from offload.planning.suggestions import Suggestion, suggestions
 
 from ..exit_codes import DONE, FAILED
 from ..options.settings import Settings
@@ -53,15 +53,15 @@ def other_hardware() -> list[Hardware]:
     return found
 
 
-def plan_with_ways(request: PlanRequest) -> tuple[Plan, tuple[WayOut, ...]]:
+def plan_with_ways(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
     """A plan, and if it does not fit, what would."""
     plan = make_plan(request)
-    return plan, () if plan.fits else ways_out(request, other_hardware())
+    return plan, () if plan.fits else suggestions(request, other_hardware())
 
 
 def tell(
     plan: Plan,
-    ways: Sequence[WayOut],
+    ways: Sequence[Suggestion],
     terminal: Terminal,
     profile: Profile | None,
     measured: Measured | None,
@@ -87,12 +87,12 @@ def rates(measured: Measured | None) -> dict[str, Any] | None:
     return None if measured is None else asdict(measured)
 
 
-def hint(ways: Sequence[WayOut]) -> str:
+def hint(ways: Sequence[Suggestion]) -> str:
     """The ways out in one line."""
     return "; or ".join(way.text for way in ways) if ways else "use a smaller model, or other hardware"
 
 
-def plan_fields(plan: Plan, ways: Sequence[WayOut] = ()) -> dict[str, Any]:
+def plan_fields(plan: Plan, ways: Sequence[Suggestion] = ()) -> dict[str, Any]:
     """A plan for JSON: bytes, seconds and tokens."""
     request, where = plan.request, plan.placed
     return {
