@@ -1,4 +1,4 @@
-"""A loaded model that generates: tokens in, events out."""
+"""A loaded model that generates: token ids in, events out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .speculation.lossless import Replay, replay
 class Engine:
     """A loaded model, and a draft model if there is one. It knows tokens, not text.
 
-    The caches of the last request are kept: what the next prompt shares with it is not run again. Two requests may run
-    at once; the second one then has caches of its own.
+    The caches of the last request are kept, and the prefix that the next prompt shares with it is not run again. Two
+    requests may run at once; the second one then gets caches of its own.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Engine:
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
     ) -> None:
-        """`stores` makes the full caches, where they do not stay on the device; `prompts` remembers prompts on disk."""
+        """`stores` makes full caches that do not lie on the device as a whole; `prompts` keeps prompts on disk."""
         self.model = model
         self.stores = stores
         self._prompts = prompts
@@ -42,8 +42,8 @@ class Engine:
         self._reserved = 0
 
     def reserve(self, tokens: int) -> None:
-        """Sessions made from now on have room for `tokens` at least, so that a longer request finds the caches of a
-        shorter one. Without effect where RoPE depends on the length: there only requests of one length share caches.
+        """Give sessions made from now on room for `tokens` at least, so that a longer request can use the caches of a
+        shorter one. Has no effect if RoPE depends on the length: then only requests of the same length share caches.
         """
         self._reserved = tokens
 
@@ -58,9 +58,9 @@ class Engine:
 
         Yields Prefilled, then Speculated and Tokens for every verification, then one Finished. An end-of-sequence token
         ends the run and is not emitted. Without a seed in `config`, the seed is 0. Stop strings are the text layer's
-        (`text.stream_text`): `send(n)` in answer to Tokens says that of all the tokens emitted only the first n are
-        kept, and that this is the end. Abandoning the iterator at any point is safe. Raises PromptError, when it is
-        begun, for ids that the model does not have and for more tokens than its context.
+        (`tokenizer.stream_text`): `send(n)` in answer to Tokens keeps only the first n of all emitted tokens and ends
+        the run. Closing the iterator at any point is safe. Raises PromptError, when it is started, for ids outside the
+        vocabulary and for more tokens than the model's context.
         """
         self._check(ids, len(ids) + config.max_new_tokens)
         session = self._session(len(ids) + config.max_new_tokens)
@@ -72,10 +72,10 @@ class Engine:
     def replay(
         self, ids: Sequence[int], emitted: Sequence[int], sampling: Sampling | None = None, length: int = 0
     ) -> Replay:
-        """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with what was emitted.
+        """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with the emitted tokens.
 
-        `length` is that which the sequence might have reached, prompt and `max_new_tokens`, where that is more than
-        what there is: to some RoPE scalings it matters. Raises PromptError as `generate`.
+        `length` is what the sequence might have reached, prompt and `max_new_tokens`, if that is more than what it has:
+        some RoPE scalings depend on it. Raises PromptError as `generate` does.
         """
         self._check(ids, len(ids) + len(emitted))
         self._check_vocabulary(emitted)
@@ -106,7 +106,7 @@ class Engine:
                 )
 
     def _session(self, capacity: int) -> Session:
-        """Take the idle session, or make one if there is none that serves."""
+        """Return the idle session if it has room, else a new one."""
         session, self._idle = self._idle, None
         if session is not None and session.serves(capacity):
             return session
@@ -116,11 +116,11 @@ class Engine:
         return Session(self.model, self._draft, capacity, self._prefill_chunk, self.stores, self._prompts)
 
     def without_end(self) -> Engine:
-        """The same models in an engine that no token ends, for benchmarks: all methods decode equally many tokens."""
+        """Return an engine over the same models that no token ends, so that benchmarked methods emit equally many."""
         return Engine(self.model, (), self._prefill_chunk, self._draft, self.stores)
 
     def describe(self) -> str:
-        """Device, dtype, what computes, among how many ranks and from which memory: all that rounding may depend on."""
+        """Return device, dtype, kernel, ranks and offloading as text: everything that rounding may depend on."""
         where = f"{self.model.device.type}, {str(self.model.dtype).removeprefix('torch.')}"
         kernel = self.model.operations.kernel
         if kernel is not None:

@@ -1,4 +1,4 @@
-"""A ring of buffers on the device, through which items pass in a known order: the next comes while one is used."""
+"""Prefetch: a ring of buffers on the device that is filled in a known order, one buffer while another is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .link import Link, Pair, TransferFailed
 
 
 class PrefetchItem(NamedTuple):
-    """Something to be brought to the device. `key` says what it is; what has the same key has the same content."""
+    """Something to copy to the device. Items with the same `key` have the same content."""
 
     key: Hashable
     copies: Callable[[Tensor], Sequence[Pair]]  # into a buffer
@@ -44,7 +44,7 @@ class PrefetchRing:
         self.seconds: float | None = None  # that a item took on the link, if that has become known with the last one
 
     def expect(self, items: Iterable[PrefetchItem]) -> None:
-        """What will be taken from now on. What is on its way already and wanted in that order is kept."""
+        """Set what will be taken, in this order. Copies under way that are wanted in that order are kept."""
         items = deque(items)
         kept: deque[_Slot] = deque()
         while self._coming and items and self._coming[0].key == items[0].key:
@@ -55,7 +55,7 @@ class PrefetchRing:
         self._fill()
 
     def take(self, item: PrefetchItem) -> Tensor:
-        """The item's buffer, once it has come; `release` it afterwards. Raises TransferFailed if it fails twice."""
+        """Return the buffer once the copy is there, to be released later. Raises TransferFailed after two tries."""
         if self._coming and self._coming[0].key == item.key:
             slot = self._coming.popleft()
         else:
@@ -89,12 +89,12 @@ class PrefetchRing:
             self.seconds = seconds
 
     def release(self, buffer: Tensor) -> None:
-        """What was asked to be computed with the buffer up to now is all: it may be filled again after that."""
+        """Let the buffer be filled again once everything submitted up to now is computed."""
         self._free.append((buffer, self._link.mark()))
         self._fill()
 
     def drop(self) -> None:
-        """Forget what is expected and what is on its way."""
+        """Cancel what is expected and what is on its way."""
         self._expected.clear()
         while self._coming:
             slot = self._coming.popleft()

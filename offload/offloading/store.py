@@ -28,7 +28,7 @@ from .tiers import Tiers
 
 
 class TieredStore(TierReader):
-    """See `Store` in ../store.py; `begin` and `end` a pass, which `truncate` may follow."""
+    """A `Store` (kv_cache/store.py) over tiers. Every pass lies between `begin` and `end`; `truncate` may follow."""
 
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
         self.shape = shape
@@ -36,10 +36,10 @@ class TieredStore(TierReader):
         self.tiers = tiers
         self.grain, self.span = tiers.format.grain, tiers.format.tokens
         self._open_pages: list[int | None] = [None, None]  # the page in each open slot, where host memory has it not
-        self._whole = 0  # pages before the pass, all in host memory
-        self._split = 0  # so many of them are streamed
+        self._num_whole = 0  # pages before the pass, all in host memory
+        self._num_streamed = 0  # of those, how many come over the link; the host attends to the others
         self._running = False
-        self._long: PrefillBuffers | None = None
+        self._prefill: PrefillBuffers | None = None
         self._rotated = torch.empty(0, dtype=self.dtype, device=self.device)
         self._clock = Stopwatch()
 
@@ -50,62 +50,64 @@ class TieredStore(TierReader):
     # A pass
 
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
-        """A pass over tokens from place `start` on, each layer's in chunks, or in one."""
+        """Begin a pass as in `Store`, and prefetch its first pages."""
         tiers, size = self.tiers, self.span
         self._recover()
         self._running = True
-        self._whole = start // size
-        self._settle(start)
+        self._num_whole = start // size
+        self._move_pages(start)
         self._end = start + tokens
         rows = min(tokens, chunk or tokens)
-        self._split = tiers.balance.streamed(self._whole, rows) if tiers.host else self._whole
+        self._num_streamed = tiers.balance.streamed(self._num_whole, rows) if tiers.host else self._num_whole
         if tokens > size:
-            self._long = PrefillBuffers(tiers, self._whole, self._end, start % size > 0)
+            self._prefill = PrefillBuffers(tiers, self._num_whole, self._end, start % size > 0)
         else:
-            self._open_pages[self._whole % 2] = self._whole
-            if (last := (self._end - 1) // size) > self._whole:
+            self._open_pages[self._num_whole % 2] = self._num_whole
+            if (last := (self._end - 1) // size) > self._num_whole:
                 self._open_pages[last % 2] = last
-        tiers.ring.expect(self._order(-(-tokens // rows)))
+        tiers.ring.expect(self._prefetch_order(-(-tokens // rows)))
 
     def _recover(self) -> None:
-        """If the last pass was broken off, nothing of it goes on."""
+        """Cancel what is left of a pass that was broken off."""
         if self._running:
             self.tiers.ring.reset()
-            self._long, self._running = None, False
+            self._prefill, self._running = None, False
 
     def end(self) -> None:
-        """The pass is over: its tokens are part of the sequence."""
-        if self._long is not None:
-            self._long.finish()
-            self._long = None
+        """End the pass; its tokens are committed. Prefetch for the next one."""
+        if self._prefill is not None:
+            self._prefill.finish()
+            self._prefill = None
             self._open_pages = [None, None]
         self._clock.stop()
-        self.tiers.ring.expect(self._order(1))  # the link need not wait until the next pass is known
+        self.tiers.ring.expect(self._prefetch_order(1))  # the link need not wait until the next pass is known
         self._running = False
 
     def truncate(self, length: int) -> None:
-        """Tokens from place `length` on will be others."""
-        if length // self.span < self._whole:
+        """Drop the tokens from position `length` on, and prefetched pages that hold them."""
+        if length // self.span < self._num_whole:
             self.tiers.ring.drop()
 
-    def _order(self, passes: int) -> Iterator[PrefetchItem]:
+    def _prefetch_order(self, passes: int) -> Iterator[PrefetchItem]:
         for layer in range(len(self.tiers.pages)):
             for _ in range(passes):
-                yield from (self._item(layer, page) for page in range(self._split))
+                yield from (self._item(layer, page) for page in range(self._num_streamed))
 
     def _item(self, layer: int, page: int) -> PrefetchItem:
         return PrefetchItem((layer, page), partial(_onto, self.tiers.pages[layer, page]))
 
-    def _settle(self, start: int) -> None:
-        """Bring whole pages to the host, and the page that `start` is in to the device."""
+    def _move_pages(self, start: int) -> None:
+        """Move whole pages to the host, and the page that `start` is in to the device."""
         for slot, page in enumerate(self._open_pages):
-            if page is not None and page < self._whole:
+            if page is not None and page < self._num_whole:
                 self._move(self.tiers.pages[:, page], self.tiers.open[:, slot])
-            if page != self._whole:
+            if page != self._num_whole:
                 self._open_pages[slot] = None
-        if start % self.span and self._open_pages[self._whole % 2] is None:
-            self._move(self.tiers.open[:, self._whole % 2], self.tiers.pages[:, self._whole])
-            self._open_pages[self._whole % 2] = self._whole  # also through a long pass, which writes to the other copy
+        if start % self.span and self._open_pages[self._num_whole % 2] is None:
+            self._move(self.tiers.open[:, self._num_whole % 2], self.tiers.pages[:, self._num_whole])
+            self._open_pages[self._num_whole % 2] = (
+                self._num_whole
+            )  # also through a long pass, which writes to the other copy
 
     def _move(self, targets: Tensor, sources: Tensor) -> None:
         link = self.tiers.link
@@ -137,13 +139,13 @@ class TieredStore(TierReader):
             return tiers.resident.append(layer, start, q, k, v, rows)
         if self._rotated.shape != q.shape:
             self._rotated = torch.empty(q.shape, dtype=self.dtype, device=self.device)
-        for buffer, at, some in self._own(layer - tiers.resident_layers, start, len(q)):
+        for buffer, at, some in self._pages_of(layer - tiers.resident_layers, start, len(q)):
             part = [x[some] for x in (q, k, v)]
             tiers.format.append(buffer, at, *part, tuple(x[some] for x in rows), self._rotated[some])
         return self._rotated
 
-    def _own(self, layer: int, start: int, tokens: int) -> Iterator[tuple[Tensor, int, slice]]:
-        """The pages that tokens from place `start` on are in: buffer, first place, and which of the tokens."""
+    def _pages_of(self, layer: int, start: int, tokens: int) -> Iterator[tuple[Tensor, int, slice]]:
+        """Yield the pages of tokens from position `start` on: buffer, first index in it, and which of the tokens."""
         end = start + tokens
         for page in range(start // self.span, (end - 1) // self.span + 1):
             base = page * self.span
@@ -151,9 +153,9 @@ class TieredStore(TierReader):
             yield self._buffer(layer, page), first - base, slice(first - start, last - start)
 
     def _buffer(self, layer: int, page: int) -> Tensor:
-        """Where a page of this pass is on the device."""
-        if self._long is not None:
-            return self._long.buffer(layer, page)
+        """Return a page of this pass on the device."""
+        if self._prefill is not None:
+            return self._prefill.buffer(layer, page)
         return self.tiers.open[layer, page % 2]
 
     def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
@@ -163,10 +165,10 @@ class TieredStore(TierReader):
         layer -= tiers.resident_layers
         rest = self._clock.lap()
         host: Future[HostPartials] | None = None
-        if self._split < self._whole:
-            host = tiers.host.submit(tiers.pages[layer, self._split : self._whole], q)
+        if self._num_streamed < self._num_whole:
+            host = tiers.host.submit(tiers.pages[layer, self._num_streamed : self._num_whole], q)
         everyone, result = slice(0, len(q)), tiers.format.accumulator(q)
-        for page in range(self._split):
+        for page in range(self._num_streamed):
             result.add(everyone, self._streamed(layer, page, q))
         newest = self._newest(layer, q, start)
         if host is not None:
@@ -176,8 +178,8 @@ class TieredStore(TierReader):
         for rows, part in newest:
             result.add(rows, part)
         out = result.output()
-        if self._long is not None and start + len(q) == self._end:
-            self._long.store(layer)
+        if self._prefill is not None and start + len(q) == self._end:
+            self._prefill.store(layer)
         self._clock.start()
         return out
 
@@ -191,9 +193,9 @@ class TieredStore(TierReader):
         return part
 
     def _newest(self, layer: int, q: Tensor, start: int) -> Iterator[tuple[slice, Any]]:
-        """Attention to the pages that are on the device: those of this pass, each token up to itself."""
+        """Attend causally to the pages of this pass, which are on the device; yield the rows and their partials."""
         format, end = self.tiers.format, start + len(q)
-        for page in range(self._whole, (end - 1) // self.span + 1):
+        for page in range(self._num_whole, (end - 1) // self.span + 1):
             base, buffer = page * self.span, self._buffer(layer, page)
             inside = slice(max(base - start, 0), max(min(base + self.span, end) - start, 0))
             if inside.start < inside.stop:
@@ -212,7 +214,7 @@ class TieredStore(TierReader):
         return [Partial(*each) for each in zip(out, lse, strict=True)]
 
     def _in_one_copy(self, parts: Sequence[Tensor]) -> Tensor:
-        """The host's tensors on the device, `[parts, ...]`: from pinned memory, or the host would wait for the copy."""
+        """Copy the host's tensors to the device as `[parts, ...]`; from pinned memory, or the host would wait."""
         return torch.stack(tuple(parts)).pin_memory().to(self.device, non_blocking=True)
 
 
@@ -221,7 +223,7 @@ def _onto(source: Tensor, buffer: Tensor) -> list[Pair]:
 
 
 class Stopwatch:
-    """Seconds from one layer's attention to the next one's."""
+    """Measures the seconds from one layer's attention to the next one's."""
 
     def __init__(self) -> None:
         self._since: float | None = None
