@@ -1,7 +1,7 @@
-"""How a page, the keys and values of some neighbouring tokens of one layer, lies in memory, and attention over it.
+"""Page formats: how the keys and values of a run of tokens of one layer lie in memory, and attention over them.
 
-A page is one run of numbers, so that it travels in one copy. Wherever it is attended to, and with whichever others,
-its partial result is the same: on the CPU, with the native kernel, bit for bit.
+A page is one run of numbers, so that it is transferred in one copy. Its partial result does not depend on where it is
+attended to, nor on the other pages: on the CPU, with the native kernel, not in a single bit.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class PageFormat(Protocol):
 
     tokens: int
     numbers: int
-    grain: int  # tokens that can only be chosen together
+    grain: int  # tokens that can only be selected together
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
-        """Store tokens from place `at` of the page on; their rotated queries go to `rotated`.
+        """Store tokens from position `at` of the page on; their rotated queries go to `rotated`.
 
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`.
         """
         ...
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
-        """Rotated queries over the first `seen` tokens; if causal, each further one sees one more.
+        """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
 
         The result is for an accumulator of the same format.
         """
@@ -49,19 +49,19 @@ class PageFormat(Protocol):
         ...
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
+        """Return keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
         ...
 
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
-        """Store rotated keys and values `[kv_heads, n, head_dim]` from place `at` of the page on."""
+        """Store rotated keys and values `[kv_heads, n, head_dim]` from position `at` of the page on."""
         ...
 
     def grains(self, pages: Tensor) -> Tensor:
-        """Pages `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`, without a copy."""
+        """View pages `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`."""
         ...
 
     def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
-        """Chosen grains `[n, count, ...]` -> keys and values `[n, count * grain, head_dim]`."""
+        """Return keys and values `[n, count * grain, head_dim]` of selected grains `[n, count, ...]`."""
         ...
 
 
@@ -119,9 +119,9 @@ class BlockPageFormat:
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         if page.device.type != "cpu":
-            places = torch.arange(at, at + len(k), device=page.device)
+            positions = torch.arange(at, at + len(k), device=page.device)
             new = [x.transpose(0, 1) for x in (rotate(k, rows), v)]
-            write_blocks(page.view(self._size), self._shape.head_dim, places, *new)
+            write_blocks(page.view(self._size), self._shape.head_dim, positions, *new)
             rotated.copy_(rotate(q, rows))
             return
         self._kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
@@ -142,8 +142,8 @@ class BlockPageFormat:
         return tuple(of(blocks, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
 
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
-        places = torch.arange(at, at + keys.shape[1], device=page.device)
-        write_blocks(page.view(self._size), self._shape.head_dim, places, keys, values)
+        positions = torch.arange(at, at + keys.shape[1], device=page.device)
+        write_blocks(page.view(self._size), self._shape.head_dim, positions, keys, values)
 
     def grains(self, pages: Tensor) -> Tensor:
         return pages.unflatten(-1, self._size)
@@ -155,7 +155,7 @@ class BlockPageFormat:
 class NativePageFormat(BlockPageFormat):
     """Blocks of a model that the native kernel computes: its unfinished results are merged as it merges its own.
 
-    Where pages are whole multiples of the kernel's, attention has the same bits as over a `BlockStore`.
+    If a page is a whole multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
     """
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:

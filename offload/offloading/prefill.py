@@ -1,4 +1,4 @@
-"""A pass over more tokens than a page has, such as a whole prompt: layer by layer, its pages go to the host.
+"""Layer-by-layer prefill: the buffers of a pass over more tokens than a page has, whose pages go to the host.
 
 They stay on the device as long as their layer computes, so that nothing is read back; while the next layer computes in
 another set of buffers, they are on their way.
@@ -15,7 +15,7 @@ from .tiers import Tiers
 
 
 class PrefillBuffers:
-    """The pages from number `first` on, up to place `end`, of two layers at a time.
+    """Device buffers for the pages from number `first` on, up to position `end`, of two layers at a time.
 
     If `begun`, the first page has committed tokens: they are taken from its open slot, which stays as it is, so that
     a pass that is broken off has changed nothing that counts.
@@ -31,7 +31,7 @@ class PrefillBuffers:
         self._tickets: list[Any] = [None, None]
 
     def buffer(self, layer: int, page: int) -> Tensor:
-        """A page of the layer that computes."""
+        """Return the buffer of a page of the layer that computes."""
         side = layer % 2
         if self._layers[side] != layer:
             self._wait(side)
@@ -41,14 +41,14 @@ class PrefillBuffers:
         return self._buffers[side, page - self._first]
 
     def store(self, layer: int) -> None:
-        """The layer is done: send its pages to the host."""
+        """Copy the pages of a layer that is done to the host."""
         link, side = self._tiers.link, layer % 2
         targets = self._tiers.pages[layer, self._first :]
         pairs = list(zip(targets, self._buffers[side], strict=False))
         self._tickets[side] = link.copy(pairs, link.mark())
 
     def finish(self) -> None:
-        """All is in host memory."""
+        """Wait until all pages are in host memory."""
         for side in range(2):
             self._wait(side)
 

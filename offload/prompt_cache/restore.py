@@ -37,7 +37,7 @@ class Restoration:
         compute: Callable[[int], Generator[Prefilled]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`compute(end)` runs the prompt's tokens before place `end` that the runner does not hold, and saves them."""
+        """`compute(end)` runs and saves the prompt's tokens before position `end` that are not in the cache."""
         self._prompt, self._runner, self._reusable = prompt, runner, reusable
         self._compute, self._clock = compute, clock
         self._race = Race()
