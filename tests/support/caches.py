@@ -10,7 +10,7 @@ import torch
 from offload.architecture.rope import Rope
 from offload.kv_cache.block_table import TableCache
 from offload.kv_cache.full import FullCache, KVCache
-from offload.kv_cache.retrieval import SelectedCache
+from offload.kv_cache.retrieval import CopiedCache
 from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.kv_cache.streaming_llm import StreamingCache
 from tests.support.offloading import CPU, native_kernel
@@ -97,7 +97,7 @@ def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     everything = "everything" in name
     selector = (RetrievalSelector if everything else RecencySelector)(SINK, CHUNK)
     budget = CAPACITY if everything else BUDGET
-    cache = (TableCache if table else SelectedCache)(full, selector, Refresh(None), budget, CHUNK, TAIL)
+    cache = (TableCache if table else CopiedCache)(full, selector, Refresh(None), budget, CHUNK, TAIL)
     prompt.run(PROMPT[:100])
     prompt.run(PROMPT[100:])
     cache.adopt()
