@@ -89,7 +89,7 @@ def test_what_was_tried_out_before_does_not_change_what_is_proposed(drafter, con
 
 def test_a_context_that_starts_over_is_proposed_for_as_if_it_were_the_first(kind, subject, context):
     subject.drafter.propose(context, 5)
-    context.restart([*TEXT[:20], *TEXT[3:30], *TEXT[:7]])
+    context.restart([*TEXT[:8], *[6, 13, 20, 6, 15, 20] * 8])
     subject.settle(context)
     assert subject.drafter.propose(context, 5).tokens == proposed_by_a_fresh_one(kind, context.tokens, 5)
 
