@@ -1,4 +1,4 @@
-"""One decoder for the Llama family: weights, norms and MLP. It knows nothing of memory; the cache attends.
+"""The decoder of the Llama family: weights, norms and MLP. Attention, and where KV lies, is the cache's business.
 
 Rows are flat: `[tokens, hidden]`, whatever they are rows of.
 """
@@ -48,9 +48,9 @@ class Model:
         head: Linear,
         group: Group = ALONE,
     ) -> None:
-        """`embedding` gives the rows of token ids: `[tokens]` -> `[tokens, hidden]`; a layer of `layers` need be there
-        only from when it is asked for until the next one is. `shape` is that of this rank's share, where the model is
-        shared by a `group`: the linears see to it that the hidden rows are those of the whole model."""
+        """`embedding` maps token ids `[tokens]` to rows `[tokens, hidden]`. A layer of `layers` must be in memory only
+        from when it is taken from the iterator until the next one is. `shape` is this rank's share if a `group` shares
+        the model; the linears then sum over the ranks, so that hidden rows are those of the whole model."""
         self.shape = shape
         self.group = group
         self.operations = operations
@@ -68,20 +68,20 @@ class Model:
         return self._norm.device
 
     def rope(self, length: int) -> Rope:
-        """The rotations for a sequence that may reach `length` tokens, to be shared by all of its caches."""
+        """Return the rotations for a sequence that may reach `length` tokens, for all of its caches to share."""
         return Rope(self.shape, length, self.dtype, self.device)
 
     def new_cache(self, capacity: int, rope: Rope | None = None, store: Store | None = None) -> FullCache:
-        """An empty full cache with room for `capacity` tokens; the rotations are for that many unless given."""
+        """Return an empty full cache for `capacity` tokens; unless given, its rotations are for that length."""
         if store is None:
             store = new_store(self.operations.kernel, self.shape, capacity, self.dtype, self.device)
         return FullCache(store, rope or self.rope(capacity), capacity)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
-        """Run `ids` `[tokens]` as the continuation of what `cache` holds, and commit them there.
+        """Run `ids` `[tokens]` as the continuation of the tokens in `cache`, and commit them there.
 
-        Returns the hidden rows `[tokens, hidden]` before the final norm; `logits` turns the wanted ones into logits.
+        Returns the hidden rows `[tokens, hidden]` before the final norm; give those that matter to `logits`.
         """
         cache.begin(len(ids))
         x = self.through(ids, cache)
@@ -89,7 +89,7 @@ class Model:
         return x
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
-        """`forward` over a pass that has been begun, and will be committed, by the caller."""
+        """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
         x = self._embedding(ids)
         for index, layer in enumerate(self._layers):
             x = self._forward_layer(index, layer, x, cache)
@@ -97,15 +97,15 @@ class Model:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether all layers' weights stay where they are."""
+        """Whether all layers' weights stay at the same addresses, as recorded CUDA graphs need."""
         return isinstance(self._layers, list)
 
     def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
-        """As `forward`, but layer by layer, each in chunks: where the keys and values are far away, a layer's are
-        together only once.
+        """Run `forward` layer by layer, each in chunks of `chunk` tokens: offloaded KV of a layer is then needed once,
+        not once a chunk.
 
-        Yields how many layers are done; closed early, it leaves the cache at its committed length. Returns the hidden
-        rows of the last chunk.
+        Yields how many layers are done, and returns the hidden rows of the last chunk. Closed early, it leaves the
+        cache at its committed length.
         """
         with torch.inference_mode():
             cache.begin(len(ids), chunk)
@@ -128,5 +128,5 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
+        """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
         return self._head.wide(self.operations.norm(hidden, self._norm, self.shape.norm_eps))

@@ -1,4 +1,4 @@
-"""A loaded model that generates: tokens in, events out."""
+"""A loaded model that generates: token ids in, events out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .decoder import Model
 from .errors import PromptError
 from .events import Event
 from .kernels.linear import multiplies_natively
-from .offloading import Spread
+from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .short_repr import short_repr
@@ -19,8 +19,8 @@ from .speculation.lossless import Replay, replay
 class Engine:
     """A loaded model, and a draft model if there is one. It knows tokens, not text.
 
-    The caches of the last request are kept: what the next prompt shares with it is not run again. Two requests may run
-    at once; the second one then has caches of its own.
+    The caches of the last request are kept, and the prefix that the next prompt shares with it is not run again. Two
+    requests may run at once; the second one then gets caches of its own.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class Engine:
         eos_ids: Sequence[int],
         prefill_chunk: int,
         draft: Model | None = None,
-        spread: Spread | None = None,
+        stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
     ) -> None:
-        """`spread` makes the full caches, where they do not stay on the device; `prompts` remembers prompts on disk."""
+        """`stores` makes full caches that do not lie on the device as a whole; `prompts` keeps prompts on disk."""
         self.model = model
-        self.spread = spread
+        self.stores = stores
         self._prompts = prompts
         self._draft = draft
         self._eos_ids = frozenset(eos_ids)
@@ -43,8 +43,8 @@ class Engine:
         self._reserved = 0
 
     def reserve(self, tokens: int) -> None:
-        """Sessions made from now on have room for `tokens` at least, so that a longer request finds the caches of a
-        shorter one. Without effect where RoPE depends on the length: there only requests of one length share caches.
+        """Give sessions made from now on room for `tokens` at least, so that a longer request can use the caches of a
+        shorter one. Has no effect if RoPE depends on the length: then only requests of the same length share caches.
         """
         self._reserved = tokens
 
@@ -59,9 +59,9 @@ class Engine:
 
         Yields Prefilled, then Speculated and Tokens for every verification, then one Finished. An end-of-sequence token
         ends the run and is not emitted. Without a seed in `config`, the seed is 0. Stop strings are the text layer's
-        (`text.stream_text`): `send(n)` in answer to Tokens says that of all the tokens emitted only the first n are
-        kept, and that this is the end. Abandoning the iterator at any point is safe. Raises PromptError, when it is
-        begun, for ids that the model does not have and for more tokens than its context.
+        (`tokenizer.stream_text`): `send(n)` in answer to Tokens keeps only the first n of all emitted tokens and ends
+        the run. Closing the iterator at any point is safe. Raises PromptError, when it is started, for ids outside the
+        vocabulary and for more tokens than the model's context.
         """
         ids = _token_ids(ids)
         self._check(ids, len(ids) + config.max_new_tokens)
@@ -74,10 +74,10 @@ class Engine:
     def replay(
         self, ids: Sequence[int], emitted: Sequence[int], sampling: Sampling | None = None, length: int = 0
     ) -> Replay:
-        """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with what was emitted.
+        """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with the emitted tokens.
 
-        `length` is that which the sequence might have reached, prompt and `max_new_tokens`, where that is more than
-        what there is: to some RoPE scalings it matters. Raises PromptError as `generate`.
+        `length` is what the sequence might have reached, prompt and `max_new_tokens`, if that is more than what it has:
+        some RoPE scalings depend on it. Raises PromptError as `generate` does.
         """
         ids, emitted = _token_ids(ids), _token_ids(emitted)
         self._check(ids, len(ids) + len(emitted))
@@ -108,21 +108,21 @@ class Engine:
                 )
 
     def _session(self, capacity: int) -> Session:
-        """Take the idle session, or make one if there is none that serves."""
+        """Return the idle session if it has room, else a new one."""
         session, self._idle = self._idle, None
         if session is not None and session.serves(capacity):
             return session
         del session  # its memory first
         if not self.model.shape.rope_depends_on_length:
             capacity = max(capacity, self._reserved)
-        return Session(self.model, self._draft, capacity, self._prefill_chunk, self.spread, self._prompts)
+        return Session(self.model, self._draft, capacity, self._prefill_chunk, self.stores, self._prompts)
 
     def without_end(self) -> Engine:
-        """The same models in an engine that no token ends, for benchmarks: all methods decode equally many tokens."""
-        return Engine(self.model, (), self._prefill_chunk, self._draft, self.spread)
+        """Return an engine over the same models that no token ends, so that benchmarked methods emit equally many."""
+        return Engine(self.model, (), self._prefill_chunk, self._draft, self.stores)
 
     def describe(self) -> str:
-        """Device, dtype, what computes, among how many ranks and from which memory: all that rounding may depend on."""
+        """Return device, dtype, kernel, ranks and offloading as text: everything that rounding may depend on."""
         where = f"{self.model.device.type}, {str(self.model.dtype).removeprefix('torch.')}"
         kernel = self.model.operations.kernel
         if kernel is not None:
@@ -131,7 +131,7 @@ class Engine:
             where += " (blocks of rows in float32)"
         if self.model.group.size > 1:
             where += f", {self.model.group.size} ranks"
-        return where if self.spread is None else f"{where}, KV offloaded ({self.spread.settings.mode})"
+        return where if self.stores is None else f"{where}, KV offloaded ({self.stores.settings.mode})"
 
 
 def _token_ids(ids: Iterable[int]) -> list[int]:

@@ -26,7 +26,7 @@ from .loading.safetensors import Checkpoint
 from .loading.tokenizer import Tokenizer
 from .loading.vocabulary import check_draft
 from .loading.weights import Progress, check_tensors, load_model
-from .offloading import Spread, TierSettings, WeightTier, make_link
+from .offloading import TieredStoreFactory, TierSettings, WeightTier, make_link
 from .parallel import ALONE, Group, Share, split
 from .planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from .prompt_cache.fingerprint import LEAST, weights_digest
@@ -163,8 +163,8 @@ class OpenModel:
             link = make_link(self.device, tiers.link_gb_s)
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
         model, draft = self._load(progress, weights), self._load_draft(progress)
-        spread = None if tiers is None else Spread(model.operations, self.device, tiers, link)
-        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, spread, prompts)
+        stores = None if tiers is None else TieredStoreFactory(model.operations, self.device, tiers, link)
+        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, stores, prompts)
 
     def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
         """What remembers this model's prompts of at least so many tokens, in a folder.

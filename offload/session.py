@@ -1,4 +1,4 @@
-"""One sequence and its caches, kept from one request to the next: what a new prompt shares with it is not run again."""
+"""One sequence and its caches, kept between requests: the prefix that a new prompt shares with it is not run again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .decoder import Model
 from .events import Event, Finished, Tokens
 from .levels import draft_chunk, drafter_kind, has_draft_model, has_middle
 from .methods import LOOKUP, METHODS
-from .offloading import Spread
+from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .sequence import Context
 from .speculation.hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
@@ -19,7 +19,7 @@ from .speculation.sampling import Sampler
 
 
 class Session:
-    """Caches for a sequence of up to `capacity` tokens, and the tokens that are in them."""
+    """The caches of one sequence of up to `capacity` tokens, and its tokens."""
 
     def __init__(
         self,
@@ -27,14 +27,14 @@ class Session:
         draft: Model | None,
         capacity: int,
         chunk: int,
-        spread: Spread | None = None,
+        stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
     ) -> None:
         self.context = Context()
-        store = None if spread is None else spread.new_store(model.shape, capacity, model.dtype)
-        by_layers = spread is not None and spread.settings.by_layers
+        store = None if stores is None else stores.new_store(model.shape, capacity, model.dtype)
+        by_layers = stores is not None and stores.settings.by_layers
         self.full = Runner(model, model.new_cache(capacity, model.rope(capacity), store), chunk, by_layers)
-        self._link = None if spread is None else spread.link
+        self._link = None if stores is None else stores.link
         self._prompts = None if prompts is None else prompts.bind(self.full)
         self._model, self._draft = model, draft
         self._capacity = capacity
@@ -44,7 +44,7 @@ class Session:
         self._drafting: tuple[Hashable, Runner] | None = None
 
     def serves(self, capacity: int) -> bool:
-        """Whether a sequence that may reach `capacity` tokens can live in these caches."""
+        """Return whether a sequence that may reach `capacity` tokens fits these caches and their RoPE."""
         fits = capacity <= self._capacity
         return fits and (capacity == self._capacity or not self._model.shape.rope_depends_on_length)
 
@@ -78,13 +78,13 @@ class Session:
     def _decode(
         self, hierarchy: Hierarchy, sampler: Sampler, limit: int, eos_ids: frozenset[int]
     ) -> Generator[Event, int | None]:
-        """Up to `limit` tokens behind the context."""
+        """Emit up to `limit` tokens after the prompt."""
         context, prompt = self.context, len(self.context)
-        while (place := len(context)) < prompt + limit:
-            hierarchy.top.advance(context, prompt + limit - place)
-            ended = self._cut_at(eos_ids, place)
+        while (start := len(context)) < prompt + limit:
+            hierarchy.top.advance(context, prompt + limit - start)
+            ended = self._cut_at(eos_ids, start)
             context.commit()
-            run = context.tokens[place:]
+            run = context.tokens[start:]
             sampler.observe(run)
             yield hierarchy.statistics()
             if self._link is not None:
@@ -100,10 +100,10 @@ class Session:
         yield Finished("length")
 
     def _cut_at(self, eos_ids: frozenset[int], start: int) -> bool:
-        """Cut the context before the first end-of-sequence token from `start` on; whether there was one."""
-        for place in range(start, len(self.context)):
-            if self.context.tokens[place] in eos_ids:
-                self._cut(place)
+        """Cut the context before its first end-of-sequence token at `start` or later; return whether there was one."""
+        for position in range(start, len(self.context)):
+            if self.context.tokens[position] in eos_ids:
+                self._cut(position)
                 return True
         return False
 

@@ -24,7 +24,7 @@ from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.engine import Engine
-from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from offload.offloading.balance import Balance
 from offload.sequence import common_prefix
 
@@ -41,8 +41,8 @@ class Bench:
         opened = open_model(EngineConfig(model=args.model, device="cpu", dtype=args.dtype))
         loaded = opened.load()
         self.link = SimulatedLink(FAST)
-        self.spread = Recording(loaded.model.operations, loaded.model.device, TierSettings("hybrid"), self.link)
-        self.engine = Engine(loaded.model, (), 512, spread=self.spread)
+        self.stores = Recording(loaded.model.operations, loaded.model.device, TierSettings("hybrid"), self.link)
+        self.engine = Engine(loaded.model, (), 512, stores=self.stores)
         self.prompt = opened.tokenizer.encode(args.text.read_text("utf-8"), special_tokens=True)[: args.prompt_tokens]
         self.dtype = loaded.model.dtype
         self.place("stream")
@@ -50,12 +50,12 @@ class Bench:
 
     @property
     def tiers(self):
-        return self.spread.store.tiers
+        return self.stores.store.tiers
 
     def place(self, mode: str, share: float | None = None, overlap: bool = True, bandwidth: float = FAST) -> None:
         """Attend in another way from now on; `bandwidth` is the link's and the host's."""
         self.link.bandwidth = bandwidth
-        if self.spread.store is not None:
+        if self.stores.store is not None:
             tiers = self.tiers
             tiers.ring._overlap = overlap
             tiers.ring.drop()
@@ -78,7 +78,7 @@ class Bench:
         return self.engine.model.shape.kv_bytes(len(self.prompt), self.dtype.itemsize)
 
 
-class Recording(Spread):
+class Recording(TieredStoreFactory):
     """Remembers its store."""
 
     store = None

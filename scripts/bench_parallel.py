@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, Tokens, open_model
 from offload.engine import Engine
-from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from offload.parallel import ALONE, Group
 from offload.parallel.process_group import Ranks
 
@@ -58,8 +58,8 @@ def measure(group: Group, folder: str, args: argparse.Namespace) -> dict[str, An
     opened = open_model(EngineConfig(model=folder, device="cpu"), group=group)
     loaded = opened.load()
     link = SimulatedLink(FAST)
-    spread = Spread(loaded.model.operations, loaded.model.device, TierSettings("stream"), link)
-    engine = Engine(loaded.model, (), 512, spread=spread)
+    stores = TieredStoreFactory(loaded.model.operations, loaded.model.device, TierSettings("stream"), link)
+    engine = Engine(loaded.model, (), 512, stores=stores)
     prompt = torch.randint(3, 1024, (args.prompt_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     decode(engine, prompt, "ar", 2)  # reads the prompt
     link.bandwidth = args.bandwidth * 1e9

@@ -16,7 +16,7 @@ from offload.decoder import Model
 from offload.hardware.rates import Hardware
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kv_cache.full import FullCache
-from offload.offloading import Spread, TierSettings
+from offload.offloading import TieredStoreFactory, TierSettings
 from offload.offloading.balance import Balance
 from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
@@ -35,7 +35,7 @@ def long_context(machine: Machine, rows: list[Row]) -> dict:
         torch.cuda.reset_peak_memory_stats(machine.device)
     model = random_model(shape, machine.dtype, machine.device)
     settings = TierSettings("hybrid", resident_layers=min(plan.placed.resident_layers, shape.layers - 1))
-    cache = filled_cache(model, Spread(model.operations, machine.device, settings, machine.link()), tokens)
+    cache = filled_cache(model, TieredStoreFactory(model.operations, machine.device, settings, machine.link()), tokens)
     size = f"{shape.layers} layers of {shape.hidden}, {tokens:,} tokens{cut}"
     where = f"{cache.store.tiers.resident_layers} layers resident of a {plan.device.limit / GIB:.1f} GiB cap"
     rows.append(("placement", where, size))

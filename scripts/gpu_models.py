@@ -15,7 +15,7 @@ from offload.decoder import Model
 from offload.kernels.ops import TorchOperations
 from offload.kv_cache.full import FullCache
 from offload.loading.weights import expected_sizes, load_model
-from offload.offloading import Spread
+from offload.offloading import TieredStoreFactory
 
 
 def llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int) -> ModelShape:
@@ -59,12 +59,12 @@ def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device) ->
     return load_model(checkpoint, dtype, device, lambda done, total: None, TorchOperations())
 
 
-def filled_cache(model: Model, spread: Spread, tokens: int, room: int = 64) -> FullCache:
+def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: int = 64) -> FullCache:
     """A full cache that holds so many tokens of random keys and values, as if a prompt had been read."""
     store = spread.new_store(model.shape, tokens + room, model.dtype)
     tiers = store.tiers
-    one = torch.empty(tiers.pieces.shape[-1]).normal_(std=0.5).to(model.dtype)
-    for layer in tiers.pieces:  # the same piece everywhere: drawing a book's worth of numbers would take minutes
+    one = torch.empty(tiers.pages.shape[-1]).normal_(std=0.5).to(model.dtype)
+    for layer in tiers.pages:  # the same piece everywhere: drawing a book's worth of numbers would take minutes
         layer.copy_(one.expand_as(layer))
     if tiers.resident is not None:
         for layer in range(tiers.resident_layers):

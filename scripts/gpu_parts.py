@@ -21,7 +21,7 @@ from offload.kernels.ops import TorchOperations
 from offload.kv_cache.block_store import host_memory
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from offload.offloading.link import Link, Pair
 
 ROOT = Path(__file__).parents[1]
@@ -104,16 +104,16 @@ class Machine:
         shape = llama(2, 64, 2, 128, 512, 8192) if self.small else llama(8, 4096, 32, 11008, 32000, 131072)
         tokens = 2000 if self.small else 32768
         model = random_model(shape, self.dtype, self.device)
-        settings = TierSettings("stream", piece=128 if self.small else None)
-        spread = Spread(model.operations, self.device, settings, self.link())
-        cache = filled_cache(model, spread, tokens)
+        settings = TierSettings("stream", page_tokens=128 if self.small else None)
+        stores = TieredStoreFactory(model.operations, self.device, settings, self.link())
+        cache = filled_cache(model, stores, tokens)
         tiers = cache.store.tiers
         took = self.seconds(lambda: step(model, cache), 5, 2)
         tiers.ring.drop()
-        whole = tokens // tiers.form.tokens
-        pieces = [layer[i] for layer in tiers.pieces for i in range(whole)]
-        copying = self.seconds(lambda: _into(spread.link, pieces, tiers.ring._buffers), 3)
-        tiers.ring._link = WithoutCopies(spread.link)
+        whole = tokens // tiers.format.tokens
+        pieces = [layer[i] for layer in tiers.pages for i in range(whole)]
+        copying = self.seconds(lambda: _into(stores.link, pieces, tiers.ring._buffers), 3)
+        tiers.ring._link = WithoutCopies(stores.link)
         computing = self.seconds(lambda: step(model, cache), 5, 2)
         ratio = took / max(copying, computing)
         remark = f"step {1e3 * took:.1f} ms, copies {1e3 * copying:.1f}, computation {1e3 * computing:.1f}"
@@ -125,8 +125,8 @@ class Machine:
     def decoding(self, rows: list[Row]) -> dict:
         """Greedy decoding with all KV in host memory, by several methods."""
         name, model, ids = self._decoder()
-        spread = Spread(model.operations, self.device, TierSettings("stream"), self.link())
-        engine = Engine(model, (), 512, spread=spread)
+        stores = TieredStoreFactory(model.operations, self.device, TierSettings("stream"), self.link())
+        engine = Engine(model, (), 512, stores=stores)
         new, settings = (8, {"budget": 128}) if self.small else (64, {"budget": 1024})
         rows.append(("prompt", f"{len(ids):,} tokens", name))
         found = {}

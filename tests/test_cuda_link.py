@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offload.offloading import cuda_link as cuda
-from offload.offloading.prefetch import Piece, Ring
+from offload.offloading.prefetch import PrefetchItem, PrefetchRing
 
 GPU = torch.device("cuda", 0)
 
@@ -88,8 +88,8 @@ def test_what_is_over_is_counted_and_waited_for_no_more(paper_link):
 
 def test_a_ring_tells_the_seconds_of_pieces_that_come_after_they_are_taken(paper_link):
     link, host = paper_link, paper_link.host
-    ring = Ring(link, link.device.split(50))
-    pieces = [Piece(i, lambda buffer: [(buffer, host[:50])]) for i in range(3)]
+    ring = PrefetchRing(link, link.device.split(50))
+    pieces = [PrefetchItem(i, lambda buffer: [(buffer, host[:50])]) for i in range(3)]
     ring.expect(pieces)
     ring.release(ring.take(pieces[0]))
     assert ring.seconds is None

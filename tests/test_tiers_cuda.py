@@ -9,9 +9,9 @@ from offload.kernels.native.library import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import Spread
+from offload.offloading import TieredStoreFactory
 from offload.offloading import cuda_link as cuda
-from offload.offloading.page import BlockForm
+from offload.offloading.page import BlockPageFormat
 from tests.support.models import make_hf_model
 from tests.support.native_kernel import fill_blocks
 from tests.support.offloading import CAPACITY, PIECE, SHAPE, native_kernel, settings
@@ -48,7 +48,7 @@ def both_appended(shape, dtype, device):
     if kernel is None:
         pytest.skip("there is no native kernel here")
     draw = torch.Generator().manual_seed(0)
-    form = BlockForm(shape, PIECE, kernel)
+    form = BlockPageFormat(shape, PIECE, kernel)
     q = torch.randn(40, shape.heads, shape.head_dim, generator=draw).to(dtype)
     k, v = (torch.randn(40, shape.kv_heads, shape.head_dim, generator=draw).to(dtype) for _ in range(2))
     angles = torch.rand(40, 1, shape.head_dim // 2, generator=draw).repeat(1, 1, 2)
@@ -191,7 +191,7 @@ def model(request, tmp_path_factory):
 
 
 def spread_cache(model, mode, resident):
-    spread = Spread(model.operations, model.device, settings(mode, resident), None)
+    spread = TieredStoreFactory(model.operations, model.device, settings(mode, resident), None)
     return model.new_cache(CAPACITY, store=spread.new_store(model.shape, CAPACITY, model.dtype))
 
 

@@ -27,11 +27,11 @@ def retrieval_bytes(shape: Sizes, settings: Speculation, tokens: int, itemsize: 
     return means + (selected if copies else 0)
 
 
-PIECE_BYTES = 8 * 2**20  # of a layer: enough for a link to reach its rate, little enough for two to cost nothing
+PAGE_BYTES = 8 * 2**20  # of a layer: enough for a link to reach its rate, little enough for two to cost nothing
 _LEAST, _MOST = 512, 1024  # tokens
 
 
-def piece_tokens(shape: Sizes, itemsize: int) -> int:
+def page_tokens(shape: Sizes, itemsize: int) -> int:
     """Tokens whose KV, of one layer, travels over the link in one copy."""
     each = shape.layer_kv_bytes(1, itemsize)
-    return min(max(PIECE_BYTES // each // _LEAST * _LEAST, _LEAST), _MOST)
+    return min(max(PAGE_BYTES // each // _LEAST * _LEAST, _LEAST), _MOST)

@@ -61,8 +61,10 @@ class BlockStore(Store):
         return keys, values
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
-        places = torch.arange(start, start + keys.shape[2])
-        write_blocks(self._blocks.flatten(0, 1), self.shape.head_dim, places, keys.flatten(0, 1), values.flatten(0, 1))
+        positions = torch.arange(start, start + keys.shape[2])
+        write_blocks(
+            self._blocks.flatten(0, 1), self.shape.head_dim, positions, keys.flatten(0, 1), values.flatten(0, 1)
+        )
 
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
         count = size // BLOCK

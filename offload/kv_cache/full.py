@@ -1,7 +1,7 @@
-"""The KV cache protocol and the full cache, its first answer.
+"""The KV cache protocol, and the full cache, which keeps every token.
 
-The model asks the cache to attend; positions, and so the rotation of keys and queries, are the cache's business,
-because a cache that drops tokens (StreamingLLM, H2O) places the rest at positions of its own.
+The decoder asks the cache to attend. The cache also rotates keys and queries, because a cache that drops tokens
+(StreamingLLM, H2O) gives the rest positions of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUERIES = 64  # rows of a pass whose queries are kept: more than one verificatio
 
 
 class Attends(Protocol):
-    """What a decoder layer asks for its attention."""
+    """Attention as a decoder layer calls it."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the in-flight keys and values, and attend to them (causally) and to all committed ones.
@@ -47,13 +47,13 @@ class KVCache(Attends, Protocol):
         ...
 
     def commit(self) -> None:
-        """The in-flight tokens are part of the sequence from now on."""
+        """Make the in-flight tokens part of the sequence."""
         ...
 
     def truncate(self, length: int) -> int:
         """Roll back to the first `length` tokens, at most the committed length.
 
-        Returns how many are left: fewer where the cache has dropped what it would need, and has to start over.
+        Returns how many are left: fewer if the cache has dropped tokens that it would need, and has to start over.
         """
         ...
 
@@ -61,8 +61,8 @@ class KVCache(Attends, Protocol):
 class FullCache:
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
-    `rope` is the sequence's; all of its caches share it. `marks` tells those who copy from the store what has changed;
-    `writes` counts the passes, for those who use the store's room behind the committed tokens, and theirs.
+    All caches of the sequence share `rope`. `marks` records what has changed, for caches that copy from the store;
+    `writes` counts passes, for caches that use the store's room behind the committed tokens.
     """
 
     def __init__(self, store: Store, rope: Rope, capacity: int) -> None:
@@ -74,49 +74,49 @@ class FullCache:
         self._length = 0
         self._inflight = 0
         self._rows: tuple[Tensor, Tensor] | None = None
-        self._place: tuple[int, int] | None = None  # the layer that attends, and its next token's place
+        self._next: tuple[int, int] | None = None  # the layer that attends, and its next token's position
         self._queries: Tensor | None = None
-        self._kept, self._queried = 0, -1
+        self._num_queries, self._queries_end = 0, -1  # kept queries, and the position behind the last of them
 
     @property
     def length(self) -> int:
         return self._length
 
     def begin(self, tokens: int, chunk: int | None = None) -> None:
-        """As in `KVCache`; with `chunk`, each layer's tokens come in so many calls of `attend` as chunks there are."""
+        """Begin a pass as in `KVCache`; with `chunk`, each layer attends chunk by chunk, in one call each."""
         end = self._length + tokens
         assert tokens > 0 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
         self._inflight = tokens
         self._rows = self.rope.rows(self._length, end)
-        self._place = None
+        self._next = None
         self.store.begin(self._length, tokens, chunk)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        start = self._length if self._place is None or self._place[0] != layer else self._place[1]
-        self._place = layer, start + len(q)
+        start = self._length if self._next is None or self._next[0] != layer else self._next[1]
+        self._next = layer, start + len(q)
         rows = self._rows
         if len(q) < self._inflight:
             rows = tuple(row[start - self._length :][: len(q)] for row in rows)
         q = self.store.append(layer, start, q, k, v, rows)
         if self._queries is not None:
-            self._kept = min(len(q), QUERIES)
-            self._queries[layer, : self._kept] = q[-self._kept :]
+            self._num_queries = min(len(q), QUERIES)
+            self._queries[layer, : self._num_queries] = q[-self._num_queries :]
         return self.store.attend(layer, q, start)
 
     def commit(self) -> None:
         self.store.end()
         self._length += self._inflight
         self._inflight = 0
-        self._queried = self._length if self._queries is not None else -1
+        self._queries_end = self._length if self._queries is not None else -1
 
     def restore(self, keys: Tensor, values: Tensor) -> None:
-        """Commit tokens that need not be run: their keys and values `[layers, kv_heads, tokens, head_dim]`, rotated."""
+        """Commit tokens without running them, from rotated keys and values `[layers, kv_heads, tokens, head_dim]`."""
         end = self._length + keys.shape[2]
         assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
         self.store.write(self._length, keys, values)
-        self._length, self._inflight, self._queried = end, 0, -1
+        self._length, self._inflight, self._queries_end = end, 0, -1
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
@@ -127,19 +127,19 @@ class FullCache:
         return length
 
     def keep_queries(self) -> None:
-        """From the next pass on, keep its newest queries for `query`."""
+        """Keep the newest queries of every pass from now on, for `query`."""
         if self._queries is None:
             store = self.store
             size = (store.shape.layers, QUERIES, store.shape.heads, store.shape.head_dim)
-            self._queried = -1
+            self._queries_end = -1
             self._queries = torch.empty(size, dtype=store.dtype, device=store.device)
 
     def query(self) -> Tensor | None:
-        """The rotated queries `[layers, heads, head_dim]` of the newest committed token.
+        """Return the rotated queries `[layers, heads, head_dim]` of the newest committed token.
 
-        None if no pass has kept it: then it was run before `keep_queries`, or has been rolled back to from too far.
+        None if they were not kept: the token was run before `keep_queries`, or rolled back to from too far.
         """
-        behind = self._queried - self._length
-        if self._queries is None or not 0 <= behind < self._kept:
+        behind = self._queries_end - self._length
+        if self._queries is None or not 0 <= behind < self._num_queries:
             return None
-        return self._queries[:, self._kept - 1 - behind]
+        return self._queries[:, self._num_queries - 1 - behind]

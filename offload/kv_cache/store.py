@@ -1,6 +1,6 @@
-"""Where a sequence's rotated keys and values lie, and attention over them: what a full cache is made of.
+"""Stores: memory for a sequence's rotated keys and values, and attention over it.
 
-A store knows places, not lengths: which tokens count is its cache's business.
+A store knows positions, not lengths: which tokens are committed is its cache's business.
 """
 
 from __future__ import annotations
@@ -21,62 +21,62 @@ class Store(Protocol):
     shape: ModelShape
     dtype: torch.dtype
     device: torch.device
-    grain: int  # tokens that can only be chosen together
-    span: int = 0  # tokens between two borders that no chunk may cross; 0: there are none
+    grain: int  # tokens that can only be selected together
+    span: int = 0  # tokens between two borders that no chunk may cross; 0: no borders
 
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
-        """A pass over tokens from place `start` on begins: each layer's in chunks, or in one."""
+        """Begin a pass over tokens from position `start` on; each layer's come in chunks of `chunk`, or all at once."""
 
     def end(self) -> None:
-        """The pass is over, and its tokens count."""
+        """End the pass; its tokens are committed."""
 
     def truncate(self, length: int) -> None:
-        """The tokens from place `length` on do not count any more."""
+        """Drop the tokens from position `length` on."""
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
-        """Store new tokens from place `start` on, and return their rotated queries.
+        """Store new tokens from position `start` on, and return their rotated queries.
 
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, rows as `rotate` takes them.
-        The queries are good until the next call.
+        The queries are valid until the next call.
         """
         ...
 
     def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
-        """Attend to the stored tokens; q, rotated, is that of the tokens from place `start` on, each seeing itself.
+        """Attend causally to the stored tokens with the rotated queries of the tokens from position `start` on.
 
-        Returns `[tokens, heads, head_dim]`, good until the next call.
+        Returns `[tokens, heads, head_dim]`, valid until the next call.
         """
         ...
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of some tokens, each `[layers, kv_heads, end - start, head_dim]`: views or copies."""
+        """Return keys and values of tokens, each `[layers, kv_heads, end - start, head_dim]`: views or copies."""
         ...
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
-        """What `read` or `export` gave, to places from `start` on."""
+        """Store what `read` or `export` gave, from position `start` on."""
         ...
 
     def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """As `read`, but copies, in host memory."""
+        """Return what `read` does, as copies in host memory."""
         return tuple(x.to("cpu", copy=True, memory_format=torch.contiguous_format) for x in self.read(start, end))
 
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
-        """What `gather` gave, to other chunks of the same rows."""
+        """Store what `gather` gave in other chunks of the same rows."""
         ...
 
     def near(self, capacity: int) -> Store:
-        """An empty store for the same model where attending is quick; `write` and `put` are for such a one."""
+        """Return an empty store for the same model on the device; `write` and `put` are for such a store."""
         ...
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Chunks of `size` tokens: number `chunks[i]` of row `rows[i]`, which is layer * kv_heads + KV head.
+        """Copy chunks of `size` tokens: number `chunks[i]` of row `rows[i]`, which is layer * kv_heads + KV head.
 
-        Keys and values, each `[len(rows), size, head_dim]`: copies.
+        Returns keys and values, each `[len(rows), size, head_dim]`.
         """
         ...
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
-        """Mean keys of the chunks of `chunk` tokens between two places, `[kv_heads, chunks, head_dim]` in fp32."""
+        """Return the mean keys of chunks between two positions, `[kv_heads, chunks, head_dim]` in fp32."""
         ...
 
 
@@ -114,11 +114,11 @@ class PlainStore(Store):
             ours[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] = theirs
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """All of a layer's room: keys and values `[kv_heads, capacity, head_dim]`, to be written to."""
+        """Return all memory of a layer: keys and values `[kv_heads, capacity, head_dim]`, to be written to."""
         return self._keys[index], self._values[index]
 
     def clear(self) -> None:
-        """All of it is zero."""
+        """Set everything to zero."""
         self._keys.zero_()
         self._values.zero_()
 
@@ -133,13 +133,13 @@ class PlainStore(Store):
 
 
 def gather_chunks(keys: Tensor, values: Tensor, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """`Store.gather` from keys and values `[layers, kv_heads, tokens, head_dim]`."""
+    """Do what `Store.gather` does from keys and values `[layers, kv_heads, tokens, head_dim]`."""
     whole = keys.shape[2] // size * size
     return tuple(x[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] for x in (keys, values))
 
 
 def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend to stored keys and values, of which the last are the in-flight tokens' own: causally to those.
+    """Attend to stored keys and values, the last of which are the in-flight tokens' own; causally to those.
 
     q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
     """

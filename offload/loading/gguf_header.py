@@ -87,6 +87,8 @@ def check_metadata(path: Path) -> None:
                 raise _Damage("it does not begin with GGUF")
             walk = _Walk(data)
             version = walk.u32()
+            if not 0 < version < 100:
+                raise _Damage(f"its version is {version:,}")
             if version not in (2, 3):
                 raise UnsupportedModel(f"{path} is GGUF of version {version}", "convert the model again; 2 and 3 run")
             walk.skip(8, "the header")  # the number of tensors

@@ -82,43 +82,43 @@ def load_model(
     """
     shape, do = checkpoint.shape if share is None else share.shape, operations or TorchOperations()
     with checkpoint.tensors() as read:
-        place = _Placer(read, dtype, device, do, group, share)
-        embedding, head = _load_ends(place, shape, do)
+        reader = _WeightReader(read, dtype, device, do, group, share)
+        embedding, head = _load_ends(reader, shape, do)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
-        outside = _Placer(read, dtype, torch.device("cpu"), do, group, share)
+        outside = _WeightReader(read, dtype, torch.device("cpu"), do, group, share)
         loaded = []
         for index in range(shape.layers):
-            loaded.append(_load_layer(place if index < resident else outside, shape, f"model.layers.{index}."))
+            loaded.append(_load_layer(reader if index < resident else outside, shape, f"model.layers.{index}."))
             progress(index + 1, shape.layers)
         layers = loaded
         if resident < shape.layers:
             layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
-        return Model(shape, do, embedding, layers, place.stacked("model.norm.weight"), head, group)
+        return Model(shape, do, embedding, layers, reader.stacked("model.norm.weight"), head, group)
 
 
-def _load_ends(place: _Placer, shape: ModelShape, do: Operations) -> tuple[Callable[[Tensor], Tensor], Linear]:
+def _load_ends(reader: _WeightReader, shape: ModelShape, do: Operations) -> tuple[Callable[[Tensor], Tensor], Linear]:
     """The embedding and the output head; a tied table lives in the head's layout alone."""
-    table = place.stacked("model.embed_tokens.weight")
-    head = place.gathered(do.linear(table if shape.tied_embeddings else place.stacked("lm_head.weight")))
-    return (head if shape.tied_embeddings else place.gathered(Table(table))).rows, head
+    table = reader.stacked("model.embed_tokens.weight")
+    head = reader.gathered(do.linear(table if shape.tied_embeddings else reader.stacked("lm_head.weight")))
+    return (head if shape.tied_embeddings else reader.gathered(Table(table))).rows, head
 
 
-def _load_layer(place: _Placer, shape: ModelShape, prefix: str) -> Layer:
+def _load_layer(reader: _WeightReader, shape: ModelShape, prefix: str) -> Layer:
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    norms = [place.stacked(f"{attention}{x}_norm.weight") if shape.qk_norm else None for x in "qk"]
+    norms = [reader.stacked(f"{attention}{x}_norm.weight") if shape.qk_norm else None for x in "qk"]
     return Layer(
-        input_norm=place.stacked(f"{prefix}input_layernorm.weight"),
-        qkv=place.linear(shape.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
+        input_norm=reader.stacked(f"{prefix}input_layernorm.weight"),
+        qkv=reader.linear(shape.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
         q_norm=norms[0],
         k_norm=norms[1],
-        o=place.summed(shape.o_bias, f"{attention}o_proj"),
-        mlp_norm=place.stacked(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=place.linear(shape.mlp_bias, f"{mlp}gate_proj", f"{mlp}up_proj"),
-        down=place.summed(shape.mlp_bias, f"{mlp}down_proj"),
+        o=reader.summed(shape.o_bias, f"{attention}o_proj"),
+        mlp_norm=reader.stacked(f"{prefix}post_attention_layernorm.weight"),
+        gate_up=reader.linear(shape.mlp_bias, f"{mlp}gate_proj", f"{mlp}up_proj"),
+        down=reader.summed(shape.mlp_bias, f"{mlp}down_proj"),
     )
 
 
-class _Placer:
+class _WeightReader:
     """Copies tensors, or a rank's part of them, out of the checkpoint's mapped files to where they are used, one at a
     time."""
 

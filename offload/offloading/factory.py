@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..architecture.config import ModelShape
-from ..architecture.footprint import piece_tokens
+from ..architecture.footprint import page_tokens
 from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
@@ -18,8 +18,8 @@ from .balance import Balance
 from .host_attention import HostAttention
 from .host_memory import allocator, make_link
 from .link import Link
-from .page import BlockForm, Form, NativeForm, PlainForm
-from .prefetch import Ring
+from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
+from .prefetch import PrefetchRing
 from .store import TieredStore
 from .tiers import Tiers
 
@@ -30,7 +30,7 @@ _SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
 class TierSettings:
     """How the KV cache is spread.
 
-    `mode` is stream, host or hybrid; `share` the host's part, None for what makes both end together; `piece` in tokens,
+    `mode` is stream, host or hybrid; `share` the host's part, None for what makes both end together; `page_tokens`,
     None for what suits the model; `by_layers`: prompts are read layer by layer, so that nothing is read back;
     `weight_layers` keep their weights on the device, None for all; `link_gb_s` simulates a link of so many 10^9 bytes a
     second, for a device that has none; `host_bandwidth`, in bytes a second, slows the host down, for experiments.
@@ -39,7 +39,7 @@ class TierSettings:
     mode: str = "stream"
     resident_layers: int = 0
     share: float | None = None
-    piece: int | None = None
+    page_tokens: int | None = None
     buffers: int = 2
     overlap: bool = True
     by_layers: bool = True
@@ -48,7 +48,7 @@ class TierSettings:
     host_bandwidth: float | None = None
 
 
-class Spread:
+class TieredStoreFactory:
     """Makes the full caches of a model whose KV does not all stay on the device. They share one link.
 
     Args:
@@ -68,37 +68,41 @@ class Spread:
         settings, device = self.settings, self._device
         if settings.resident_layers >= shape.layers:
             return new_store(self._operations.kernel, shape, capacity, dtype, device)
-        form = _form(shape, settings.piece or piece_tokens(shape, dtype.itemsize), dtype, self._operations, device)
+        format = _page_format(
+            shape, settings.page_tokens or page_tokens(shape, dtype.itemsize), dtype, self._operations, device
+        )
         resident_layers = settings.resident_layers
-        away, pieces = shape.layers - resident_layers, -(-capacity // form.tokens)
+        away, pages = shape.layers - resident_layers, -(-capacity // format.tokens)
         resident = None
         if resident_layers:
             resident = new_store(
                 self._operations.kernel, replace(shape, layers=resident_layers), capacity, dtype, device
             )
         with torch.inference_mode(False):
-            buffers = torch.empty((settings.buffers, form.numbers), dtype=dtype, device=device).unbind()
+            buffers = torch.empty((settings.buffers, format.numbers), dtype=dtype, device=device).unbind()
             share = _SHARES[settings.mode] if settings.share is None else settings.share
             tiers = Tiers(
-                form=form,
+                format=format,
                 link=self.link,
-                ring=Ring(self.link, buffers, settings.overlap),
+                ring=PrefetchRing(self.link, buffers, settings.overlap),
                 balance=Balance(share),
-                host=None if settings.mode == "stream" else HostAttention(form, settings.host_bandwidth),
+                host=None if settings.mode == "stream" else HostAttention(format, settings.host_bandwidth),
                 resident=resident,
                 resident_layers=resident_layers,
                 near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
-                pieces=allocator(device)((away, pieces, form.numbers), dtype),
-                open=torch.empty((away, 2, form.numbers), dtype=dtype, device=device),
+                pages=allocator(device)((away, pages, format.numbers), dtype),
+                open=torch.empty((away, 2, format.numbers), dtype=dtype, device=device),
             )
         return TieredStore(shape, tiers)
 
 
-def _form(shape: ModelShape, piece: int, dtype: torch.dtype, operations: Operations, device: torch.device) -> Form:
+def _page_format(
+    shape: ModelShape, page: int, dtype: torch.dtype, operations: Operations, device: torch.device
+) -> PageFormat:
     """In the native kernel's blocks wherever it can attend on the host."""
     if operations.kernel is not None:
-        return NativeForm(shape, piece, operations.kernel)
+        return NativePageFormat(shape, page, operations.kernel)
     if device.type != "cpu" and why_not(shape, dtype, torch.device("cpu")) is None:
         with contextlib.suppress(KernelUnavailable):
-            return BlockForm(shape, piece, find_kernel())
-    return PlainForm(shape, piece)
+            return BlockPageFormat(shape, page, find_kernel())
+    return PlainPageFormat(shape, page)

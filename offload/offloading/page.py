@@ -1,7 +1,7 @@
-"""How a piece, the keys and values of some neighbouring tokens of one layer, lies in memory, and attention over it.
+"""Page formats: how the keys and values of a run of tokens of one layer lie in memory, and attention over them.
 
-A piece is one run of numbers, so that it travels in one copy. Wherever it is attended to, and with whichever others,
-its partial result is the same: on the CPU, with the native kernel, bit for bit.
+A page is one run of numbers, so that it is transferred in one copy. Its partial result does not depend on where it is
+attended to, nor on the other pages: on the CPU, with the native kernel, not in a single bit.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ..kernels.native.library import BLOCK
 Rows = tuple[Tensor, Tensor]  # as `rotate` takes them
 
 
-class Form(Protocol):
-    """Pieces of `tokens` tokens, each `[numbers]`, on the host or the device."""
+class PageFormat(Protocol):
+    """Pages of `tokens` tokens, each `[numbers]`, on the host or the device."""
 
     tokens: int
     numbers: int
-    grain: int  # tokens that can only be chosen together
+    grain: int  # tokens that can only be selected together
 
-    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
-        """Store tokens from place `at` of the piece on; their rotated queries go to `turned`.
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        """Store tokens from position `at` of the page on; their rotated queries go to `rotated`.
 
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`.
         """
         ...
 
-    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
-        """Rotated queries over the first `seen` tokens; if causal, each further one sees one more.
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
+        """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
 
-        The result is for an accumulator of the same form.
+        The result is for an accumulator of the same format.
         """
         ...
 
@@ -48,24 +48,24 @@ class Form(Protocol):
         """Begin a merge of such results, for rotated queries `[tokens, heads, head_dim]`."""
         ...
 
-    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
+    def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
         ...
 
-    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
-        """Store rotated keys and values `[kv_heads, n, head_dim]` from place `at` of the piece on."""
+    def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        """Store rotated keys and values `[kv_heads, n, head_dim]` from position `at` of the page on."""
         ...
 
-    def grains(self, pieces: Tensor) -> Tensor:
-        """Pieces `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`, without a copy."""
+    def grains(self, pages: Tensor) -> Tensor:
+        """View pages `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`."""
         ...
 
     def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
-        """Chosen grains `[n, count, ...]` -> keys and values `[n, count * grain, head_dim]`."""
+        """Return keys and values `[n, count * grain, head_dim]` of selected grains `[n, count, ...]`."""
         ...
 
 
-class PlainForm:
+class PlainPageFormat:
     """Keys and values side by side `[kv_heads, tokens, 2, head_dim]`, attended to by torch's kernels."""
 
     grain = 1
@@ -75,33 +75,33 @@ class PlainForm:
         self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
         self._size = (shape.kv_heads, tokens, 2, shape.head_dim)
 
-    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
-        new = piece.view(self._size)[:, at : at + len(q)]
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        new = page.view(self._size)[:, at : at + len(q)]
         new[:, :, 0] = rotate(k, rows).transpose(0, 1)
         new[:, :, 1] = v.transpose(0, 1)
-        turned.copy_(rotate(q, rows))
+        rotated.copy_(rotate(q, rows))
 
-    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
-        return attend_seen(q, *self.read(piece), seen, causal)
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
+        return attend_seen(q, *self.read(page), seen, causal)
 
     def accumulator(self, q: Tensor) -> Accumulator:
         return TorchAccumulator(q)
 
-    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
-        return piece.view(self._size).unbind(2)
+    def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
+        return page.view(self._size).unbind(2)
 
-    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
-        new = piece.view(self._size)[:, at : at + keys.shape[1]]
+    def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        new = page.view(self._size)[:, at : at + keys.shape[1]]
         new[:, :, 0], new[:, :, 1] = keys, values
 
-    def grains(self, pieces: Tensor) -> Tensor:
-        return pieces.unflatten(-1, self._size)
+    def grains(self, pages: Tensor) -> Tensor:
+        return pages.unflatten(-1, self._size)
 
     def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
         return grains.unbind(2)
 
 
-class BlockForm:
+class BlockPageFormat:
     """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`: it attends to them wherever they are.
 
     A device that is not the CPU makes plain keys and values of them first, which costs it little beside the copy.
@@ -110,58 +110,58 @@ class BlockForm:
     grain = BLOCK
 
     def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
-        assert tokens % BLOCK == 0, "pieces are whole blocks"
+        assert tokens % BLOCK == 0, "pages are whole blocks"
         self.tokens = tokens
         self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
         self._shape, self._kernel = shape, kernel
         self._calls = BlockCalls(shape, tokens // BLOCK)
         self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
 
-    def append(self, piece: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, turned: Tensor) -> None:
-        if piece.device.type != "cpu":
-            places = torch.arange(at, at + len(k), device=piece.device)
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        if page.device.type != "cpu":
+            positions = torch.arange(at, at + len(k), device=page.device)
             new = [x.transpose(0, 1) for x in (rotate(k, rows), v)]
-            write_blocks(piece.view(self._size), self._shape.head_dim, places, *new)
-            turned.copy_(rotate(q, rows))
+            write_blocks(page.view(self._size), self._shape.head_dim, positions, *new)
+            rotated.copy_(rotate(q, rows))
             return
-        self._kernel.append(self._calls.append(piece, at, q, k, v, rows, turned))
+        self._kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
 
-    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
-        if piece.device.type != "cpu":
-            return attend_seen(q, *self.read(piece), seen, causal)
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
+        if page.device.type != "cpu":
+            return attend_seen(q, *self.read(page), seen, causal)
         out = torch.empty(q.shape, dtype=torch.float32)
         lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        self._kernel.attend(self._calls.attention(piece, q, seen, causal, out=out, lse=lse))
+        self._kernel.attend(self._calls.attention(page, q, seen, causal, out=out, lse=lse))
         return Partial(out, lse)
 
     def accumulator(self, q: Tensor) -> Accumulator:
         return TorchAccumulator(q)
 
-    def read(self, piece: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = piece.view(self._size)
+    def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = page.view(self._size)
         return tuple(of(blocks, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
 
-    def write(self, piece: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
-        places = torch.arange(at, at + keys.shape[1], device=piece.device)
-        write_blocks(piece.view(self._size), self._shape.head_dim, places, keys, values)
+    def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        positions = torch.arange(at, at + keys.shape[1], device=page.device)
+        write_blocks(page.view(self._size), self._shape.head_dim, positions, keys, values)
 
-    def grains(self, pieces: Tensor) -> Tensor:
-        return pieces.unflatten(-1, self._size)
+    def grains(self, pages: Tensor) -> Tensor:
+        return pages.unflatten(-1, self._size)
 
     def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(of(grains, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
 
 
-class NativeForm(BlockForm):
+class NativePageFormat(BlockPageFormat):
     """Blocks of a model that the native kernel computes: its unfinished results are merged as it merges its own.
 
-    Where pieces are whole multiples of the kernel's, attention has the same bits as over a `BlockStore`.
+    If a page is a whole multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
     """
 
-    def attend(self, piece: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
         count = partial_count(seen, len(q), causal)
         partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
-        self._kernel.attend(self._calls.attention(piece, q, seen, causal, partials=partials))
+        self._kernel.attend(self._calls.attention(page, q, seen, causal, partials=partials))
         return partials
 
     def accumulator(self, q: Tensor) -> Accumulator:

@@ -1,4 +1,4 @@
-"""A ring of buffers on the device, through which pieces pass in a known order: the next comes while one is used."""
+"""Prefetch: a ring of buffers on the device that is filled in a known order, one buffer while another is used."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from .link import Link, Pair, TransferFailed
 
 
-class Piece(NamedTuple):
-    """Something to be brought to the device. `key` says what it is; what has the same key has the same content."""
+class PrefetchItem(NamedTuple):
+    """Something to copy to the device. Items with the same `key` have the same content."""
 
     key: Hashable
     copies: Callable[[Tensor], Sequence[Pair]]  # into a buffer
@@ -24,10 +24,10 @@ class _Slot(NamedTuple):
     key: Hashable
 
 
-class Ring:
+class PrefetchRing:
     """Buffers that are filled in the order of `expect` and given out in the same order by `take`.
 
-    As many pieces as there are free buffers are under way at any time. What is taken in another order than expected is
+    As many items as there are free buffers are under way at any time. What is taken in another order than expected is
     brought at once, without overlap. `overlap` False brings everything only when it is taken: to be compared with.
     """
 
@@ -38,31 +38,31 @@ class Ring:
         self._buffers = tuple(buffers)
         mark = link.mark()  # until now the buffers' memory may be in use by what it was before
         self._free: deque[tuple[Tensor, Any]] = deque((buffer, mark) for buffer in buffers)  # and when it is free
-        self._expected: deque[Piece] = deque()
+        self._expected: deque[PrefetchItem] = deque()
         self._coming: deque[_Slot] = deque()
-        self._untimed: deque[Any] = deque()  # tickets of pieces that have been taken, perhaps before they came
-        self.seconds: float | None = None  # that a piece took on the link, if that has become known with the last one
+        self._untimed: deque[Any] = deque()  # tickets of items that have been taken, perhaps before they came
+        self.seconds: float | None = None  # that a item took on the link, if that has become known with the last one
 
-    def expect(self, pieces: Iterable[Piece]) -> None:
-        """What will be taken from now on. What is on its way already and wanted in that order is kept."""
-        pieces = deque(pieces)
+    def expect(self, items: Iterable[PrefetchItem]) -> None:
+        """Set what will be taken, in this order. Copies under way that are wanted in that order are kept."""
+        items = deque(items)
         kept: deque[_Slot] = deque()
-        while self._coming and pieces and self._coming[0].key == pieces[0].key:
+        while self._coming and items and self._coming[0].key == items[0].key:
             kept.append(self._coming.popleft())
-            pieces.popleft()
+            items.popleft()
         self.drop()
-        self._coming, self._expected = kept, pieces
+        self._coming, self._expected = kept, items
         self._fill()
 
-    def take(self, piece: Piece) -> Tensor:
-        """The piece's buffer, once it has come; `release` it afterwards. Raises TransferFailed if it fails twice."""
-        if self._coming and self._coming[0].key == piece.key:
+    def take(self, item: PrefetchItem) -> Tensor:
+        """Return the buffer once the copy is there, to be released later. Raises TransferFailed after two tries."""
+        if self._coming and self._coming[0].key == item.key:
             slot = self._coming.popleft()
         else:
             self.drop()
-            slot = self._start(piece)
+            slot = self._start(item)
         try:
-            slot = self._waited(slot, piece)
+            slot = self._waited(slot, item)
         except BaseException:
             self._link.finish(slot.ticket)
             self._free.append((slot.buffer, None))
@@ -72,29 +72,29 @@ class Ring:
         self._look()
         return slot.buffer
 
-    def _waited(self, slot: _Slot, piece: Piece) -> _Slot:
+    def _waited(self, slot: _Slot, item: PrefetchItem) -> _Slot:
         """Once it has come; a copy that has failed is tried once more."""
         try:
             self._link.wait(slot.ticket)
         except TransferFailed:
-            slot = slot._replace(ticket=self._link.copy(piece.copies(slot.buffer), None))
+            slot = slot._replace(ticket=self._link.copy(item.copies(slot.buffer), None))
             self._link.wait(slot.ticket)
         return slot
 
     def _look(self) -> None:
-        """How long pieces took: where the device computes by itself, that is known long after they were taken."""
+        """How long items took: where the device computes by itself, that is known long after they were taken."""
         self.seconds = None
         while self._untimed and (seconds := self._link.seconds(self._untimed[0])) is not None:
             self._untimed.popleft()
             self.seconds = seconds
 
     def release(self, buffer: Tensor) -> None:
-        """What was asked to be computed with the buffer up to now is all: it may be filled again after that."""
+        """Let the buffer be filled again once everything submitted up to now is computed."""
         self._free.append((buffer, self._link.mark()))
         self._fill()
 
     def drop(self) -> None:
-        """Forget what is expected and what is on its way."""
+        """Cancel what is expected and what is on its way."""
         self._expected.clear()
         while self._coming:
             slot = self._coming.popleft()
@@ -115,6 +115,6 @@ class Ring:
             while self._expected and self._free:
                 self._coming.append(self._start(self._expected.popleft()))
 
-    def _start(self, piece: Piece) -> _Slot:
+    def _start(self, item: PrefetchItem) -> _Slot:
         buffer, used = self._free.popleft()
-        return _Slot(buffer, self._link.copy(piece.copies(buffer), used), piece.key)
+        return _Slot(buffer, self._link.copy(item.copies(buffer), used), item.key)

@@ -1,4 +1,4 @@
-"""A pass over more tokens than a piece has, such as a whole prompt: layer by layer, its pieces go to the host.
+"""Layer-by-layer prefill: the buffers of a pass over more tokens than a page has, whose pages go to the host.
 
 They stay on the device as long as their layer computes, so that nothing is read back; while the next layer computes in
 another set of buffers, they are on their way.
@@ -14,41 +14,41 @@ from torch import Tensor
 from .tiers import Tiers
 
 
-class LongPass:
-    """The pieces from number `first` on, up to place `end`, of two layers at a time.
+class PrefillBuffers:
+    """Device buffers for the pages from number `first` on, up to position `end`, of two layers at a time.
 
-    If `begun`, the first piece has committed tokens: they are taken from its open slot, which stays as it is, so that
+    If `begun`, the first page has committed tokens: they are taken from its open slot, which stays as it is, so that
     a pass that is broken off has changed nothing that counts.
     """
 
     def __init__(self, tiers: Tiers, first: int, end: int, begun: bool) -> None:
         self._tiers, self._first, self._begun = tiers, first, begun
-        count = -(-end // tiers.form.tokens) - first
-        size = (2, count, tiers.form.numbers)
+        count = -(-end // tiers.format.tokens) - first
+        size = (2, count, tiers.format.numbers)
         with torch.inference_mode(False):
             self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.open.device)
-        self._layers: list[int | None] = [None, None]  # whose pieces each set holds
+        self._layers: list[int | None] = [None, None]  # whose pages each set holds
         self._tickets: list[Any] = [None, None]
 
-    def buffer(self, layer: int, piece: int) -> Tensor:
-        """A piece of the layer that computes."""
+    def buffer(self, layer: int, page: int) -> Tensor:
+        """Return the buffer of a page of the layer that computes."""
         side = layer % 2
         if self._layers[side] != layer:
             self._wait(side)
             self._layers[side] = layer
             if self._begun:
                 self._buffers[side, 0].copy_(self._tiers.open[layer, self._first % 2])
-        return self._buffers[side, piece - self._first]
+        return self._buffers[side, page - self._first]
 
     def store(self, layer: int) -> None:
-        """The layer is done: send its pieces to the host."""
+        """Copy the pages of a layer that is done to the host."""
         link, side = self._tiers.link, layer % 2
-        targets = self._tiers.pieces[layer, self._first :]
+        targets = self._tiers.pages[layer, self._first :]
         pairs = list(zip(targets, self._buffers[side], strict=False))
         self._tickets[side] = link.copy(pairs, link.mark())
 
     def finish(self) -> None:
-        """All is in host memory."""
+        """Wait until all pages are in host memory."""
         for side in range(2):
             self._wait(side)
 

@@ -9,7 +9,7 @@ from ..architecture.config import ModelShape
 from .tiers import Tiers
 
 
-class Reading:
+class TierReader:
     """Reads from whichever tier has it; what comes from host memory comes over the link."""
 
     shape: ModelShape
@@ -17,15 +17,15 @@ class Reading:
     dtype: torch.dtype
     span: int
     tiers: Tiers
-    _held: list[int | None]
+    _open_pages: list[int | None]
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """See `Store`."""
         tiers = self.tiers
         runs = []
-        for piece in range(start // self.span, -(-end // self.span)):
-            base = piece * self.span
-            runs.append(self._run(piece, max(start - base, 0), min(end - base, self.span)))
+        for page in range(start // self.span, -(-end // self.span)):
+            base = page * self.span
+            runs.append(self._run(page, max(start - base, 0), min(end - base, self.span)))
         away = [torch.cat(parts, dim=2) for parts in zip(*runs, strict=True)]
         if tiers.resident is None:
             return tuple(away)
@@ -35,31 +35,31 @@ class Reading:
         """See `Store`. What is in host memory does not see the device."""
         tiers = self.tiers
         runs = []
-        for piece in range(start // self.span, -(-end // self.span)):
-            base, source = piece * self.span, self._source(piece).cpu()
+        for page in range(start // self.span, -(-end // self.span)):
+            base, source = page * self.span, self._source(page).cpu()
             at = slice(max(start - base, 0), min(end - base, self.span))
-            runs.append([torch.stack(x)[:, :, at] for x in zip(*map(tiers.form.read, source), strict=True)])
+            runs.append([torch.stack(x)[:, :, at] for x in zip(*map(tiers.format.read, source), strict=True)])
         away = [torch.cat(parts, dim=2) for parts in zip(*runs, strict=True)]
         if tiers.resident is None:
             return tuple(away)
         return tuple(torch.cat(both) for both in zip(tiers.resident.export(start, end), away, strict=True))
 
-    def _run(self, piece: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Some tokens of a piece, of all layers that are not resident."""
-        form = self.tiers.form
-        begin, end = first // form.grain, -(-last // form.grain)
-        grains = form.grains(self._source(piece))[:, :, begin:end].flatten(0, 1)
-        at = slice(first - begin * form.grain, last - begin * form.grain)
-        both = form.read_grains(grains if self._is_open(piece) else self._fetched(grains))
+    def _run(self, page: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Some tokens of a page, of all layers that are not resident."""
+        format = self.tiers.format
+        begin, end = first // format.grain, -(-last // format.grain)
+        grains = format.grains(self._source(page))[:, :, begin:end].flatten(0, 1)
+        at = slice(first - begin * format.grain, last - begin * format.grain)
+        both = format.read_grains(grains if self._is_open(page) else self._fetched(grains))
         return tuple(x.unflatten(0, (-1, self.shape.kv_heads))[:, :, at] for x in both)
 
-    def _is_open(self, piece: int) -> bool:
+    def _is_open(self, page: int) -> bool:
         """Whether it is on the device, in its open slot."""
-        return self._held[piece % 2] == piece
+        return self._open_pages[page % 2] == page
 
-    def _source(self, piece: int) -> Tensor:
+    def _source(self, page: int) -> Tensor:
         """`[layers, numbers]`, on the device if it is in its open slot, else in host memory."""
-        return self.tiers.open[:, piece % 2] if self._is_open(piece) else self.tiers.pieces[:, piece]
+        return self.tiers.open[:, page % 2] if self._is_open(page) else self.tiers.pages[:, page]
 
     def _fetched(self, x: Tensor) -> Tensor:
         """What is in host memory, on the device: over the link."""
@@ -87,18 +87,18 @@ class Reading:
         return tuple(both)
 
     def _gather_away(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        tiers, form = self.tiers, self.tiers.form
+        tiers, format = self.tiers, self.tiers.format
         rows, chunks = rows.cpu(), chunks.cpu()
         layer, head = (x.unsqueeze(1) for x in (rows // self.shape.kv_heads, rows % self.shape.kv_heads))
-        tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, form.grain)
-        piece, grain = tokens // self.span, tokens % self.span // form.grain
-        picked = self._fetched(form.grains(tiers.pieces)[layer, piece, head, grain])
-        held = torch.tensor([-1 if each is None else each for each in self._held])
-        here = (piece == held[piece % 2]).all(1).nonzero().squeeze(1)  # chunks never reach from one piece to the next
+        tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, format.grain)
+        page, grain = tokens // self.span, tokens % self.span // format.grain
+        picked = self._fetched(format.grains(tiers.pages)[layer, page, head, grain])
+        numbers = torch.tensor([-1 if each is None else each for each in self._open_pages])
+        here = (page == numbers[page % 2]).all(1).nonzero().squeeze(1)  # chunks never reach from one page to the next
         if len(here):
-            at = [x.expand_as(piece)[here].to(self.device) for x in (layer, piece % 2, head, grain)]
-            picked[here.to(self.device)] = form.grains(tiers.open)[tuple(at)]
-        return form.read_grains(picked)
+            at = [x.expand_as(page)[here].to(self.device) for x in (layer, page % 2, head, grain)]
+            picked[here.to(self.device)] = format.grains(tiers.open)[tuple(at)]
+        return format.read_grains(picked)
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         """See `Store`. Computed on the host, where the keys are."""
@@ -106,9 +106,9 @@ class Reading:
         if layer < tiers.resident_layers:
             return tiers.resident.mean_keys(layer, start, end, chunk)
         means = []
-        for piece in range(start // self.span, -(-end // self.span)):
-            base = piece * self.span
-            keys, _ = tiers.form.read(self._source(piece)[layer - tiers.resident_layers].cpu())
+        for page in range(start // self.span, -(-end // self.span)):
+            base = page * self.span
+            keys, _ = tiers.format.read(self._source(page)[layer - tiers.resident_layers].cpu())
             some = keys[:, max(start - base, 0) : min(end - base, self.span)]
             means.append(some.unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32))
         return torch.cat(means, dim=1).to(self.device)

@@ -1,8 +1,8 @@
 """A full cache's keys and values over tiers of memory: some layers on the device, the others' in host memory.
 
-Tokens of a layer lie in pieces. Whole pieces of a layer that is not resident lie in host memory; each pass attends to
+Tokens of a layer lie in pages. Whole pages of a layer that is not resident lie in host memory; each pass attends to
 some of them on the device, as they come over the link, and to the others on the host, at the same time. The newest,
-unfinished piece of every layer stays on the device. Partial results are merged in the order of their keys.
+unfinished page of every layer stays on the device. Partial results are merged in the order of their keys.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..kernels.attention import Partial
 from ..kv_cache.store import Store
-from .host_attention import HostPart
+from .host_attention import HostPartials
 from .link import Pair
-from .prefetch import Piece
-from .prefill import LongPass
-from .reading import Reading
+from .prefetch import PrefetchItem
+from .prefill import PrefillBuffers
+from .reading import TierReader
 from .tiers import Tiers
 
 
-class TieredStore(Reading):
-    """See `Store` in ../store.py; `begin` and `end` a pass, which `truncate` may follow."""
+class TieredStore(TierReader):
+    """A `Store` (kv_cache/store.py) over tiers. Every pass lies between `begin` and `end`; `truncate` may follow."""
 
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
         self.shape = shape
         self.dtype, self.device = tiers.open.dtype, tiers.open.device
         self.tiers = tiers
-        self.grain, self.span = tiers.form.grain, tiers.form.tokens
-        self._held: list[int | None] = [None, None]  # the piece in each open slot, where host memory has it not
-        self._whole = 0  # pieces before the pass, all in host memory
-        self._split = 0  # so many of them are streamed
+        self.grain, self.span = tiers.format.grain, tiers.format.tokens
+        self._open_pages: list[int | None] = [None, None]  # the page in each open slot, where host memory has it not
+        self._num_whole = 0  # pages before the pass, all in host memory
+        self._num_streamed = 0  # of those, how many come over the link; the host attends to the others
         self._running = False
-        self._long: LongPass | None = None
-        self._turned = torch.empty(0, dtype=self.dtype, device=self.device)
+        self._prefill: PrefillBuffers | None = None
+        self._rotated = torch.empty(0, dtype=self.dtype, device=self.device)
         self._clock = Stopwatch()
 
     def near(self, capacity: int) -> Store:
@@ -50,62 +50,64 @@ class TieredStore(Reading):
     # A pass
 
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
-        """A pass over tokens from place `start` on, each layer's in chunks, or in one."""
+        """Begin a pass as in `Store`, and prefetch its first pages."""
         tiers, size = self.tiers, self.span
         self._recover()
         self._running = True
-        self._whole = start // size
-        self._settle(start)
+        self._num_whole = start // size
+        self._move_pages(start)
         self._end = start + tokens
         rows = min(tokens, chunk or tokens)
-        self._split = tiers.balance.streamed(self._whole, rows) if tiers.host else self._whole
+        self._num_streamed = tiers.balance.streamed(self._num_whole, rows) if tiers.host else self._num_whole
         if tokens > size:
-            self._long = LongPass(tiers, self._whole, self._end, start % size > 0)
+            self._prefill = PrefillBuffers(tiers, self._num_whole, self._end, start % size > 0)
         else:
-            self._held[self._whole % 2] = self._whole
-            if (last := (self._end - 1) // size) > self._whole:
-                self._held[last % 2] = last
-        tiers.ring.expect(self._order(-(-tokens // rows)))
+            self._open_pages[self._num_whole % 2] = self._num_whole
+            if (last := (self._end - 1) // size) > self._num_whole:
+                self._open_pages[last % 2] = last
+        tiers.ring.expect(self._prefetch_order(-(-tokens // rows)))
 
     def _recover(self) -> None:
-        """If the last pass was broken off, nothing of it goes on."""
+        """Cancel what is left of a pass that was broken off."""
         if self._running:
             self.tiers.ring.reset()
-            self._long, self._running = None, False
+            self._prefill, self._running = None, False
 
     def end(self) -> None:
-        """The pass is over: its tokens are part of the sequence."""
-        if self._long is not None:
-            self._long.finish()
-            self._long = None
-            self._held = [None, None]
+        """End the pass; its tokens are committed. Prefetch for the next one."""
+        if self._prefill is not None:
+            self._prefill.finish()
+            self._prefill = None
+            self._open_pages = [None, None]
         self._clock.stop()
-        self.tiers.ring.expect(self._order(1))  # the link need not wait until the next pass is known
+        self.tiers.ring.expect(self._prefetch_order(1))  # the link need not wait until the next pass is known
         self._running = False
 
     def truncate(self, length: int) -> None:
-        """Tokens from place `length` on will be others."""
-        if length // self.span < self._whole:
+        """Drop the tokens from position `length` on, and prefetched pages that hold them."""
+        if length // self.span < self._num_whole:
             self.tiers.ring.drop()
 
-    def _order(self, passes: int) -> Iterator[Piece]:
-        for layer in range(len(self.tiers.pieces)):
+    def _prefetch_order(self, passes: int) -> Iterator[PrefetchItem]:
+        for layer in range(len(self.tiers.pages)):
             for _ in range(passes):
-                yield from (self._piece(layer, piece) for piece in range(self._split))
+                yield from (self._item(layer, page) for page in range(self._num_streamed))
 
-    def _piece(self, layer: int, piece: int) -> Piece:
-        return Piece((layer, piece), partial(_onto, self.tiers.pieces[layer, piece]))
+    def _item(self, layer: int, page: int) -> PrefetchItem:
+        return PrefetchItem((layer, page), partial(_onto, self.tiers.pages[layer, page]))
 
-    def _settle(self, start: int) -> None:
-        """Bring whole pieces to the host, and the piece that `start` is in to the device."""
-        for slot, piece in enumerate(self._held):
-            if piece is not None and piece < self._whole:
-                self._move(self.tiers.pieces[:, piece], self.tiers.open[:, slot])
-            if piece != self._whole:
-                self._held[slot] = None
-        if start % self.span and self._held[self._whole % 2] is None:
-            self._move(self.tiers.open[:, self._whole % 2], self.tiers.pieces[:, self._whole])
-            self._held[self._whole % 2] = self._whole  # also through a long pass, which writes to the other copy
+    def _move_pages(self, start: int) -> None:
+        """Move whole pages to the host, and the page that `start` is in to the device."""
+        for slot, page in enumerate(self._open_pages):
+            if page is not None and page < self._num_whole:
+                self._move(self.tiers.pages[:, page], self.tiers.open[:, slot])
+            if page != self._num_whole:
+                self._open_pages[slot] = None
+        if start % self.span and self._open_pages[self._num_whole % 2] is None:
+            self._move(self.tiers.open[:, self._num_whole % 2], self.tiers.pages[:, self._num_whole])
+            self._open_pages[self._num_whole % 2] = (
+                self._num_whole
+            )  # also through a long pass, which writes to the other copy
 
     def _move(self, targets: Tensor, sources: Tensor) -> None:
         link = self.tiers.link
@@ -116,18 +118,18 @@ class TieredStore(Reading):
         """See `Store`: to host memory, behind the committed tokens; the next pass fetches what it needs."""
         tiers, end, kept = self.tiers, start + keys.shape[2], self.tiers.resident_layers
         self._recover()
-        for slot, piece in enumerate(self._held):
-            if piece is not None:
-                self._move(tiers.pieces[:, piece], tiers.open[:, slot])
-        self._held = [None, None]
+        for slot, page in enumerate(self._open_pages):
+            if page is not None:
+                self._move(tiers.pages[:, page], tiers.open[:, slot])
+        self._open_pages = [None, None]
         if tiers.resident is not None:
             tiers.resident.write(start, keys[:kept], values[:kept])
-        for piece in range(start // self.span, -(-end // self.span)):
-            base = piece * self.span
+        for page in range(start // self.span, -(-end // self.span)):
+            base = page * self.span
             first, last = max(base, start), min(base + self.span, end)
-            for layer, target in enumerate(tiers.pieces[:, piece], kept):
+            for layer, target in enumerate(tiers.pages[:, page], kept):
                 some = (x[layer, :, first - start : last - start] for x in (keys, values))
-                tiers.form.write(target, first - base, *some)
+                tiers.format.write(target, first - base, *some)
 
     # A layer of a pass
 
@@ -135,26 +137,26 @@ class TieredStore(Reading):
         tiers = self.tiers
         if layer < tiers.resident_layers:
             return tiers.resident.append(layer, start, q, k, v, rows)
-        if self._turned.shape != q.shape:
-            self._turned = torch.empty(q.shape, dtype=self.dtype, device=self.device)
-        for buffer, at, some in self._own(layer - tiers.resident_layers, start, len(q)):
+        if self._rotated.shape != q.shape:
+            self._rotated = torch.empty(q.shape, dtype=self.dtype, device=self.device)
+        for buffer, at, some in self._pages_of(layer - tiers.resident_layers, start, len(q)):
             part = [x[some] for x in (q, k, v)]
-            tiers.form.append(buffer, at, *part, tuple(x[some] for x in rows), self._turned[some])
-        return self._turned
+            tiers.format.append(buffer, at, *part, tuple(x[some] for x in rows), self._rotated[some])
+        return self._rotated
 
-    def _own(self, layer: int, start: int, tokens: int) -> Iterator[tuple[Tensor, int, slice]]:
-        """The pieces that tokens from place `start` on are in: buffer, first place, and which of the tokens."""
+    def _pages_of(self, layer: int, start: int, tokens: int) -> Iterator[tuple[Tensor, int, slice]]:
+        """Yield the pages of tokens from position `start` on: buffer, first index in it, and which of the tokens."""
         end = start + tokens
-        for piece in range(start // self.span, (end - 1) // self.span + 1):
-            base = piece * self.span
+        for page in range(start // self.span, (end - 1) // self.span + 1):
+            base = page * self.span
             first, last = max(base, start), min(base + self.span, end)
-            yield self._buffer(layer, piece), first - base, slice(first - start, last - start)
+            yield self._buffer(layer, page), first - base, slice(first - start, last - start)
 
-    def _buffer(self, layer: int, piece: int) -> Tensor:
-        """Where a piece of this pass is on the device."""
-        if self._long is not None:
-            return self._long.buffer(layer, piece)
-        return self.tiers.open[layer, piece % 2]
+    def _buffer(self, layer: int, page: int) -> Tensor:
+        """Return a page of this pass on the device."""
+        if self._prefill is not None:
+            return self._prefill.buffer(layer, page)
+        return self.tiers.open[layer, page % 2]
 
     def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
         tiers = self.tiers
@@ -162,12 +164,12 @@ class TieredStore(Reading):
             return tiers.resident.attend(layer, q, start)
         layer -= tiers.resident_layers
         rest = self._clock.lap()
-        host: Future[HostPart] | None = None
-        if self._split < self._whole:
-            host = tiers.host.submit(tiers.pieces[layer, self._split : self._whole], q)
-        everyone, result = slice(0, len(q)), tiers.form.accumulator(q)
-        for piece in range(self._split):
-            result.add(everyone, self._streamed(layer, piece, q))
+        host: Future[HostPartials] | None = None
+        if self._num_streamed < self._num_whole:
+            host = tiers.host.submit(tiers.pages[layer, self._num_streamed : self._num_whole], q)
+        everyone, result = slice(0, len(q)), tiers.format.accumulator(q)
+        for page in range(self._num_streamed):
+            result.add(everyone, self._streamed(layer, page, q))
         newest = self._newest(layer, q, start)
         if host is not None:
             newest = list(newest)  # meanwhile; its keys come behind the host's
@@ -176,34 +178,34 @@ class TieredStore(Reading):
         for rows, part in newest:
             result.add(rows, part)
         out = result.output()
-        if self._long is not None and start + len(q) == self._end:
-            self._long.store(layer)
+        if self._prefill is not None and start + len(q) == self._end:
+            self._prefill.store(layer)
         self._clock.start()
         return out
 
-    def _streamed(self, layer: int, piece: int, q: Tensor) -> Any:
+    def _streamed(self, layer: int, page: int, q: Tensor) -> Any:
         tiers = self.tiers
-        buffer = tiers.ring.take(self._piece(layer, piece))
-        part = tiers.form.attend(buffer, q, self.span)
+        buffer = tiers.ring.take(self._item(layer, page))
+        part = tiers.format.attend(buffer, q, self.span)
         tiers.ring.release(buffer)
         if tiers.ring.seconds is not None:
             tiers.balance.observe_link(tiers.ring.seconds)
         return part
 
     def _newest(self, layer: int, q: Tensor, start: int) -> Iterator[tuple[slice, Any]]:
-        """Attention to the pieces that are on the device: those of this pass, each token up to itself."""
-        form, end = self.tiers.form, start + len(q)
-        for piece in range(self._whole, (end - 1) // self.span + 1):
-            base, buffer = piece * self.span, self._buffer(layer, piece)
+        """Attend causally to the pages of this pass, which are on the device; yield the rows and their partials."""
+        format, end = self.tiers.format, start + len(q)
+        for page in range(self._num_whole, (end - 1) // self.span + 1):
+            base, buffer = page * self.span, self._buffer(layer, page)
             inside = slice(max(base - start, 0), max(min(base + self.span, end) - start, 0))
             if inside.start < inside.stop:
                 some = q[inside]
-                yield inside, form.attend(buffer, some, start + inside.start - base + 1, causal=True)
+                yield inside, format.attend(buffer, some, start + inside.start - base + 1, causal=True)
             if inside.stop < len(q):
                 behind = slice(inside.stop, len(q))
-                yield behind, form.attend(buffer, q[behind], self.span)
+                yield behind, format.attend(buffer, q[behind], self.span)
 
-    def _from_host(self, host: Future[HostPart], rows: int, rest: float | None) -> list[Any]:
+    def _from_host(self, host: Future[HostPartials], rows: int, rest: float | None) -> list[Any]:
         part = host.result()
         self.tiers.balance.observe_host(rows, part.seconds / len(part.partials), rest)
         if self.device.type == "cpu":
@@ -212,7 +214,7 @@ class TieredStore(Reading):
         return [Partial(*each) for each in zip(out, lse, strict=True)]
 
     def _in_one_copy(self, parts: Sequence[Tensor]) -> Tensor:
-        """The host's tensors on the device, `[parts, ...]`: from pinned memory, or the host would wait for the copy."""
+        """Copy the host's tensors to the device as `[parts, ...]`; from pinned memory, or the host would wait."""
         return torch.stack(tuple(parts)).pin_memory().to(self.device, non_blocking=True)
 
 
@@ -221,7 +223,7 @@ def _onto(source: Tensor, buffer: Tensor) -> list[Pair]:
 
 
 class Stopwatch:
-    """Seconds from one layer's attention to the next one's."""
+    """Measures the seconds from one layer's attention to the next one's."""
 
     def __init__(self) -> None:
         self._since: float | None = None

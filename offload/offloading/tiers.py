@@ -11,21 +11,21 @@ from ..kv_cache.store import Store
 from .balance import Balance
 from .host_attention import HostAttention
 from .link import Link
-from .page import Form
-from .prefetch import Ring
+from .page import PageFormat
+from .prefetch import PrefetchRing
 
 
 @dataclass
 class Tiers:
     """What a tiered store is made of."""
 
-    form: Form
+    format: PageFormat
     link: Link
-    ring: Ring
+    ring: PrefetchRing
     balance: Balance
     host: HostAttention | None  # None: everything comes over the link
     resident: Store | None  # of the first layers
     resident_layers: int
     near: Callable[[int], Store]  # makes a store on the device for so many tokens
-    pieces: Tensor  # [layers - resident_layers, pieces, numbers] in host memory
-    open: Tensor  # [layers - resident_layers, 2, numbers] on the device: a piece's slot is its number's parity
+    pages: Tensor  # [layers - resident_layers, pages, numbers] in host memory
+    open: Tensor  # [layers - resident_layers, 2, numbers] on the device: a page's slot is its number's parity

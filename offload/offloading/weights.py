@@ -15,7 +15,7 @@ from torch import Tensor
 from ..decoder import Layer
 from .host_memory import allocator
 from .link import Link, Pair
-from .prefetch import Piece, Ring
+from .prefetch import PrefetchItem, PrefetchRing
 
 _ALIGNED = 256  # bytes: what kernels like their operands to begin at
 
@@ -45,9 +45,9 @@ class StreamedLayers:
                 target.copy_(tensor)
         buffers = torch.empty((2, size), dtype=torch.uint8, device=device).unbind()
         self._slots = {buffer.data_ptr(): _over(far[0], iter(_views(buffer, offsets, parts))) for buffer in buffers}
-        self._ring = Ring(link, buffers)
+        self._ring = PrefetchRing(link, buffers)
         self._leader: object | None = None  # for whom the ring works
-        self._order = [Piece(index, partial(_onto, row)) for index, row in enumerate(self._far)]
+        self._order = [PrefetchItem(index, partial(_onto, row)) for index, row in enumerate(self._far)]
 
     def __len__(self) -> int:
         return len(self._near) + len(self._far)
@@ -58,9 +58,9 @@ class StreamedLayers:
         self._lead(me, 0)
         try:
             yield from self._near
-            for index, piece in enumerate(self._order):
+            for index, item in enumerate(self._order):
                 self._lead(me, index)
-                buffer = self._ring.take(piece)
+                buffer = self._ring.take(item)
                 yield self._slots[buffer.data_ptr()]
                 if self._leader is me:
                     self._ring.release(buffer)

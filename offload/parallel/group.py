@@ -17,23 +17,23 @@ class Group(Protocol):
     mates: int
 
     def sum(self, x: Tensor) -> Tensor:
-        """All ranks' `x`, of one size and type, added up; in place, and the same bits everywhere."""
+        """Sum all ranks' `x`, of one size and dtype (all-reduce); in place, with the same bits on every rank."""
         ...
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """All ranks' `x` `[rows, widths[rank]]` side by side: `[rows, sum of widths]`."""
+        """Return all ranks' `x` `[rows, widths[rank]]` side by side: `[rows, sum of widths]` (all-gather)."""
         ...
 
     def agree(self, numbers: Sequence[float]) -> list[float]:
-        """Rank 0's numbers, for all; equally many everywhere. Whole ones stay exact up to 2^53."""
+        """Broadcast rank 0's numbers, equally many on every rank; integers stay exact up to 2^53."""
         ...
 
-    def told(self, value: Any) -> Any:
-        """Rank 0's value of any kind, for all; what the others give does not matter."""
+    def broadcast(self, value: Any) -> Any:
+        """Broadcast rank 0's value of any kind; what the others give is ignored."""
         ...
 
     def collect(self, value: Any) -> list[Any]:
-        """Every rank's value, in their order."""
+        """Return every rank's value, in the order of ranks."""
         ...
 
 
@@ -52,7 +52,7 @@ class Alone:
     def agree(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value
 
     def collect(self, value: Any) -> list[Any]:

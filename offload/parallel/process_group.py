@@ -81,7 +81,7 @@ class Ranks:
             dist.broadcast(said, 0, group=self._deciding)
         return said.tolist()
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         box = [value if self.rank == 0 else None]
         with _together():
             dist.broadcast_object_list(box, 0, group=self._deciding)

@@ -125,7 +125,7 @@ class Passes:
         return replace(best, gammas=(min(near), max(near)))
 
     def _speculative(self, method: str, gamma2: int, gamma1: int, token: float, acceptance: float) -> Decoding:
-        """Nothing overlaps between levels: the link rests while they draft, but for the first piece."""
+        """Nothing overlaps between levels: the link rests while they draft, but for the first page."""
         time, share = self.full(gamma2 + 1)
         drafting, verifying = gamma2 * token, time.seconds + 2 * self._sample
         tokens = expected_tokens(acceptance, gamma2)

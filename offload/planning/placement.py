@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..architecture.dims import Sizes
-from ..architecture.footprint import piece_tokens
+from ..architecture.footprint import page_tokens
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
 from .memory import USABLE, MemoryEstimate, estimate
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to
-OPEN_PIECES = 2  # of each layer that is not resident: the newest tokens, on their way to the host
+OPEN_PAGES = 2  # of each layer that is not resident: the newest tokens, on their way to the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class _Parts:
         shape, size, gpus = request.shape, request.itemsize, request.hardware.gpus
         self._gpus, self._layers, self._order = gpus, shape.layers, order
         self._need = _estimate(request)
-        piece = piece_tokens(shape, size)
-        self._piece = shape.layer_kv_bytes(piece, size) // gpus
-        self._whole_kv = -(-request.tokens // piece) * self._piece  # where it lies in pieces
+        page = page_tokens(shape, size)
+        self._page = shape.layer_kv_bytes(page, size) // gpus
+        self._whole_kv = -(-request.tokens // page) * self._page  # where it lies in pages
         self._hidden = request.tokens * shape.hidden * size
 
     def on_device(self, weights: int, kv: int) -> dict[str, int]:
@@ -125,7 +125,7 @@ class _Parts:
             "CUDA": need.cuda,
         }
         if away:
-            parts["staging"] = (STAGING_BUFFERS + OPEN_PIECES * away) * self._piece
+            parts["staging"] = (STAGING_BUFFERS + OPEN_PAGES * away) * self._page
         if weights < self._layers:
             parts["staging"] = parts.get("staging", 0) + STAGING_BUFFERS * need.layer_weights
         if self._order == "layers" and away:  # rows between two layers; the KV of one that computes and one that leaves
@@ -146,7 +146,7 @@ class _Parts:
     @property
     def smallest_kv(self) -> int:
         """Resident layers that take least room: none, unless a layer's KV is smaller than what streaming it needs."""
-        return 0 if self._need.layer_kv > OPEN_PIECES * self._piece else self._layers
+        return 0 if self._need.layer_kv > OPEN_PAGES * self._page else self._layers
 
 
 _ORDER = ("weights", "KV cache", "retrieval cache", "draft model", "staging", "activations", "CUDA")

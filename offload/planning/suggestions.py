@@ -18,20 +18,20 @@ CONTEXTS = 1024  # contexts are offered in steps of so many tokens
 
 
 @dataclass(frozen=True, slots=True)
-class WayOut:
+class Suggestion:
     """A change that makes a request fit, in words with its number, and the request so changed."""
 
     text: str
     request: PlanRequest
 
 
-def ways_out(request: PlanRequest, others: Sequence[Hardware] = ()) -> tuple[WayOut, ...]:
+def suggestions(request: PlanRequest, others: Sequence[Hardware] = ()) -> tuple[Suggestion, ...]:
     """Up to three ways to make a request fit that does not, the cheapest first; `others` is hardware to choose from.
 
     What costs only time comes before what costs quality of drafts, that before memory that must be granted, a shorter
     text, and other hardware.
     """
-    found: list[WayOut] = []
+    found: list[Suggestion] = []
     for way in _ways(request, others):
         if place(way.request).fits:
             found.append(way)
@@ -40,7 +40,7 @@ def ways_out(request: PlanRequest, others: Sequence[Hardware] = ()) -> tuple[Way
     return tuple(found)
 
 
-def _ways(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[WayOut]:
+def _ways(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Suggestion]:
     yield from _placements(request)
     yield from _sizes(request)
     yield from _caps(request)
@@ -48,7 +48,7 @@ def _ways(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[WayOut]:
     yield from _hardware(request, others)
 
 
-def _placements(request: PlanRequest) -> Iterator[WayOut]:
+def _placements(request: PlanRequest) -> Iterator[Suggestion]:
     placement = request.placement
     if placement.offload == "none":
         changed = replace(request, placement=replace(placement, offload="auto"))
@@ -56,15 +56,15 @@ def _placements(request: PlanRequest) -> Iterator[WayOut]:
         away = request.shape.layers - placed.weight_layers
         kv = "a part of the KV cache" if placed.resident_layers else "the KV cache"
         what = f"the weights of {counted(away, 'layer')} and {kv}" if away else kv
-        yield WayOut(f"--offload auto keeps {what} in host memory", changed)
+        yield Suggestion(f"--offload auto keeps {what} in host memory", changed)
     if placement.resident_layers is not None and placement.offload != "none":
         auto = replace(request, placement=replace(placement, resident_layers=None))
         count = place(auto).resident_layers
         changed = replace(request, placement=replace(placement, resident_layers=count))
-        yield WayOut(f"--resident-layers {count}", changed)
+        yield Suggestion(f"--resident-layers {count}", changed)
 
 
-def _sizes(request: PlanRequest) -> Iterator[WayOut]:
+def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
     settings = request.speculation
     if request.prefill_chunk > SMALLEST_CHUNK:
         chunks = _halves(request.prefill_chunk, SMALLEST_CHUNK)
@@ -83,12 +83,12 @@ def _sizes(request: PlanRequest) -> Iterator[WayOut]:
         yield from _first(coarser, with_chunk, "--chunk {}")
     if has_middle(settings, request.tokens) or has_draft_model(settings):
         lighter = replace(settings, method="lookup")
-        yield WayOut("--method lookup, which needs no memory", replace(request, speculation=lighter))
+        yield Suggestion("--method lookup, which needs no memory", replace(request, speculation=lighter))
     if request.itemsize == 4:
-        yield WayOut("--dtype bfloat16", replace(request, itemsize=2))
+        yield Suggestion("--dtype bfloat16", replace(request, itemsize=2))
 
 
-def _caps(request: PlanRequest) -> Iterator[WayOut]:
+def _caps(request: PlanRequest) -> Iterator[Suggestion]:
     """The memory that a cap withholds, where it is there."""
     for name in ("memory", "host_memory"):
         if getattr(request.placement, name) is None:
@@ -106,7 +106,7 @@ def _caps(request: PlanRequest) -> Iterator[WayOut]:
         yield from _first(sizes, with_cap, f"--{name.replace('_', '-')} {{}}GiB")
 
 
-def _contexts(request: PlanRequest) -> Iterator[WayOut]:
+def _contexts(request: PlanRequest) -> Iterator[Suggestion]:
     """The longest context that fits; more tokens never take less memory."""
     fitting, failing = 0, request.tokens // CONTEXTS + 1
     while failing - fitting > 1:
@@ -117,17 +117,17 @@ def _contexts(request: PlanRequest) -> Iterator[WayOut]:
             failing = middle
     if fitting:
         tokens = fitting * CONTEXTS
-        yield WayOut(f"a context of {tokens:,} tokens or fewer", replace(request, tokens=tokens))
+        yield Suggestion(f"a context of {tokens:,} tokens or fewer", replace(request, tokens=tokens))
 
 
-def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[WayOut]:
+def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Suggestion]:
     """The smallest of the other machines that has room, by its device memory."""
     for other in sorted(others, key=lambda one: (one.gpus * (one.memory or 0), one.gpus)):
         placement = replace(request.placement, memory=None, resident_layers=None, link_gb_s=None)
         if other.device == "cuda" and other.name != request.hardware.name:
             changed = replace(request, hardware=other, placement=placement)
             if place(changed).fits:
-                yield WayOut(f"other hardware: {other.name}", changed)
+                yield Suggestion(f"other hardware: {other.name}", changed)
                 return
 
 
@@ -138,10 +138,10 @@ def _halves(start: int, least: int) -> Iterator[int]:
         size //= 2
 
 
-def _first(numbers: Iterable[Any], change: Callable[[Any], PlanRequest], text: str) -> Iterator[WayOut]:
+def _first(numbers: Iterable[Any], change: Callable[[Any], PlanRequest], text: str) -> Iterator[Suggestion]:
     """The first number with which it fits."""
     for number in numbers:
         changed = change(number)
         if place(changed).fits:
-            yield WayOut(text.format(number), changed)
+            yield Suggestion(text.format(number), changed)
             return

@@ -1,4 +1,4 @@
-"""What keys and values depend on, as names: the model's weights, how it computes, and the tokens up to a place."""
+"""What keys and values depend on, as names: the model's weights, how it computes, and the tokens up to a position."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from .chain import Prompt, Storage
 from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all
 from .folder import PromptFolder
 from .restore import Restoration
-from .reusable import Fresh
-from .writer import Saver
+from .reusable import ReusablePrefix
+from .writer import BlockWriter
 
 
 class PromptCache:
@@ -53,7 +53,7 @@ class SequencePrompts:
         self, cache: PromptCache, fingerprint: str, runner: Runner, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._cache, self._fingerprint = cache, fingerprint
-        self._runner, self._fresh = runner, Fresh(runner)
+        self._runner, self._reusable = runner, ReusablePrefix(runner)
         self._clock = clock
 
     def prefill(self, context: Context) -> Generator[Prefilled | Restored]:
@@ -61,36 +61,36 @@ class SequencePrompts:
 
         A prompt that is read layer by layer is there, and saved, only as a whole.
         """
-        runner, fresh = self._runner, self._fresh
+        runner, reusable = self._runner, self._reusable
         runner.settle(context)
-        fresh.look()
+        reusable.look()
         try:
             if len(context) < max(self._cache.least, TOKENS + 1):
-                fresh.expect(len(context))
+                reusable.expect(len(context))
                 yield from runner.prefill(context)
             else:
                 yield from self._prefill(context)
         finally:
-            fresh.note()
+            reusable.note()
 
     def _prefill(self, context: Context) -> Generator[Prefilled | Restored]:
         prompt = Prompt(self._cache.storage, self._fingerprint, context.tokens)
-        saver = Saver(prompt, self._runner)
+        writer = BlockWriter(prompt, self._runner)
 
         def compute(end: int) -> Generator[Prefilled]:
-            return self._run(context, saver, end, end)
+            return self._run(context, writer, end, end)
 
         try:
-            yield from Restoration(prompt, self._runner, self._fresh, compute, self._clock).take_over(context)
-            self._fresh.expect(len(context))
-            yield from self._run(context, saver, len(context), self._fresh.length)
+            yield from Restoration(prompt, self._runner, self._reusable, compute, self._clock).take_over(context)
+            self._reusable.expect(len(context))
+            yield from self._run(context, writer, len(context), self._reusable.length)
         finally:
-            saver.close()
+            writer.close()
 
-    def _run(self, context: Context, saver: Saver, end: int, fresh: int) -> Generator[Prefilled]:
-        """Run the context up to place `end`; what of it lies before place `fresh` is saved."""
-        runner, held, before = self._runner, min(self._runner.held, end - 1), self._clock()
+    def _run(self, context: Context, writer: BlockWriter, end: int, reusable: int) -> Generator[Prefilled]:
+        """Run the context up to position `end`, and save what lies before position `reusable`."""
+        runner, cached, before = self._runner, min(self._runner.num_cached, end - 1), self._clock()
         for event in runner.prefill(context, end):
-            saver.save(fresh // TOKENS, runner.held - held, self._clock() - before)
+            writer.save(reusable // TOKENS, runner.num_cached - cached, self._clock() - before)
             yield event
-            held, before = runner.held, self._clock()
+            cached, before = runner.num_cached, self._clock()

@@ -15,7 +15,7 @@ from ..speculation.runner import Runner
 from .chain import Prompt
 from .fingerprint import TOKENS
 from .header import Header, UnusableBlock
-from .reusable import Fresh
+from .reusable import ReusablePrefix
 
 TRIAL = 1.0  # seconds of reading before it is judged
 
@@ -33,12 +33,12 @@ class Restoration:
         self,
         prompt: Prompt,
         runner: Runner,
-        fresh: Fresh,
+        reusable: ReusablePrefix,
         compute: Callable[[int], Generator[Prefilled]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`compute(end)` runs the prompt's tokens before place `end` that the runner does not hold, and saves them."""
-        self._prompt, self._runner, self._fresh = prompt, runner, fresh
+        """`compute(end)` runs and saves the prompt's tokens before position `end` that are not in the cache."""
+        self._prompt, self._runner, self._reusable = prompt, runner, reusable
         self._compute, self._clock = compute, clock
         self._race = Race()
         self._gap = range(0)  # damaged blocks, and what has to be computed with them
@@ -51,26 +51,28 @@ class Restoration:
         """Take over what is stored behind what the runner holds, as long as reading is quicker than computing."""
         runner = self._runner
         stored = self._stored(context)
-        held = min(runner.held, self._fresh.length) if stored else runner.held  # what is behind that is dropped
-        yield Prefilled(min(held, len(context) - 1), len(context))
+        cached = runner.num_cached
+        if stored:
+            cached = min(cached, self._reusable.length)  # what is behind that is dropped
+        yield Prefilled(min(cached, len(context) - 1), len(context))
         yield from self._read_all(stored, len(context))
         if self._seen_damage:
             _warn(self._prompt.storage.group.collect(self._troubles))
         if self._size:
-            unit = self._fresh.blocks * TOKENS
-            runner.truncate(runner.held // unit * unit)
-            self._fresh.length = runner.held
-            yield from self._tell(held)
+            unit = self._reusable.blocks * TOKENS
+            runner.truncate(runner.num_cached // unit * unit)
+            self._reusable.length = runner.num_cached
+            yield from self._report(cached)
 
     def _stored(self, context: Context) -> range:
         """The numbers of blocks that may be taken over, in the place of what is held and not as in a fresh run.
 
         The last token must be run, for its row.
         """
-        first, unit = self._fresh.length // TOKENS, self._fresh.blocks
+        first, unit = self._reusable.length // TOKENS, self._reusable.blocks
         reach = self._prompt.stored(first, (len(context) - 1) // TOKENS)
         last = min(self._prompt.storage.group.collect(reach // unit * unit))
-        return range(first, last if last * TOKENS > self._runner.held else first)
+        return range(first, last if last * TOKENS > self._runner.num_cached else first)
 
     def _read_all(self, stored: range, total: int) -> Generator[Prefilled]:
         group = self._prompt.storage.group
@@ -86,8 +88,8 @@ class Restoration:
             elif index >= self._gap.stop:  # what lies before that is computed with the damaged ones
                 yield from self._fill_gap()
                 self._restore(index, block, reading)
-                if (index + 1) % self._fresh.blocks == 0:  # else it may have to go with a damaged one
-                    yield Prefilled(self._runner.held, total)
+                if (index + 1) % self._reusable.blocks == 0:  # else it may have to go with a damaged one
+                    yield Prefilled(self._runner.num_cached, total)
                 if self._race.lost:
                     return
 
@@ -103,7 +105,7 @@ class Restoration:
 
     def _skip(self, index: int) -> None:
         """Have a damaged block computed: with it, what was cut to chunks together with it."""
-        unit = self._fresh.blocks
+        unit = self._reusable.blocks
         first = self._gap.start if self._gap else index // unit * unit
         self._gap = range(first, (index // unit + 1) * unit)
         self._seen_damage = True
@@ -124,18 +126,18 @@ class Restoration:
         self._seconds += (writing := self._clock() - start)
         self._race.observe(*self._prompt.storage.group.agree((reading + writing, header.prefill_s)))
 
-    def _tell(self, held: int) -> Generator[Restored]:
-        """`held`: tokens that were in memory.
+    def _report(self, cached: int) -> Generator[Restored]:
+        """Yield what was read, and count a hit; `cached` tokens were in memory before.
 
-        Questions on a document that is in memory may find their own words on disk: that is no hit. As with entries,
-        it is the same prompt where more than half of it is.
+        Questions on a document that is in memory may find their own words on disk, which is no hit. As with entries,
+        prompts count as the same if more than half of one was found.
         """
         prompt, runner = self._prompt, self._runner
-        taken = runner.held - held - self._computed
+        taken = runner.num_cached - cached - self._computed
         if taken <= 0:
             return
-        if taken > held:
-            prompt.folder.hit(prompt.paths[runner.held // TOKENS - 1])
+        if taken > cached:
+            prompt.folder.hit(prompt.paths[runner.num_cached // TOKENS - 1])
         yield Restored(taken, self._size * prompt.storage.group.size, self._seconds)
 
 

@@ -12,7 +12,7 @@ from ..speculation.runner import Runner
 from .fingerprint import TOKENS, rounds_by_row
 
 
-class Fresh:
+class ReusablePrefix:
     """Follows a runner on a FullCache from prompt to prompt: its first `length` tokens are as in a fresh run."""
 
     def __init__(self, runner: Runner) -> None:
@@ -29,11 +29,13 @@ class Fresh:
         """What others have rolled back since the last `note` is not as it was."""
         cache = self._runner.cache
         unchanged = cache.marks.look(self, cache.length)
-        self.length = self._runner.held if self._chunk == 1 else min(self.length, unchanged, self._runner.held)
+        self.length = (
+            self._runner.num_cached if self._chunk == 1 else min(self.length, unchanged, self._runner.num_cached)
+        )
 
     def expect(self, tokens: int) -> None:
         """A prompt of so many tokens will be run, behind what is held of it."""
-        start = min(self._runner.held, tokens - 1)
+        start = min(self._runner.num_cached, tokens - 1)
         whole = start <= self.length and start % self._chunk == 0
         self.length = tokens // self._chunk * self._chunk if whole else min(self.length, start)
 

@@ -24,7 +24,7 @@ PATIENCE = 2.0  # seconds that saving may take, beside a tenth of the time that 
 _UNDER_WAY = 2  # blocks in memory that are not on disk yet
 
 
-class Saver:
+class BlockWriter:
     """Saves the blocks of one prompt; what goes wrong is a warning, and the end of saving."""
 
     def __init__(self, prompt: Prompt, runner: Runner) -> None:
@@ -49,7 +49,7 @@ class Saver:
         self._seconds += seconds
         if self._run <= 0:
             return  # the pace is not known yet
-        whole = min(self._runner.held // TOKENS, end)
+        whole = min(self._runner.num_cached // TOKENS, end)
         for index in range(self._next, whole):
             if self._stopped:
                 break

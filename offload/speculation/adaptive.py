@@ -50,7 +50,7 @@ class Ledger:
         self._credit = min(credit, _CAP * plain)
 
 
-class Pace:
+class AdaptiveScheduler:
     """Chooses among drafters and draft lengths from measured times and moving acceptance.
 
     Args:

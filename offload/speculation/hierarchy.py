@@ -23,7 +23,7 @@ from ..kv_cache.streaming_llm import StreamingCache
 from ..levels import TAIL, draft_chunk, drafter_kind
 from ..methods import LOOKUP, METHODS, MODEL, STREAMING
 from ..parallel import ALONE, Group
-from .adaptive import Pace
+from .adaptive import AdaptiveScheduler
 from .drafter import Drafter, ModelDrafter
 from .level import Level, ModelVerifier, speculate
 from .ngram import LookupDrafter
@@ -84,8 +84,8 @@ def build(
     drafters = _drafters(parts, settings, sampler, group)
 
     def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None) -> Level:
-        pace = Pace(over, gamma, rests=method.adaptive)
-        return speculate(name, verifier, pace, sampler.generator, clock, group)
+        scheduler = AdaptiveScheduler(over, gamma, rests=method.adaptive)
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group)
 
     full = ModelVerifier("full", parts.full, sampler)
     if parts.middle is None:

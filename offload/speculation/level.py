@@ -1,6 +1,6 @@
-"""A level of speculation: a drafter proposes, a verifier judges, and what comes out is distributed as the verifier's.
+"""One level of speculation: a drafter proposes, a verifier accepts or rejects, and the output has its distribution.
 
-So a level is itself a drafter for the next level, and TriForce is two of them stacked. Speculative sampling: Leviathan
+So a level is itself a drafter for the next level, and TriForce is two levels stacked. Speculative sampling: Leviathan
 et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 """
 
@@ -16,27 +16,27 @@ from torch import Generator, Tensor
 from ..events import LevelStatistics
 from ..parallel import ALONE, Group
 from ..sequence import Context
-from .adaptive import Cycle, Pace
+from .adaptive import AdaptiveScheduler, Cycle
 from .drafter import NOTHING, Draft
 from .runner import Runner
 from .sampling import Sampler, sample
 
 
 class Verifier(Protocol):
-    """Knows the distribution that its level's output has."""
+    """Gives the distribution that its level's output follows."""
 
     name: str
 
     def score(self, context: Context, draft: list[int]) -> Tensor:
-        """The distribution after the context, and after each token of the draft: `[len(draft) + 1, vocab]`."""
+        """Return the distributions after the context and after each token of the draft: `[len(draft) + 1, vocab]`."""
         ...
 
     def settle(self, context: Context) -> None:
-        """The context is what came of the last draft: forget the rest."""
+        """Drop from the cache the tokens that are not in the context: this is where a rejected draft is undone."""
         ...
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """What the next level made of tokens with this verifier's distribution."""
+        """Note how many tokens drafted from this verifier's distribution the next level accepted."""
         ...
 
 
@@ -61,7 +61,7 @@ class ModelVerifier:
 
 
 def verify(draft: Draft, target: Tensor, generator: Generator) -> tuple[int, int]:
-    """How many tokens of the draft are accepted, and the token that follows them.
+    """Return how many tokens of the draft are accepted, and the token that follows them.
 
     Token x drawn from q is accepted with probability min(1, p(x) / q(x)). The first one that is not is replaced by a
     token drawn from the residual norm(max(p - q, 0)); if all are accepted, one more is drawn from the last row. The
@@ -74,9 +74,9 @@ def verify(draft: Draft, target: Tensor, generator: Generator) -> tuple[int, int
     count = len(draft.tokens)
     accepted = count
     if count:
-        place = torch.tensor(draft.tokens, device=target.device).unsqueeze(1)
-        p = target[:count].gather(1, place).squeeze(1)
-        q = torch.ones_like(p) if draft.rows is None else draft.rows.gather(1, place).squeeze(1)
+        drawn = torch.tensor(draft.tokens, device=target.device).unsqueeze(1)
+        p = target[:count].gather(1, drawn).squeeze(1)
+        q = torch.ones_like(p) if draft.rows is None else draft.rows.gather(1, drawn).squeeze(1)
         chance = torch.rand(count, generator=generator, device=target.device)
         rejected = (chance * q >= p).nonzero()
         accepted = int(rejected[0]) if len(rejected) else count
@@ -86,16 +86,16 @@ def verify(draft: Draft, target: Tensor, generator: Generator) -> tuple[int, int
     return accepted, sample(row, generator)
 
 
-def residual(row: Tensor, draft: Draft, place: int) -> Tensor:
-    """max(p - q, 0) `[vocab]`, not normalised, for the token at `place` of the draft, which was rejected."""
+def residual(row: Tensor, draft: Draft, index: int) -> Tensor:
+    """Return max(p - q, 0) `[vocab]`, not normalised, for the rejected token number `index` of the draft."""
     if draft.rows is None:
-        return row.index_fill(0, torch.tensor(draft.tokens[place], device=row.device), 0.0)
-    rest = (row - draft.rows[place]).clamp_(min=0)
+        return row.index_fill(0, torch.tensor(draft.tokens[index], device=row.device), 0.0)
+    rest = (row - draft.rows[index]).clamp_(min=0)
     return rest if rest.any() else row  # p and q are the same but for rounding
 
 
 class Level:
-    """`speculate(drafter, verifier)`: see there."""
+    """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
     share = 0.5  # the same weights as the target's on less KV
     prior = 0.9
@@ -104,7 +104,7 @@ class Level:
         self,
         name: str,
         verifier: Verifier,
-        pace: Pace,
+        scheduler: AdaptiveScheduler,
         generator: Generator,
         clock: Callable[[], float],
         group: Group = ALONE,
@@ -112,7 +112,7 @@ class Level:
         self.name = name
         self._group = group
         self._verifier = verifier
-        self._pace = pace
+        self._scheduler = scheduler
         self._generator = generator
         self._clock = clock
         self.statistics: dict[str, LevelStatistics] = {}
@@ -126,20 +126,20 @@ class Level:
 
     @torch.inference_mode()
     def advance(self, context: Context, limit: int) -> Draft:
-        """One draft and one verification: appends 1 to `limit` tokens to the context, and returns them.
+        """Draft and verify once: append 1 to `limit` tokens to the context, and return them.
 
-        Never is a token drawn that could not be emitted: a draft leaves room for the token that follows it.
+        A draft is shorter than `limit`, because a token follows it: every token that is drawn can be emitted.
         """
         start = self._clock()
-        drafter, gamma = self._pace.choose(context, limit - 1)
+        drafter, gamma = self._scheduler.choose(context, limit - 1)
         draft = drafter.propose(context, gamma) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._verifier.score(context, draft.tokens)
-        judged = verify(draft, target, self._generator)
+        verdict = verify(draft, target, self._generator)
         end = self._clock()
-        # Rank 0's word and rank 0's times: no two clocks agree, and no two kinds of processor in every last bit.
-        *judged, draft_s, verify_s = self._group.agree((*judged, drafted - start, end - drafted))
-        accepted, token = map(int, judged)
+        # Rank 0's verdict and times for all: clocks differ between ranks, and processors in the last bit.
+        *verdict, draft_s, verify_s = self._group.agree((*verdict, drafted - start, end - drafted))
+        accepted, token = map(int, verdict)
         emitted = [*draft.tokens[:accepted], token]
         context.extend(emitted)
         self._verifier.settle(context)
@@ -147,12 +147,12 @@ class Level:
             drafter.observe(len(draft.tokens), accepted)
         drafter = drafter if draft.tokens else None
         cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, draft_s, verify_s)
-        self._pace.observe(cycle)
+        self._scheduler.observe(cycle)
         self._count(cycle)
         return Draft(emitted, target[: len(emitted)])
 
     def propose(self, context: Context, limit: int) -> Draft:
-        """Exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
+        """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
         start = len(context)
         parts: list[Draft] = []
         try:
@@ -171,10 +171,10 @@ class Level:
 def speculate(
     name: str,
     verifier: Verifier,
-    pace: Pace,
+    scheduler: AdaptiveScheduler,
     generator: Generator,
     clock: Callable[[], float] = time.perf_counter,
     group: Group = ALONE,
 ) -> Level:
-    """A level of speculation over the drafters that `pace` chooses from; without any it is plain decoding."""
-    return Level(name, verifier, pace, generator, clock, group)
+    """Return a level over the drafters that `scheduler` chooses from; without any it decodes plainly."""
+    return Level(name, verifier, scheduler, generator, clock, group)

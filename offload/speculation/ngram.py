@@ -12,7 +12,7 @@ class SuffixIndex:
     """Where the longest suffix of a growing text has occurred before: an online suffix automaton.
 
     Appending a token takes constant time, amortised (Blumer et al., The smallest automaton recognizing the subwords of
-    a text, 1985). A state stands for substrings that occur at the same places; its link is their longest suffix that
+    a text, 1985). A state stands for substrings that occur at the same positions; its link is their longest suffix that
     occurs at more.
     """
 
@@ -37,7 +37,7 @@ class SuffixIndex:
             self._link[new] = self._exact(state, token)
         self._last = new
         self.size += 1
-        # Of the earlier places the latest one that is known: text repeats what it has said of late.
+        # Of the earlier positions the latest one that is known: text repeats what it has said of late.
         match = self._link[new]
         self._match, self._match_end = (match, self._length[match]), self._end[match]
         self._end[match] = self.size - 1
@@ -96,10 +96,10 @@ class LookupDrafter:
         return None if length < self._shortest else min(length.bit_length(), 5)  # 2-3, 4-7, 8-15, 16 and more
 
     def propose(self, context: Context, limit: int) -> Draft:
-        length, place = self._match(context)
+        length, position = self._match(context)
         if length < self._shortest:
             return NOTHING
-        proposed = context.tokens[place : place + limit]
+        proposed = context.tokens[position : position + limit]
         assert proposed or not limit, "a match ends before the text does"
         while len(proposed) < limit:  # the text has caught up with itself: it goes round in a circle
             proposed += proposed[: limit - len(proposed)]

@@ -1,7 +1,7 @@
-"""A model with a cache of one sequence: it brings the cache in step with the context and gives hidden rows.
+"""A model with the cache of one sequence: bring the cache in step with the context, and return hidden rows.
 
-Nobody else rewinds a cache. What the cache holds is compared with the context, cut to the longest common prefix, and
-the rest is run.
+Only a runner rolls a cache back: it compares the cached tokens with the context, truncates the cache to their longest
+common prefix, and runs the rest.
 """
 
 from __future__ import annotations
@@ -28,74 +28,74 @@ class Runner:
     """
 
     def __init__(self, model: Model, cache: KVCache, chunk: int = 512, by_layers: bool = False) -> None:
-        """`by_layers`: a prompt is read layer by layer; for a FullCache whose keys and values are far away."""
+        """With `by_layers`, prompts are run layer by layer, for a FullCache whose keys and values are offloaded."""
         self.model = model
         self._by_layers = by_layers
         self.cache = cache
         self._chunk = chunk  # tokens a forward pass
-        self._held: list[int] = []  # the tokens whose keys and values are in the cache
-        self._last: Tensor | None = None  # [1, hidden], the row of the last held token
-        self._marks: Watermarks | None = None  # of the context that the held tokens were last compared with
+        self._cached: list[int] = []  # tokens whose keys and values are in the cache
+        self._last: Tensor | None = None  # [1, hidden], the row of the last cached token
+        self._marks: Watermarks | None = None  # of the context last compared with the cached tokens
 
     @property
-    def held(self) -> int:
-        """Tokens in the cache."""
-        return len(self._held)
+    def num_cached(self) -> int:
+        """Number of tokens in the cache."""
+        return len(self._cached)
 
     @property
     def chunk(self) -> int:
-        """Tokens that a prompt is cut into."""
+        """Tokens of a prompt that are run in one pass."""
         return self._chunk
 
     def prefill(self, context: Context, end: int | None = None) -> Generator[Prefilled]:
-        """Run what of the context is not in the cache, a chunk at a time. Closed early, it leaves a chunk's border.
+        """Run the context's tokens that are not in the cache, a chunk at a time. Closed early, it keeps whole chunks.
 
-        With `end`, run only what comes before that place.
+        With `end`, run only the tokens before that position.
         """
         end = len(context) if end is None else end
         self._cut(min(self._agreed(context), end - 1))
-        yield Prefilled(self.held, len(context))
-        if self._by_layers and end - self.held > self._chunk:
+        yield Prefilled(self.num_cached, len(context))
+        if self._by_layers and end - self.num_cached > self._chunk:
             yield from self._prefill_by_layers(context, end)
-        while self.held < end:
-            self._run(context.tokens[self.held : min(self.held + self._chunk, end)])
-            yield Prefilled(self.held, len(context))
+        while self.num_cached < end:
+            self._run(context.tokens[self.num_cached : min(self.num_cached + self._chunk, end)])
+            yield Prefilled(self.num_cached, len(context))
 
     def _prefill_by_layers(self, context: Context, end: int) -> Generator[Prefilled]:
-        """All at once: closed early, it leaves what was there before. A share of the layers counts as one of tokens."""
-        held, ids = self.held, context.tokens[self.held : end]
+        """Run the prompt in one pass; closed early, it keeps nothing of it. Progress is by layers, given in tokens."""
+        cached, ids = self.num_cached, context.tokens[self.num_cached : end]
         self._last = None
         run = self.model.forward_by_layers(self._known(ids), self.cache, self._chunk)
         try:
             while True:
-                yield Prefilled(held + (len(ids) - 1) * next(run) // self.model.shape.layers, len(context))
+                yield Prefilled(cached + (len(ids) - 1) * next(run) // self.model.shape.layers, len(context))
         except StopIteration as finished:
             hidden = finished.value
-        self._held += ids
+        self._cached += ids
         self._last = hidden[-1:]
-        yield Prefilled(self.held, len(context))
+        yield Prefilled(self.num_cached, len(context))
 
     def restore(self, start: int, ids: Sequence[int], keys: Tensor, values: Tensor) -> None:
-        """Take over tokens from place `start` on, instead of running them; for a FullCache, as its `restore` has it."""
+        """Restore tokens from position `start` on instead of running them; see `FullCache.restore`."""
         self._cut(start)
-        assert start == self.held, "a gap before what is restored"
+        assert start == self.num_cached, "a gap before what is restored"
         self._last = None
         self.cache.restore(keys, values)
-        self._held += ids
+        self._cached += ids
 
     def truncate(self, length: int) -> None:
-        """Drop from the cache what is behind the first `length` tokens."""
-        self._cut(min(length, self.held))
+        """Keep at most the first `length` tokens in the cache."""
+        self._cut(min(length, self.num_cached))
 
     @torch.inference_mode()
     def rows(self, context: Context, draft: Sequence[int] = ()) -> Tensor:
-        """Hidden rows `[len(draft) + 1, hidden]`: of the context's last token, and of each token of a draft after it.
+        """Return hidden rows `[len(draft) + 1, hidden]`: of the context's last token, and of each draft token after it.
 
         The draft's keys and values stay in the cache until the context turns out to be different.
         """
         wanted = len(draft) + 1
         last = self._row_of_last(context)
-        pending = [*context.tokens[self.held :], *draft]
+        pending = [*context.tokens[self.num_cached :], *draft]
         while len(pending) > max(self._chunk, wanted):
             size = min(self._chunk, len(pending) - wanted)  # the wanted rows must come from one pass
             self._run(pending[:size])
@@ -104,41 +104,41 @@ class Runner:
         return torch.cat((last, rows)) if last is not None else rows[-wanted:]
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """So many tokens drafted with this runner's rows were accepted."""
+        """Note how many tokens drafted from this runner's rows were accepted."""
 
     def settle(self, context: Context) -> None:
-        """Drop from the cache what is not in the context."""
+        """Drop from the cache the tokens that are not in the context, such as a rejected draft."""
         self._cut(self._agreed(context))
 
     def _row_of_last(self, context: Context) -> Tensor | None:
-        """Cut the cache to what agrees with the context; the row of the context's last token if it is still known."""
+        """Truncate the cache to what agrees with the context; return the last token's row if it is still known."""
         agreed = self._agreed(context)
-        if agreed == len(context) == self.held and self._last is not None:
+        if agreed == len(context) == self.num_cached and self._last is not None:
             return self._last
         self._cut(min(agreed, len(context) - 1))
         return None
 
     def _agreed(self, context: Context) -> int:
-        """Leading tokens of the context that are in the cache."""
+        """Return how many leading tokens of the context are in the cache."""
         unchanged = context.marks.look(self, len(context))
         if context.marks is not self._marks:  # since this one was last seen, another one was followed
             unchanged, self._marks = 0, context.marks
-        agreed = common_prefix(self._held, context.tokens, min(unchanged, self.held))
-        # What was held beyond the common prefix may come to agree with the context again, but is not known to.
-        del self._held[agreed:]
+        agreed = common_prefix(self._cached, context.tokens, min(unchanged, self.num_cached))
+        # Cached tokens beyond the common prefix may come to agree with the context again, but are not known to.
+        del self._cached[agreed:]
         self._last = self._last if agreed == self.cache.length else None
         return agreed
 
     def _cut(self, length: int) -> None:
-        del self._held[length:]  # first: an interrupt between the two must not leave more tokens than keys
+        del self._cached[length:]  # first: an interrupt between the two must not leave more tokens than keys
         if length < self.cache.length:
             self._last = None
-            del self._held[self.cache.truncate(length) :]
+            del self._cached[self.cache.truncate(length) :]
 
     def _run(self, ids: Sequence[int]) -> Tensor:
         self._last = None
         hidden = self._forward(self._known(ids))
-        self._held += ids
+        self._cached += ids
         self._last = hidden[-1:]
         return hidden
 
@@ -146,14 +146,14 @@ class Runner:
         return self.model.forward(ids, self.cache)
 
     def _known(self, ids: Sequence[int]) -> Tensor:
-        """Ids that the model has; a padding token of a target with a larger table may be read as anything."""
+        """Return ids that the model has; the padding tokens of a target with a larger table may be read as anything."""
         return torch.tensor(ids, device=self.model.device).clamp_(max=self.model.shape.vocab - 1)
 
 
 class SelectedRunner(Runner):
-    """A runner on selected parts of the full cache of another runner with the same model.
+    """A runner on a selection of the full cache of another runner with the same model.
 
-    What the other one holds it need not run; the other one must have been settled on the context's committed tokens.
+    It does not run tokens that are in the full cache, which must agree with the context's committed tokens.
     """
 
     def __init__(self, full: Runner, cache: SelectedCache) -> None:
@@ -170,7 +170,7 @@ class SelectedRunner(Runner):
         self.cache.observe(drafted, accepted)
 
     def renew(self) -> None:
-        """Another prompt asks other questions: select again before the next pass."""
+        """Select again before the next pass, because the prompt is a new one."""
         self.cache.renew()
 
     def _agreed(self, context: Context) -> int:
@@ -178,17 +178,17 @@ class SelectedRunner(Runner):
         self.cache.adopt()
         if agreed > self.cache.length:
             agreed = self.cache.length
-            del self._held[agreed:]
+            del self._cached[agreed:]
             self._last = None
-        if agreed < self._full.held:
-            agreed = min(self._full.held, len(context))
-            self._held += context.tokens[self.held : agreed]
+        if agreed < self._full.num_cached:
+            agreed = min(self._full.num_cached, len(context))
+            self._cached += context.tokens[self.num_cached : agreed]
             self._last = None
         return agreed
 
 
 def _is_recordable(model: Model, cache: SelectedCache) -> bool:
-    """Whether steps can be CUDA graphs: all that they use must stay where it is."""
+    """Return whether steps can be CUDA graphs: everything that they use must stay at its address."""
     # Sums with other ranks are left out of graphs: not every backend can record them.
     on_gpu = model.device.type == "cuda" and model.keeps_weights and model.group.size == 1
     return on_gpu and isinstance(cache, CopiedCache) and isinstance(cache.store, PlainStore)

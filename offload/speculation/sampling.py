@@ -113,6 +113,6 @@ class Sampler:
         if self._seen is None or not tentative:
             return self._seen
         seen = self._seen.repeat(rows, 1)
-        for place, token in enumerate(reversed(tentative)):
-            seen[max(rows - 1 - place, 0) :, token] = True
+        for position, token in enumerate(reversed(tentative)):
+            seen[max(rows - 1 - position, 0) :, token] = True
         return seen

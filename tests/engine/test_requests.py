@@ -69,7 +69,7 @@ def test_whatever_happened_the_next_request_is_served_as_by_a_fresh_engine(endle
         events = engine.generate(sequence, GREEDY, GenerationConfig(max_new_tokens=20), wanted)
         emitted = left_early(engine, events, steps, how)
         sequence = [*sequence, *emitted]
-        assert engine._idle.full.cache.length <= engine._idle.full.held
+        assert engine._idle.full.cache.length <= engine._idle.full.num_cached
     expected = tokens(run(fresh(endless_engine), sequence, 20))
     for method, draft in (("ar", "none"), ("triforce", "model"), ("retrieval", "none")):
         assert tokens(run(engine, sequence, 20, method, draft)) == expected

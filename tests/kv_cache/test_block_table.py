@@ -159,10 +159,10 @@ def test_it_follows_the_full_cache_through_any_history(model, steps, every, budg
         context.commit()
         full.settle(context)
         found = middle.rows(context, [3])
-        assert middle.cache.length == len(context) + 1 == middle.held
+        assert middle.cache.length == len(context) + 1 == middle.num_cached
         other = fresh(model)
         expected = other.rows(context, [3])
-        for ours, theirs in zip(*(r.cache.store.read(0, full.held) for r in (full, other)), strict=True):
+        for ours, theirs in zip(*(r.cache.store.read(0, full.num_cached) for r in (full, other)), strict=True):
             assert torch.equal(ours, theirs)
         if budget > len(context):
             assert torch.equal(found, expected)

@@ -215,4 +215,4 @@ def test_it_follows_the_full_cache_through_any_history(model, steps, every):
         found = middle.rows(context)
         assert_holds_the_full_cache_s(middle.cache, full.cache)
         assert found.isfinite().all()
-        assert middle.cache.length == len(context) == middle.held
+        assert middle.cache.length == len(context) == middle.num_cached

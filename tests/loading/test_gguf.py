@@ -118,7 +118,7 @@ def test_a_damaged_length_is_no_endless_loop(gguf, tmp_path):
         *(("llama.attention.layer_norm_rms_epsilon", x) for x in (0.0, -1.0, NAN, 1e38)),
         *(("llama.rope.freq_base", x) for x in (0.0, -1.0, NAN, INFINITE)),
         *(("llama.rope.scaling.factor", x) for x in (0.0, -2.0, NAN, 1e38)),
-        ("eos_token_id", 2**32 - 1),
+        *(("llama.rope.scaling.original_context_length", 1), ("eos_token_id", 2**32 - 1)),
     ],
 )
 def test_impossible_metadata_is_refused_by_its_name(gguf, tmp_path, name, value):

@@ -45,13 +45,13 @@ def expected(model):
 
 @pytest.mark.parametrize(("mode", "resident", "piece", "chunk"), PLACEMENTS)
 def test_tiers_give_the_bits_of_one_store(model, expected, mode, resident, piece, chunk):
-    cache = tiered_cache(model, settings(mode, resident, piece=piece), make_link(before=dawdler(1)), CAPACITY)
+    cache = tiered_cache(model, settings(mode, resident, page_tokens=piece), make_link(before=dawdler(1)), CAPACITY)
     assert torch.equal(rows_of(model, cache, chunk), expected)
 
 
 def test_a_prompt_read_layer_by_layer_has_them_too(model, expected):
     """Behind tokens that are there already, which have begun a piece."""
-    cache = tiered_cache(model, settings("hybrid", piece=PIECE), capacity=CAPACITY)
+    cache = tiered_cache(model, settings("hybrid", page_tokens=PIECE), capacity=CAPACITY)
     first, rest = ids(LENGTH).split([PIECE + 90, LENGTH - PIECE - 90])
     model.forward(first, cache)
     list(model.forward_by_layers(rest, cache, 200))

@@ -148,10 +148,12 @@ def test_a_missing_wait_is_found(model, monkeypatch):
 
 def test_a_buffer_is_not_filled_while_it_is_used(model, monkeypatch):
     """The other half: a buffer given back too early is found as well."""
-    from offload.offloading.prefetch import Ring
+    from offload.offloading.prefetch import PrefetchRing
 
-    take = Ring.take
-    monkeypatch.setattr(Ring, "take", lambda ring, piece: (buffer := take(ring, piece), ring.release(buffer))[0])
+    take = PrefetchRing.take
+    monkeypatch.setattr(
+        PrefetchRing, "take", lambda ring, piece: (buffer := take(ring, piece), ring.release(buffer))[0]
+    )
     monkeypatch.setattr("offload.offloading.store.TieredStore._streamed", streamed_late)
     cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.002)))
     model.forward(ids(LENGTH), cache)
@@ -159,8 +161,8 @@ def test_a_buffer_is_not_filled_while_it_is_used(model, monkeypatch):
 
 
 def streamed_late(store, layer, piece, q):
-    buffer = store.tiers.ring.take(store._piece(layer, piece))
-    return store.tiers.form.attend(buffer, q, store.span)
+    buffer = store.tiers.ring.take(store._item(layer, piece))
+    return store.tiers.format.attend(buffer, q, store.span)
 
 
 def test_no_copy_is_larger_than_what_is_stored(model):

@@ -8,7 +8,7 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Token
 from offload.config import METHODS
 from offload.engine import Engine
 from offload.loading.hub import open_checkpoint
-from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from offload.parallel import ALONE, split
 from tests.support.engine import GREEDY, SMALL
 from tests.support.models import ids
@@ -70,8 +70,8 @@ def streamed(group, folder):
     """The tokens, and the bytes that came over this rank's link."""
     opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
     model, link = opened.load().model, SimulatedLink(1e9, poison=True)
-    spread = Spread(model.operations, CPU, TierSettings("stream", piece=16, resident_layers=1), link)
-    one = Engine(model, (), 16, spread=spread)
+    spread = TieredStoreFactory(model.operations, CPU, TierSettings("stream", page_tokens=16, resident_layers=1), link)
+    one = Engine(model, (), 16, stores=spread)
     events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=24), Speculation("ar"))
     return [token for event in events if isinstance(event, Tokens) for token in event.ids], link.statistics.bytes
 

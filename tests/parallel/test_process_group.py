@@ -36,7 +36,7 @@ def test_all_ranks_get_the_same_bits_of_a_sum(crew):
 def words(group):
     rows = torch.full((2, group.rank + 1), float(group.rank))
     widths = [rank + 1 for rank in range(group.size)]
-    return group.agree([group.rank + 0.1, 2**53 - group.rank]), group.told(group.rank), group.gather(rows, widths)
+    return group.agree([group.rank + 0.1, 2**53 - group.rank]), group.broadcast(group.rank), group.gather(rows, widths)
 
 
 def test_rank_0_decides_and_parts_are_put_together(crew):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.architecture.footprint import piece_tokens
+from offload.architecture.footprint import page_tokens
 from offload.architecture.known import KNOWN
 from offload.config import OFFLOADS, Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
@@ -14,7 +14,7 @@ from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.planning.placement import PlanRequest, place
 from offload.planning.plan import make_plan, suggested_budget
-from offload.planning.suggestions import ways_out
+from offload.planning.suggestions import suggestions
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
 from triforce_cli.output.plan_text import plan_text
@@ -74,7 +74,7 @@ def test_sums_agree_caps_hold_and_times_are_positive(asked):
     }
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
     assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
-    size, piece = shape.kv_bytes(1, asked.itemsize), piece_tokens(shape, asked.itemsize)  # on the host, in whole pieces
+    size, piece = shape.kv_bytes(1, asked.itemsize), page_tokens(shape, asked.itemsize)  # on the host, in whole pieces
     assert size * asked.tokens - slack <= kept["KV cache"] <= size * (asked.tokens + piece) + slack
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
@@ -103,7 +103,7 @@ def test_a_faster_link_is_never_slower(asked):
 def test_every_way_out_leads_out(asked):
     if make_plan(asked).fits:
         return
-    ways = ways_out(asked, list(HARDWARE.values()))
+    ways = suggestions(asked, list(HARDWARE.values()))
     assert len(ways) <= 3
     assert len({way.text for way in ways}) == len(ways)
     for way in ways:
@@ -165,9 +165,9 @@ def test_a_refusal_has_the_numbers_and_the_cheapest_ways_out():
     assert "KV cache 64.00" in plan.shortage()
     with pytest.raises(OutOfMemory, match=r"23\.28 GiB may be used"):
         plan.require_fit()
-    assert ways_out(plan.request)[0].text.startswith("--offload auto")
+    assert suggestions(plan.request)[0].text.startswith("--offload auto")
     host = make_plan(request("Llama-2-7B-128K", placement=Placement(host_memory=30 * GIB)))
-    texts = [way.text for way in ways_out(host.request, list(HARDWARE.values()))]
+    texts = [way.text for way in suggestions(host.request, list(HARDWARE.values()))]
     assert any(text.startswith("--host-memory ") for text in texts)
     assert any("tokens or fewer" in text for text in texts)
 
@@ -181,7 +181,7 @@ def test_a_context_of_one_token_and_a_memory_of_one_byte_are_written_as_such():
 
 def test_too_many_resident_layers_are_refused_with_the_right_number():
     asked = request("Llama-2-7B-128K", placement=Placement(resident_layers=20), method="ar")
-    (way, *_) = ways_out(asked)
+    (way, *_) = suggestions(asked)
     assert way.text == f"--resident-layers {place(way.request).resident_layers}"
 
 

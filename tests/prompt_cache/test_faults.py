@@ -98,7 +98,7 @@ def test_a_label_that_is_no_text(model_dir, home):
 def test_blocks_know_how_long_computing_them_took(model_dir, home, how, monkeypatch):
     plain = Model._forward_layer
     monkeypatch.setattr(Model, "_forward_layer", lambda *args: (time.sleep(0.002), plain(*args))[1])
-    settings = TierSettings("stream", 0, piece=192) if how == "layers" else None
+    settings = TierSettings("stream", 0, page_tokens=192) if how == "layers" else None
     times = []
     said(
         engine_of(16, model_dir, home, settings), ids(LENGTH), on_event=lambda event: times.append(time.perf_counter())

@@ -38,7 +38,7 @@ def test_tiers_save_and_take_over(model_dir, home, operations, mode, resident):
     """Pieces of 192 tokens: their borders are not the blocks'."""
     if mode != "stream" and operations.kernel is None:
         pytest.skip("only the native kernel attends on the host")
-    settings = TierSettings(mode, resident, piece=192)
+    settings = TierSettings(mode, resident, page_tokens=192)
     first, second = ids(LENGTH), ids(500) + ids(400, 1)
     answers = [said(engine_on(model_dir, None, operations=operations), each)[0] for each in (first, second)]
     assert said(engine_on(model_dir, home, settings, operations), first) == (answers[0], 0)
@@ -55,7 +55,7 @@ def test_what_tiers_save_serves_one_store_and_the_other_way_round(model_dir, tmp
     """On the native kernel, where pieces are whole ones of its own: the bits are the same."""
     if native_kernel() is None:
         pytest.skip("there is no native kernel here")
-    prompt, tiers = ids(LENGTH), TierSettings("hybrid", 1, piece=PIECE)
+    prompt, tiers = ids(LENGTH), TierSettings("hybrid", 1, page_tokens=PIECE)
 
     def engine(home, settings):
         return engine_on(model_dir, home, settings, NativeOperations(native_kernel()), dtype=dtype)

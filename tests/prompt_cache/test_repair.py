@@ -38,7 +38,7 @@ def test_one_run_repairs_all_damaged_blocks(model_dir, home, operations, chunk, 
 
 
 @pytest.mark.parametrize(
-    ("settings", "dtype"), [(None, torch.float32), (TierSettings("stream", 0, piece=192), torch.bfloat16)]
+    ("settings", "dtype"), [(None, torch.float32), (TierSettings("stream", 0, page_tokens=192), torch.bfloat16)]
 )
 @pytest.mark.parametrize(("chunk", "bad"), [(CHUNK, {0, 3, 6}), (96, {1, 2}), (96, {5}), (CHUNK, {1, 2, 5})])
 def test_what_lies_behind_damage_is_taken_over(model_dir, home, operations, settings, dtype, chunk, bad):

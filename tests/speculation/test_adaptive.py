@@ -5,7 +5,7 @@ import random
 import pytest
 
 from offload.sequence import Context
-from offload.speculation.adaptive import Cycle, Pace
+from offload.speculation.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.drafter import Draft
 from offload.speculation.estimators import Acceptance, DraftTimes, StepTimes, expected_tokens
 
@@ -50,7 +50,7 @@ def always(rate):
 
 @pytest.mark.parametrize("seconds", [0.001, 0.3, 1.0])
 def test_drafts_that_always_fail_cost_less_than_five_percent(seconds):
-    pace = Pace([Fake("bad", always(0.0), seconds)], rests=True)
+    pace = AdaptiveScheduler([Fake("bad", always(0.0), seconds)], rests=True)
     each, drafting = simulated(pace, 1000)
     assert each < 1.05
     assert 0 < drafting < 0.1  # it goes on trying, now and then
@@ -60,13 +60,13 @@ def test_drafts_that_always_fail_cost_less_than_five_percent(seconds):
 def test_good_drafts_reach_most_of_what_the_best_fixed_length_would(rate, gamma):
     best = (gamma * 0.05 + step(gamma + 1)) / expected_tokens(rate, gamma)
     for rests in (True, False):
-        each, _ = simulated(Pace([Fake("good", always(rate), 0.05)], rests=rests), 2000)
+        each, _ = simulated(AdaptiveScheduler([Fake("good", always(rate), 0.05)], rests=rests), 2000)
         assert each < 1.15 * best
 
 
 def test_it_comes_back_when_the_text_does():
     drafter = Fake("changing", lambda place: 0.95 if place > 1000 else 0.0, 0.01)
-    pace = Pace([drafter], rests=True)
+    pace = AdaptiveScheduler([drafter], rests=True)
     before, _ = simulated(pace, 1000)
     drafter.acceptance = always(0.95)
     after, _ = simulated(pace, 1000)
@@ -75,7 +75,7 @@ def test_it_comes_back_when_the_text_does():
 
 
 def test_the_better_of_two_drafters_is_used():
-    pace = Pace([Fake("bad", always(0.1), 0.01), Fake("good", always(0.9), 0.01)], rests=True)
+    pace = AdaptiveScheduler([Fake("bad", always(0.1), 0.01), Fake("good", always(0.9), 0.01)], rests=True)
     each, _ = simulated(pace, 2000)
     assert each < 0.6
 
@@ -83,8 +83,8 @@ def test_the_better_of_two_drafters_is_used():
 @pytest.mark.parametrize("hiccup", [10, 100, 1000])
 def test_a_hiccup_of_the_machine_is_not_held_against_drafting(hiccup):
     """A laptop that was asleep, a process that was stopped."""
-    usual, _ = simulated(Pace([Fake("good", always(0.9), 0.01)], rests=True), 2000)
-    found, _ = simulated(Pace([Fake("good", always(0.9), 0.01)], rests=True), 2000, hiccup)
+    usual, _ = simulated(AdaptiveScheduler([Fake("good", always(0.9), 0.01)], rests=True), 2000)
+    found, _ = simulated(AdaptiveScheduler([Fake("good", always(0.9), 0.01)], rests=True), 2000, hiccup)
     assert found < 1.1 * usual
 
 
@@ -94,7 +94,7 @@ def test_what_costs_nothing_to_ask_is_asked_while_resting():
             return Draft([7], None)
 
     free = Free("free", always(0.0), 0.0, share=0.0, prior=0.05)
-    pace = Pace([free], rests=True)
+    pace = AdaptiveScheduler([free], rests=True)
     for _ in range(40):
         drafter, gamma = pace.choose(Context([0]), 10)
         pace.observe(Cycle(drafter, 7, gamma, gamma, 0.0, step(gamma + 1)))
@@ -108,7 +108,7 @@ def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
         def propose(self, context, limit):
             return Draft([7], None)
 
-    pace = Pace([Free("free", always(0.0), 0.0, share=0.0, prior=0.05)], rests=True)
+    pace = AdaptiveScheduler([Free("free", always(0.0), 0.0, share=0.0, prior=0.05)], rests=True)
     for limit, first in ((10, 7), (10, 7), (10, 7), *((0, 8),) * 20):  # asked once, then there is no room to draft
         drafter, gamma = pace.choose(Context([0]), limit)
         pace.observe(Cycle(drafter, first, gamma, 0, 0.0, step(gamma + 1)))
@@ -117,7 +117,7 @@ def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
 
 
 def test_a_fixed_length_is_kept_but_for_the_room_there_is():
-    pace = Pace([Fake("any", always(0.0), 0.1)], gamma=5)
+    pace = AdaptiveScheduler([Fake("any", always(0.0), 0.1)], gamma=5)
     pace.choose(Context([0]), 30)
     assert pace.choose(Context([0]), 30)[1] == 5
     assert pace.choose(Context([0]), 3)[1] == 3

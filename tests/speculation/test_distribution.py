@@ -7,7 +7,7 @@ import torch
 
 from offload.config import Sampling
 from offload.speculation import level as speculate
-from offload.speculation.adaptive import Pace
+from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.drafter import Draft, ModelDrafter
 from offload.speculation.level import ModelVerifier
 from offload.speculation.sampling import Sampler
@@ -96,7 +96,7 @@ def test_throwing_away_a_sampled_token_is_found():
     target = ModelVerifier("full", TableRunner(TARGET), sampler)
     results = []
     for kind in (ModelDrafter, Choosy):
-        pace = Pace([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
+        pace = AdaptiveScheduler([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
         results.append(p_value(speculate.speculate("target", target, pace, sampler.generator), sampling, 5_000))
     assert results[0] > SURE > results[1]
 

@@ -45,7 +45,7 @@ def test_rows_are_those_of_a_fresh_runner_after_any_history(model, steps):
             context.restart(value)
         elif what == "settle":
             runner.settle(context)
-            assert runner.cache.length == runner.held <= len(context)
+            assert runner.cache.length == runner.num_cached <= len(context)
         elif what == "draft":
             found = runner.rows(context, value)
             fresh = Runner(model, model.new_cache(80)).rows(Context(context.tokens), value)

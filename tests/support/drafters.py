@@ -15,7 +15,7 @@ from offload.config import Sampling, Speculation
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import Context
-from offload.speculation.adaptive import Pace
+from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.drafter import Drafter, ModelDrafter
 from offload.speculation.hierarchy import draft_cache, selected_cache
 from offload.speculation.level import ModelVerifier, speculate
@@ -56,7 +56,7 @@ def new_subject(name: str, context: Context) -> Subject:
     full = Runner(target, target.new_cache(400), 64)
     verifier = ModelVerifier("retrieval", SelectedRunner(full, selected_cache(full.cache, SETTINGS)), sampler)
     below = {"level": [], "level over lookup": [LookupDrafter()], "level over a draft model": [draft]}[name]
-    pace, ticks = Pace(below, gamma=3 if below else None), itertools.count()
+    pace, ticks = AdaptiveScheduler(below, gamma=3 if below else None), itertools.count()
     level = speculate("retrieval", verifier, pace, sampler.generator, lambda: next(ticks))
     subject = Subject(level, lambda context: list(full.prefill(context)))
     subject.settle(context)

@@ -10,7 +10,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import SimulatedLink, Spread, TierSettings
+from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from tests.support.models import make_hf_model
 
 CPU = torch.device("cpu")
@@ -45,10 +45,10 @@ def make_link(**options):
 
 def tiered_cache(model, settings, link=None, capacity=CAPACITY):
     """A full cache over tiers, in the native kernel's blocks where the model computes with it."""
-    spread = Spread(model.operations, CPU, settings, link or make_link())
+    spread = TieredStoreFactory(model.operations, CPU, settings, link or make_link())
     store = spread.new_store(model.shape, capacity, model.dtype)
     return model.new_cache(capacity, store=store)
 
 
 def settings(mode="stream", resident=0, **rest):
-    return TierSettings(mode=mode, resident_layers=resident, **{"piece": PIECE} | rest)
+    return TierSettings(mode=mode, resident_layers=resident, **{"page_tokens": PIECE} | rest)

@@ -20,7 +20,7 @@ from offload.events import Restored
 from offload.kernels.ops import TorchOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import SimulatedLink, Spread
+from offload.offloading import SimulatedLink, TieredStoreFactory
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import weights_digest
@@ -62,14 +62,15 @@ def engine_on(
     """An engine with a tiny model; `home` None: without a memory on disk. Prompts up to `room` share their caches."""
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
-    spread = None if settings is None else Spread(operations, CPU, settings, SimulatedLink(1e12, poison=True))
+    link = SimulatedLink(1e12, poison=True)
+    stores = None if settings is None else TieredStoreFactory(operations, CPU, settings, link)
     prompts = None
     if home is not None:
         home.mkdir(exist_ok=True)
         digest = weights_digest(checkpoint.files(), home / "weights.json")
         prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", 0)
         prompts.label = "a prompt"
-    engine = Engine(model, (), chunk, None, spread, prompts)
+    engine = Engine(model, (), chunk, None, stores, prompts)
     engine.reserve(room)
     return engine
 

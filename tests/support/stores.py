@@ -11,7 +11,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.kv_cache.block_store import BlockStore
 from offload.kv_cache.store import PlainStore, Store
-from offload.offloading import Spread
+from offload.offloading import TieredStoreFactory
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU, SHAPE, dawdler, make_link, native_kernel, settings
 
@@ -38,7 +38,9 @@ def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store
         return BlockStore(kernel, tiny_shape(), capacity, dtype)
     mode, resident = name.removeprefix("native ").split()[1:3]
     operations = TorchOperations() if kernel is None else NativeOperations(kernel)
-    spread = Spread(operations, CPU, settings(mode, int(resident), piece=PAGE), make_link(before=dawdler(0)))
+    spread = TieredStoreFactory(
+        operations, CPU, settings(mode, int(resident), page_tokens=PAGE), make_link(before=dawdler(0))
+    )
     return spread.new_store(tiny_shape(), capacity, dtype)
 
 

@@ -102,14 +102,15 @@ def join_group(settings: Settings) -> tuple[Group | None, Settings]:
         listen()
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C for all
-    return group, replace(settings, generation=replace(settings.generation, seed=group.told(settings.generation.seed)))
+    seed = group.broadcast(settings.generation.seed)
+    return group, replace(settings, generation=replace(settings.generation, seed=seed))
 
 
 def broadcast(group: Group | None, make: Callable[[], Any]) -> Any:
     """Call `make` on rank 0 alone, and return its result on all ranks."""
     if group is None:
         return make()
-    return group.told(make() if group.rank == 0 else None)
+    return group.broadcast(make() if group.rank == 0 else None)
 
 
 def check_same_command(model: OpenModel, settings: Settings, compared: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.planning.plan import Plan
-from offload.planning.suggestions import WayOut
+from offload.planning.suggestions import Suggestion
 
 from ..exit_codes import DONE, FAILED
 from .plan_json import measured_fields, plan_fields
@@ -28,7 +28,7 @@ class PlanReport:
     """
 
     plan: Plan
-    suggestions: Sequence[WayOut] = ()
+    suggestions: Sequence[Suggestion] = ()
     measured: Measured | None = None
     profile: Profile | None = None
 
@@ -40,7 +40,7 @@ class PlanComparison:
     `measured` gave the rates of the profiles named in `measured_names`.
     """
 
-    plans: Sequence[tuple[Plan, Sequence[WayOut]]]
+    plans: Sequence[tuple[Plan, Sequence[Suggestion]]]
     measured: Measured | None
     measured_names: Sequence[str]
 
@@ -77,7 +77,7 @@ def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool)
     return DONE
 
 
-def suggestions_text(suggestions: Sequence[WayOut]) -> str:
+def suggestions_text(suggestions: Sequence[Suggestion]) -> str:
     """Return the suggestions in one line, for a hint."""
     texts = [suggestion.text for suggestion in suggestions]
     return "; or ".join(texts) if texts else "use a smaller model, or other hardware"

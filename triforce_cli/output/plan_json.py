@@ -10,7 +10,7 @@ from offload.hardware.calibration import Measured
 from offload.planning.latency import Decoding
 from offload.planning.placement import Tier
 from offload.planning.plan import Plan
-from offload.planning.suggestions import WayOut
+from offload.planning.suggestions import Suggestion
 
 from .plan_flags import flags_of
 
@@ -20,7 +20,7 @@ def measured_fields(measured: Measured | None) -> dict[str, Any] | None:
     return None if measured is None else asdict(measured)
 
 
-def plan_fields(plan: Plan, suggestions: Sequence[WayOut] = ()) -> dict[str, Any]:
+def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str, Any]:
     """Return a plan's fields."""
     request, where = plan.request, plan.placed
     return {

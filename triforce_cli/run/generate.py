@@ -26,8 +26,8 @@ from .verify import compare, refuse_loss, verification_fields
 class TextGenerator:
     """A loaded model that generates for one prompt after the other; what a prompt shares with the last is reused."""
 
-    def __init__(self, request: ModelRequest, engine: Engine, prompt_cache: PromptCache | None = None) -> None:
-        self.request = request
+    def __init__(self, opened: ModelRequest, engine: Engine, prompt_cache: PromptCache | None = None) -> None:
+        self._opened = opened
         self._engine = engine
         self._prompt_cache = prompt_cache
 
@@ -37,27 +37,29 @@ class TextGenerator:
         `label` names the part of a document, where this is one. On Ctrl-C, partial statistics are rendered and
         KeyboardInterrupt is raised again. Raises TriforceError if the output was to be verified and is not lossless.
         """
-        request, settings = self.request, self.request.settings
+        opened, settings = self._opened, self._opened.settings
         meter = Meter(len(prompt.ids))
-        renderer.start(request.run_facts(meter, label))
+        renderer.start(opened.run_facts(meter, label))
         if self._prompt_cache is not None:
             self._prompt_cache.label = short_label(prompt.name or label)
         config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
-        tokens = self._engine.generate(prompt.ids, request.sampling, config, settings.speculation)
-        decoder, stops = StreamDecoder(request.model.tokenizer.decode), StopStrings(settings.generation.stop)
+        tokens = self._engine.generate(prompt.ids, opened.sampling, config, settings.speculation)
+        decoder, stops = StreamDecoder(opened.model.tokenizer.decode), StopStrings(settings.generation.stop)
         events = stream_text(tokens, decoder, stops)
         try:
             for event in meter.watch(events):
                 renderer.event(event)
+                if meter.finish_reason is not None:
+                    break  # `events` stays open and keeps its session: --verify reads the prompt again, in a new one
         except KeyboardInterrupt:
             events.close()
             for event in meter.watch([Text(held_text(decoder, stops)[0])]):
                 renderer.event(event)
-            renderer.interrupt(meter.summary("interrupted", **request.summary_facts(prompt.new_tokens)))
+            renderer.interrupt(meter.summary("interrupted", **opened.summary_facts(prompt.new_tokens)))
             raise
         assert meter.finish_reason is not None, "a generation ends with Finished"
-        summary = meter.summary(meter.finish_reason, **request.summary_facts(prompt.new_tokens))
-        if request.request.verify:
+        summary = meter.summary(meter.finish_reason, **opened.summary_facts(prompt.new_tokens))
+        if opened.request.verify:
             self._verify(prompt, meter.ids, summary, renderer)
         else:
             renderer.finish(summary)
@@ -65,11 +67,11 @@ class TextGenerator:
 
     def _verify(self, prompt: Prompt, emitted: list[int], summary: Summary, renderer: Renderer) -> None:
         """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""
-        model = self.request.model
+        model = self._opened.model
         renderer.verifying("decoding plainly, to compare")
         try:
             ended_by = model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
-            replay = compare(self._engine, prompt.ids, emitted, self.request.sampling, ended_by, prompt.length)
+            replay = compare(self._engine, prompt.ids, emitted, self._opened.sampling, ended_by, prompt.length)
             verify = verification_fields(replay, model.tokenizer.decode, self._engine.describe())
         except KeyboardInterrupt:
             renderer.interrupt(summary)
@@ -84,7 +86,7 @@ def renderer_for(terminal: Terminal, output: OutputOptions) -> TextRenderer | Js
 
 
 def run_request(
-    request: ModelRequest,
+    opened: ModelRequest,
     longest: int,
     terminal: Terminal,
     output: OutputOptions,
@@ -96,16 +98,16 @@ def run_request(
     A dry run prints the plan instead. What does not fit into memory is found before loading. Raises TriforceError,
     BrokenPipeError, KeyboardInterrupt.
     """
-    model, settings = request.model, request.settings
-    if request.request.dry_run:
+    model, settings = opened.model, opened.settings
+    if opened.request.dry_run:
         plan = plan_run(model, settings, longest, terminal)
-        return print_plan(plan, request.request.command, terminal, output.json)
+        return print_plan(plan, opened.request.command, terminal, output.json)
     tiers = plan_tiers(model, settings, longest, terminal)
     renderer.loading(f"loading {settings.engine.model}")
-    prompt_cache = open_prompt_cache(model, settings, request.request.home)
+    prompt_cache = open_prompt_cache(model, settings, opened.request.home)
     engine = model.load(tiers=tiers, prompts=prompt_cache)
     engine.reserve(longest)
-    work(TextGenerator(request, engine, prompt_cache))
+    work(TextGenerator(opened, engine, prompt_cache))
     return DONE
 
 

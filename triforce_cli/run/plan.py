@@ -18,7 +18,7 @@ from offload.hardware.profiles import AUTO, Profile, undescribed
 from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
-from offload.planning.suggestions import WayOut, ways_out
+from offload.planning.suggestions import Suggestion, suggestions
 from offload.system import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
@@ -51,10 +51,10 @@ def plan_request(
     )
 
 
-def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[WayOut, ...]]:
+def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
     """Return the plan, and changes that would fit if it does not."""
     plan = make_plan(request)
-    return plan, () if plan.fits else ways_out(request, _shipped_hardware())
+    return plan, () if plan.fits else suggestions(request, _shipped_hardware())
 
 
 def _shipped_hardware() -> list[Hardware]:

@@ -16,7 +16,7 @@ from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
 from offload.planning.plan import Plan, suggested_budget
-from offload.planning.suggestions import WayOut
+from offload.planning.suggestions import Suggestion
 from offload.system import cores, free_host_memory
 from offload.units import counted
 
@@ -92,7 +92,9 @@ def hardware_of(profile: Profile, found: Sequence[str]) -> Hardware:
     return describe(profile, free_host_memory(), cores()) if is_here else describe(profile)
 
 
-def _plan(profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bool) -> tuple[Plan, tuple[WayOut, ...]]:
+def _plan(
+    profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bool
+) -> tuple[Plan, tuple[Suggestion, ...]]:
     """Return the plan and suggestions for the model of the options, else the default one. Raises PromptError."""
     settings = resolve_with(options.flags, options.origins, profile)
     model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)

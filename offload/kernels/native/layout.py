@@ -54,12 +54,12 @@ def mean_keys(blocks: Tensor, head_dim: int) -> Tensor:
     return keys.unflatten(-1, (head_dim // 2, BLOCK, 2)).mean(-2, dtype=torch.float32).flatten(-2)
 
 
-def write_blocks(blocks: Tensor, head_dim: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write tokens to places `[n]` of runs of blocks `[runs, blocks, 2 * 16 * head_dim]`.
+def write_blocks(blocks: Tensor, head_dim: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Write tokens to positions `[n]` of runs of blocks `[runs, blocks, 2 * 16 * head_dim]`.
 
     keys and values `[runs, n, head_dim]`; on any device: where the kernel runs it does this itself.
     """
-    block, token = places // BLOCK, places % BLOCK
+    block, token = positions // BLOCK, positions % BLOCK
     key_part, value_part = blocks.unflatten(-1, (2, -1)).unbind(-2)
     if blocks.dtype == torch.float32:
         key_part.unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)[:, block, token] = keys
