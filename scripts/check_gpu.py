@@ -111,13 +111,14 @@ def run_tests(device: str, rows: list) -> Result:
     """The tests marked cuda, or, without a GPU, those of the link that need none."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("there is no pytest")
-    files = [file for file in sorted((ROOT / "tests").glob("test_*.py")) if "mark.cuda" in file.read_text("utf-8")]
+    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in file.read_text("utf-8")]
     remark = ""
     if absent := [name for name in ("psutil", "platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
-        files, remark = [ROOT / "tests" / "test_tiers_cuda.py"], f"only those of the tiers: no {', '.join(absent)}"
+        files = [ROOT / "tests" / "offloading" / "test_cuda_tiers.py"]
+        remark = f"only those of the tiers: no {', '.join(absent)}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *map(str, files)]
     if device == "cpu":
-        command[-len(files) - 2 :] = [str(ROOT / "tests" / "test_cuda_link.py")]
+        command[-len(files) - 2 :] = [str(ROOT / "tests" / "offloading" / "test_cuda_link.py")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     print(run.stdout, run.stderr, sep="\n", file=sys.stderr)
     if run.returncode:
