@@ -98,7 +98,7 @@ class OpenModel:
     def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
         """How many tokens may follow the prompt: `wanted`, or what the context leaves if that is not `exact`.
 
-        Raises PromptError with the numbers where the prompt, or the prompt and an exact wish, exceed the context.
+        Raises PromptError with the numbers if the prompt, or with `exact` prompt and answer, exceed the context.
         """
         context = self.checkpoint.shape.context
         limit = f"the model's context of {counted(context, 'token')}"

@@ -1,4 +1,4 @@
-"""YAML files that describe hardware: read with the line of every key, so that each mistake is told with its place."""
+"""YAML files that describe hardware: read with the line of every key, so that each error names file, line and key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What of a run lies where: bytes on each device and on the host, as many layers resident as fit.
 
-A cap is never exceeded in this arithmetic; what does not fit is told, not squeezed.
+A cap is never exceeded in this arithmetic; what does not fit is reported with the numbers.
 """
 
 from __future__ import annotations
