@@ -11,8 +11,8 @@ from .levels import draft_chunk, drafter_kind, has_draft_model, has_middle
 from .methods import LOOKUP, METHODS
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
-from .sequence import Context
-from .speculation.hierarchy import Hierarchy, Parts, build, draft_cache, selected_cache
+from .sequence import TokenSequence
+from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, selected_cache
 from .speculation.ngram import LookupDrafter
 from .speculation.runner import Runner, SelectedRunner
 from .speculation.sampling import Sampler
@@ -30,7 +30,7 @@ class Session:
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
     ) -> None:
-        self.context = Context()
+        self.sequence = TokenSequence()
         store = None if stores is None else stores.new_store(model.shape, capacity, model.dtype)
         by_layers = stores is not None and stores.settings.by_layers
         self.full = Runner(model, model.new_cache(capacity, model.rope(capacity), store), chunk, by_layers)
@@ -57,34 +57,34 @@ class Session:
         eos_ids: frozenset[int],
     ) -> Generator[Event, int | None]:
         """See Engine.generate."""
-        context = self.context
-        context.restart(ids)
-        parts = self._parts(settings, len(ids) + config.max_new_tokens)
+        sequence = self.sequence
+        sequence.restart(ids)
+        runners = self._runners(settings, len(ids) + config.max_new_tokens)
         yield from self._prefill()
-        if parts.draft is not None:
-            parts.draft.rows(context)
+        if runners.draft is not None:
+            runners.draft.rows(sequence)
         if drafter_kind(settings) == LOOKUP:
-            parts.lookup.outlook(context)  # reading the prompt is no part of decoding
+            runners.lookup.outlook(sequence)  # reading the prompt is no part of decoding
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
-        sampler.observe(context.tokens)
-        hierarchy = build(parts, settings, sampler, group=self._model.group)
+        sampler.observe(sequence.tokens)
+        hierarchy = build(runners, settings, sampler, group=self._model.group)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)
 
     def _prefill(self) -> Generator[Event]:
         if self._prompts is None:
-            return self.full.prefill(self.context)
-        return self._prompts.prefill(self.context)
+            return self.full.prefill(self.sequence)
+        return self._prompts.prefill(self.sequence)
 
     def _decode(
         self, hierarchy: Hierarchy, sampler: Sampler, limit: int, eos_ids: frozenset[int]
     ) -> Generator[Event, int | None]:
         """Emit up to `limit` tokens after the prompt."""
-        context, prompt = self.context, len(self.context)
-        while (start := len(context)) < prompt + limit:
-            hierarchy.top.advance(context, prompt + limit - start)
+        sequence, prompt = self.sequence, len(self.sequence)
+        while (start := len(sequence)) < prompt + limit:
+            hierarchy.top.advance(sequence, prompt + limit - start)
             ended = self._cut_at(eos_ids, start)
-            context.commit()
-            run = context.tokens[start:]
+            sequence.commit()
+            run = sequence.tokens[start:]
             sampler.observe(run)
             yield hierarchy.statistics()
             if self._link is not None:
@@ -100,21 +100,21 @@ class Session:
         yield Finished("length")
 
     def _cut_at(self, eos_ids: frozenset[int], start: int) -> bool:
-        """Cut the context before its first end-of-sequence token at `start` or later; return whether there was one."""
-        for position in range(start, len(self.context)):
-            if self.context.tokens[position] in eos_ids:
+        """Cut the sequence before its first end-of-sequence token at `start` or later; return whether there was one."""
+        for position in range(start, len(self.sequence)):
+            if self.sequence.tokens[position] in eos_ids:
                 self._cut(position)
                 return True
         return False
 
     def _cut(self, length: int) -> None:
-        self.context.truncate(length)
-        self.full.settle(self.context)
+        self.sequence.truncate(length)
+        self.full.settle(self.sequence)
 
-    def _parts(self, settings: Speculation, tokens: int) -> Parts:
+    def _runners(self, settings: Speculation, tokens: int) -> Runners:
         middle = self._middle_for(settings) if has_middle(settings, tokens) else None
         draft = self._draft_for(settings) if has_draft_model(settings) else None
-        return Parts(self.full, middle, draft, self._lookup)
+        return Runners(self.full, middle, draft, self._lookup)
 
     def _middle_for(self, settings: Speculation) -> SelectedRunner:
         key = (METHODS[settings.method].middle, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)

@@ -17,7 +17,7 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, Sampling, Speculation, open_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner
 from offload.speculation.sampling import Sampler, sample
@@ -40,17 +40,17 @@ def measure(model, ids: list[int], settings: list[Speculation], options: argpars
     full = Runner(model, model.new_cache(len(ids) + options.new))
     middles = [SelectedRunner(full, selected_cache(full.cache, each)) for each in settings]
     sampler = Sampler(Sampling(temperature=options.temperature, top_p=1), options.seed, model.shape.vocab, model.device)
-    context, rates = Context(ids), [[] for _ in settings]
-    list(full.prefill(context))
+    sequence, rates = TokenSequence(ids), [[] for _ in settings]
+    list(full.prefill(sequence))
     for _ in range(options.new):
         p, *others = (
-            sampler.distribution(model.logits(each.rows(context)), context.tentative)[0] for each in (full, *middles)
+            sampler.distribution(model.logits(each.rows(sequence)), sequence.tentative)[0] for each in (full, *middles)
         )
         for rate, middle, q in zip(rates, middles, others, strict=True):
             rate.append(float(torch.minimum(p, q).sum()))
             middle.observe(1, rate[-1])
-        context.extend([sample(p, sampler.generator)])
-        context.commit()
+        sequence.extend([sample(p, sampler.generator)])
+        sequence.commit()
     return rates
 
 

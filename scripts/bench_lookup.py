@@ -14,7 +14,7 @@ import psutil
 
 from offload import EngineConfig, open_model
 from offload.metrics import percentile
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.ngram import LookupDrafter
 
 ROOT = Path(__file__).parents[1]
@@ -29,16 +29,16 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = open_model(EngineConfig(model=options.model)).tokenizer
     ids = tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=False)[: options.tokens]
-    context, drafter, before = Context(ids[:-NEW]), LookupDrafter(), psutil.Process().memory_info().rss
+    sequence, drafter, before = TokenSequence(ids[:-NEW]), LookupDrafter(), psutil.Process().memory_info().rss
     start = time.perf_counter()
-    drafter.outlook(context)
+    drafter.outlook(sequence)
     built = time.perf_counter() - start
     times = []
     for token in ids[-NEW:]:
-        context.extend([token])
-        context.commit()
+        sequence.extend([token])
+        sequence.commit()
         start = time.perf_counter()
-        drafter.propose(context, 16)
+        drafter.propose(sequence, 16)
         times.append((time.perf_counter() - start) * 1e6)
     size = (psutil.Process().memory_info().rss - before) / 2**20
     median, tail = statistics.median(times), percentile(times, 0.99)

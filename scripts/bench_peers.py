@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from offload import EngineConfig, open_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from triforce_cli.run.machine import processor
 
@@ -59,14 +59,14 @@ class Ours:
 
     def prefill(self, ids: Sequence[int], room: int) -> None:
         model = self.engine.model
-        self._context = Context(ids)
+        self._sequence = TokenSequence(ids)
         self._runner = Runner(model, model.new_cache(len(ids) + room), self._chunk)
-        for _ in self._runner.prefill(self._context):
+        for _ in self._runner.prefill(self._sequence):
             pass
 
     def step(self) -> None:
-        logits = self.engine.model.logits(self._runner.rows(self._context))
-        self._context.extend([int(logits.argmax())])
+        logits = self.engine.model.logits(self._runner.rows(self._sequence))
+        self._sequence.extend([int(logits.argmax())])
 
 
 class Transformers:

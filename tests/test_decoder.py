@@ -7,7 +7,7 @@ from offload.architecture.config import shape_from_config
 from offload.errors import CheckpointError
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import check_tensors, load_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.models import make_hf_model
 
@@ -81,12 +81,12 @@ def test_whole_prompt_gives_transformers_logits(pair):
 def test_chunked_prefill_and_decode_give_transformers_logits(pair, chunk):
     reference, model, ids = pair
     expected = reference_logits(reference, ids)
-    runner, context = Runner(model, model.new_cache(len(ids)), chunk), Context(ids[:PROMPT].tolist())
-    assert list(runner.prefill(context))[-1].done == PROMPT
+    runner, sequence = Runner(model, model.new_cache(len(ids)), chunk), TokenSequence(ids[:PROMPT].tolist())
+    assert list(runner.prefill(sequence))[-1].done == PROMPT
     for position in range(PROMPT, PROMPT + DECODED):
-        found = model.logits(runner.rows(context))
+        found = model.logits(runner.rows(sequence))
         assert (found - expected[position - 1]).abs().max() < 1e-4
-        context.extend([int(ids[position])])
+        sequence.extend([int(ids[position])])
     assert runner.cache.length == len(ids) - 1
 
 
@@ -109,14 +109,14 @@ def test_prefill_goes_on_from_where_it_was_closed(tmp_path):
     reference = make_hf_model("llama").eval()
     reference.save_pretrained(tmp_path)
     model, ids = ours(tmp_path), token_ids(60, reference.config.vocab_size)
-    runner, context = Runner(model, model.new_cache(60), 16), Context(ids[:59].tolist())
-    first = runner.prefill(context)
+    runner, sequence = Runner(model, model.new_cache(60), 16), TokenSequence(ids[:59].tolist())
+    first = runner.prefill(sequence)
     assert [next(first).done for _ in range(3)] == [0, 16, 32]
     first.close()
     assert runner.cache.length == 32
-    assert [event.done for event in runner.prefill(context)] == [32, 48, 59]
-    context.extend([int(ids[59])])
-    found = model.logits(runner.rows(context))
+    assert [event.done for event in runner.prefill(sequence)] == [32, 48, 59]
+    sequence.extend([int(ids[59])])
+    found = model.logits(runner.rows(sequence))
     assert (found[0] - reference_logits(reference, ids)[-1]).abs().max() < 1e-4
 
 

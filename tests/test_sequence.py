@@ -1,6 +1,6 @@
-"""The context: what is tentative, and what its followers learn of changes."""
+"""The sequence: what is tentative, and what its followers learn of changes."""
 
-from offload.sequence import Context, Watermarks, common_prefix
+from offload.sequence import TokenSequence, Watermarks, common_prefix
 
 
 def test_watermarks_tell_each_follower_what_is_unchanged():
@@ -17,13 +17,13 @@ def test_watermarks_tell_each_follower_what_is_unchanged():
 
 
 def test_a_context_knows_what_is_tentative():
-    context = Context([1, 2])
-    context.extend([3])
-    assert context.tentative == [3]
-    context.commit()
-    assert context.tentative == []
-    context.restart([1, 9])
-    assert (context.tokens, context.committed) == ([1, 9], 2)
+    sequence = TokenSequence([1, 2])
+    sequence.extend([3])
+    assert sequence.tentative == [3]
+    sequence.commit()
+    assert sequence.tentative == []
+    sequence.restart([1, 9])
+    assert (sequence.tokens, sequence.committed) == ([1, 9], 2)
 
 
 def test_common_prefix():

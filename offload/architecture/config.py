@@ -9,14 +9,14 @@ from typing import Any
 from ..errors import UnsupportedModel
 from ..short_repr import short_repr
 from .config_checks import check_of_config, window_in_use, within_vocabulary
-from .dims import Sizes
+from .dims import Dimensions
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 @dataclass(frozen=True)
-class ModelShape(Sizes):
+class ModelShape(Dimensions):
     """Everything about a decoder but its weights.
 
     `context` is the longest sequence, in tokens, for which full attention is what the model was made for: its

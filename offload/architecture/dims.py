@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Dimensions:
     """What every description of a decoder can say about its size. Numbers of parameters leave out biases and norms,
     which are under 0.1 % of the whole."""
 

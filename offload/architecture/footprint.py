@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..config import Speculation
 from ..levels import TAIL
-from .dims import Sizes
+from .dims import Dimensions
 
 
-def activation_bytes(shape: Sizes, tokens: int, chunk: int, itemsize: int, copies: bool = True) -> int:
+def activation_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int, copies: bool = True) -> int:
     """What computing on chunks of a sequence of `tokens` takes. `copies` are those in fp32 that old CPUs make."""
     rows = min(chunk, tokens)
     rope = 2 * tokens * shape.head_dim * itemsize
@@ -20,7 +20,7 @@ def activation_bytes(shape: Sizes, tokens: int, chunk: int, itemsize: int, copie
     return rows * (row + 2 * 4 * shape.hidden) + rope + logits
 
 
-def retrieval_bytes(shape: Sizes, settings: Speculation, tokens: int, itemsize: int, copies: bool = True) -> int:
+def retrieval_bytes(shape: Dimensions, settings: Speculation, tokens: int, itemsize: int, copies: bool = True) -> int:
     """The retrieval cache: mean keys of all chunks, and where chunks are copied, those that are selected."""
     means = shape.kv_bytes(tokens // settings.chunk, itemsize) // 2  # at most
     selected = shape.kv_bytes(min(settings.budget, tokens) + TAIL + settings.chunk, itemsize)
@@ -31,7 +31,7 @@ PAGE_BYTES = 8 * 2**20  # of a layer: enough for a link to reach its rate, littl
 _LEAST, _MOST = 512, 1024  # tokens
 
 
-def page_tokens(shape: Sizes, itemsize: int) -> int:
+def page_tokens(shape: Dimensions, itemsize: int) -> int:
     """Tokens whose KV, of one layer, travels over the link in one copy."""
     each = shape.layer_kv_bytes(1, itemsize)
     return min(max(PAGE_BYTES // each // _LEAST * _LEAST, _LEAST), _MOST)

@@ -16,11 +16,11 @@ from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
 from .config import FAMILIES, positions_of
 from .config_checks import check_of_config, window_in_use
-from .dims import Sizes
+from .dims import Dimensions
 
 
 @dataclass(frozen=True, slots=True)
-class PlanShape(Sizes):
+class PlanShape(Dimensions):
     """The dimensions of a decoder. `context` is the longest sequence that it was made for, in tokens."""
 
     context: int

@@ -24,7 +24,7 @@ _SMALL = 4  # bytes of the copy that shows the latency alone
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class BenchmarkSizes:
     """How much is read and copied, in bytes, and multiplied, in rows of square matrices."""
 
     read: int = 2**29  # many times what caches hold
@@ -33,7 +33,7 @@ class Sizes:
     device_rows: int = 8192  # enough to keep the largest GPU busy
 
 
-def measure(device: torch.device | str, processor: str = "", sizes: Sizes = Sizes()) -> Measured:
+def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSizes = BenchmarkSizes()) -> Measured:
     """The rates of the host and, if `device` is a CUDA device, of that GPU and its link, in about ten seconds.
 
     Takes up to a quarter of the free memory on each side. What cannot be measured, for lack of memory, is None.
@@ -54,7 +54,7 @@ def measure(device: torch.device | str, processor: str = "", sizes: Sizes = Size
     return Measured(date, f"{count}x {gpu.model if gpu else 'GPU'}, {cores}", version, "cuda", count, gpu, link, host)
 
 
-def read_rate(free: int, size: int = Sizes().read) -> float | None:
+def read_rate(free: int, size: int = BenchmarkSizes().read) -> float | None:
     """10^9 bytes a second at which torch's threads read host memory; None where `free` bytes are too few to tell."""
     size = min(size, free // 4)
     if size < _LEAST:
@@ -63,7 +63,7 @@ def read_rate(free: int, size: int = Sizes().read) -> float | None:
 
 
 def link_rate(
-    device: torch.device, free: int, pinned: bool = True, to_host: bool = False, size: int = Sizes().copy
+    device: torch.device, free: int, pinned: bool = True, to_host: bool = False, size: int = BenchmarkSizes().copy
 ) -> float | None:
     """10^9 bytes a second between host memory and a GPU with `free` bytes; None where it cannot be measured."""
     size = min(size, free // 4, free_memory(torch.device("cpu")) // 4)
@@ -71,7 +71,7 @@ def link_rate(
     return run and _rate(size, run)
 
 
-def _host(sizes: Sizes) -> Host:
+def _host(sizes: BenchmarkSizes) -> Host:
     return Host(
         memory_gib=psutil.virtual_memory().total / GIB,
         bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes.read),
@@ -80,7 +80,7 @@ def _host(sizes: Sizes) -> Host:
     )
 
 
-def _gpu(device: torch.device, sizes: Sizes) -> Gpu | None:
+def _gpu(device: torch.device, sizes: BenchmarkSizes) -> Gpu | None:
     free, total = torch.cuda.mem_get_info(device)
     try:
         bandwidth = _memory_rate(device, min(4 * sizes.copy, free // 8))
@@ -97,7 +97,7 @@ def _memory_rate(device: torch.device, size: int) -> float:
     return _rate(2 * size, _finished(lambda: target.copy_(source), device))
 
 
-def _link(device: torch.device, sizes: Sizes) -> Link | None:
+def _link(device: torch.device, sizes: BenchmarkSizes) -> Link | None:
     free = torch.cuda.mem_get_info(device)[0]
     pageable = link_rate(device, free, pinned=False, size=sizes.copy)
     to_device = link_rate(device, free, size=sizes.copy)

@@ -23,7 +23,7 @@ from .host_attention import HostPartials
 from .link import Pair
 from .prefetch import PrefetchItem
 from .prefill import PrefillBuffers
-from .reading import TierReader
+from .tier_reader import TierReader
 from .tiers import Tiers
 
 

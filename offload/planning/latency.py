@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..architecture.dims import Sizes
+from ..architecture.dims import Dimensions
 from ..config import LONGEST_GAMMA
 from ..levels import drafter_kind, has_draft_model, has_middle
 from ..methods import CHOSEN, LOOKUP, METHODS
@@ -154,7 +154,7 @@ class Passes:
         return times[best], best, acceptance
 
 
-def _linears(shape: Sizes, request: PlanRequest, rows: int, gpus: int, away: float) -> Pass:
+def _linears(shape: Dimensions, request: PlanRequest, rows: int, gpus: int, away: float) -> Pass:
     """A pass without attention, with `away` bytes of its weights in host memory."""
     return Pass(
         rows=rows,
@@ -170,7 +170,7 @@ def _linears(shape: Sizes, request: PlanRequest, rows: int, gpus: int, away: flo
     )
 
 
-def _scoring(shape: Sizes, tokens: int, rows: int) -> float:
+def _scoring(shape: Dimensions, tokens: int, rows: int) -> float:
     """Operations of attention: q . k and p . v, two each."""
     return 4.0 * shape.layers * shape.heads * shape.head_dim * tokens * rows
 

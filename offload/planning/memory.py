@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..architecture.dims import Sizes
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import activation_bytes, retrieval_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
@@ -43,14 +43,14 @@ class MemoryEstimate:
 
 
 def estimate(
-    shape: Sizes,
+    shape: Dimensions,
     tokens: int,
     settings: Speculation,
     *,
     device: str,
     itemsize: int,
     prefill_chunk: int,
-    draft: Sizes | None = None,
+    draft: Dimensions | None = None,
     in_place: bool = False,
     gpus: int = 1,
 ) -> MemoryEstimate:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..architecture.dims import Sizes
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import page_tokens
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
@@ -32,14 +32,14 @@ class PlanRequest:
     """
 
     model: str
-    shape: Sizes
+    shape: Dimensions
     tokens: int
     hardware: Hardware
     placement: Placement = field(default_factory=Placement)
     speculation: Speculation = field(default_factory=Speculation)
     prefill_chunk: int = 2048
     itemsize: int = 2
-    draft: Sizes | None = None
+    draft: Dimensions | None = None
     acceptance: float | None = None
     draft_acceptance: float | None = None
     retrieves_in_place: bool = False

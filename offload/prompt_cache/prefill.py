@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 
 from ..events import Prefilled, Restored
 from ..parallel import ALONE, Group
-from ..sequence import Context
+from ..sequence import TokenSequence
 from ..speculation.runner import Runner
 from .chain import Prompt, Storage
 from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all
@@ -56,41 +56,41 @@ class SequencePrompts:
         self._runner, self._reusable = runner, ReusablePrefix(runner)
         self._clock = clock
 
-    def prefill(self, context: Context) -> Generator[Prefilled | Restored]:
+    def prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
         """As `Runner.prefill`. Closed early, or killed, it has saved what was run up to the last whole block.
 
         A prompt that is read layer by layer is there, and saved, only as a whole.
         """
         runner, reusable = self._runner, self._reusable
-        runner.settle(context)
+        runner.settle(sequence)
         reusable.look()
         try:
-            if len(context) < max(self._cache.least, TOKENS + 1):
-                reusable.expect(len(context))
-                yield from runner.prefill(context)
+            if len(sequence) < max(self._cache.least, TOKENS + 1):
+                reusable.expect(len(sequence))
+                yield from runner.prefill(sequence)
             else:
-                yield from self._prefill(context)
+                yield from self._prefill(sequence)
         finally:
             reusable.note()
 
-    def _prefill(self, context: Context) -> Generator[Prefilled | Restored]:
-        prompt = Prompt(self._cache.storage, self._fingerprint, context.tokens)
+    def _prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
+        prompt = Prompt(self._cache.storage, self._fingerprint, sequence.tokens)
         writer = BlockWriter(prompt, self._runner)
 
         def compute(end: int) -> Generator[Prefilled]:
-            return self._run(context, writer, end, end)
+            return self._run(sequence, writer, end, end)
 
         try:
-            yield from Restoration(prompt, self._runner, self._reusable, compute, self._clock).take_over(context)
-            self._reusable.expect(len(context))
-            yield from self._run(context, writer, len(context), self._reusable.length)
+            yield from Restoration(prompt, self._runner, self._reusable, compute, self._clock).take_over(sequence)
+            self._reusable.expect(len(sequence))
+            yield from self._run(sequence, writer, len(sequence), self._reusable.length)
         finally:
             writer.close()
 
-    def _run(self, context: Context, writer: BlockWriter, end: int, reusable: int) -> Generator[Prefilled]:
-        """Run the context up to position `end`, and save what lies before position `reusable`."""
+    def _run(self, sequence: TokenSequence, writer: BlockWriter, end: int, reusable: int) -> Generator[Prefilled]:
+        """Run the sequence up to position `end`, and save what lies before position `reusable`."""
         runner, cached, before = self._runner, min(self._runner.num_cached, end - 1), self._clock()
-        for event in runner.prefill(context, end):
+        for event in runner.prefill(sequence, end):
             writer.save(reusable // TOKENS, runner.num_cached - cached, self._clock() - before)
             yield event
             cached, before = runner.num_cached, self._clock()

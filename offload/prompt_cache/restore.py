@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import Degraded
 from ..events import Prefilled, Restored
-from ..sequence import Context
+from ..sequence import TokenSequence
 from ..speculation.runner import Runner
 from .chain import Prompt
 from .fingerprint import TOKENS
@@ -47,15 +47,15 @@ class Restoration:
         self._seconds = 0.0  # that reading took
         self._seen_damage = False  # at any rank
 
-    def take_over(self, context: Context) -> Generator[Prefilled | Restored]:
+    def take_over(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
         """Take over what is stored behind what the runner holds, as long as reading is quicker than computing."""
         runner = self._runner
-        stored = self._stored(context)
+        stored = self._stored(sequence)
         cached = runner.num_cached
         if stored:
             cached = min(cached, self._reusable.length)  # what is behind that is dropped
-        yield Prefilled(min(cached, len(context) - 1), len(context))
-        yield from self._read_all(stored, len(context))
+        yield Prefilled(min(cached, len(sequence) - 1), len(sequence))
+        yield from self._read_all(stored, len(sequence))
         if self._seen_damage:
             _warn(self._prompt.storage.group.collect(self._troubles))
         if self._size:
@@ -64,13 +64,13 @@ class Restoration:
             self._reusable.length = runner.num_cached
             yield from self._report(cached)
 
-    def _stored(self, context: Context) -> range:
+    def _stored(self, sequence: TokenSequence) -> range:
         """The numbers of blocks that may be taken over, in the place of what is held and not as in a fresh run.
 
         The last token must be run, for its row.
         """
         first, unit = self._reusable.length // TOKENS, self._reusable.blocks
-        reach = self._prompt.stored(first, (len(context) - 1) // TOKENS)
+        reach = self._prompt.stored(first, (len(sequence) - 1) // TOKENS)
         last = min(self._prompt.storage.group.collect(reach // unit * unit))
         return range(first, last if last * TOKENS > self._runner.num_cached else first)
 

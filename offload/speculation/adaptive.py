@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ..sequence import Context
+from ..sequence import TokenSequence
 from .drafter import Drafter
 from .estimators import BELIEVED, Acceptance, DraftTimes, StepTimes, expected_tokens
 
@@ -72,7 +72,7 @@ class AdaptiveScheduler:
         self._outlook: Hashable = None
         self._bets: list[tuple[Drafter, Hashable, int]] = []  # what drafters would have said where none was asked
 
-    def choose(self, context: Context, limit: int) -> tuple[Drafter | None, int]:
+    def choose(self, sequence: TokenSequence, limit: int) -> tuple[Drafter | None, int]:
         """A drafter, and how many tokens to ask it for, at most `limit`; (None, 0) is a plain step.
 
         The first step is plain: the first token comes from the prompt's last row, which is there already.
@@ -83,11 +83,11 @@ class AdaptiveScheduler:
             return None, 0
         best: tuple[float, Drafter | None, int] = (self._plain_rate(), None, 0)
         for drafter in self._drafters:
-            outlook = drafter.outlook(context)
+            outlook = drafter.outlook(sequence)
             if outlook is None:
                 continue
             if drafter.share == 0:  # asking costs nothing, and a plain step will tell whether it was right
-                self._bets.append((drafter, outlook, drafter.propose(context, 1).tokens[0]))
+                self._bets.append((drafter, outlook, drafter.propose(sequence, 1).tokens[0]))
             gamma, rate = self._best_gamma(drafter, outlook, limit)
             if rate > best[0]:
                 best, self._outlook = (rate, drafter, gamma), outlook

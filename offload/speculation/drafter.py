@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..parallel import ALONE, Group
-from ..sequence import Context
+from ..sequence import TokenSequence
 from .runner import Runner
 from .sampling import Sampler, sample
 
@@ -35,12 +35,12 @@ class Drafter(Protocol):
     share: float  # of a plain step's time that one token takes
     prior: float  # acceptance rate
 
-    def outlook(self, context: Context) -> Hashable:
+    def outlook(self, sequence: TokenSequence) -> Hashable:
         """What kind of draft would come now: drafts of a kind are about equally good. None: there would be none."""
         ...
 
-    def propose(self, context: Context, limit: int) -> Draft:
-        """Up to `limit` tokens that may follow the context, which is left as it was. All of them will be judged."""
+    def propose(self, sequence: TokenSequence, limit: int) -> Draft:
+        """Up to `limit` tokens that may follow the sequence, which is left as it was. All of them will be judged."""
         ...
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -61,21 +61,21 @@ class ModelDrafter:
         self._sampler = sampler
         self._group = group
 
-    def outlook(self, context: Context) -> Hashable:
+    def outlook(self, sequence: TokenSequence) -> Hashable:
         return True
 
     @torch.inference_mode()
-    def propose(self, context: Context, limit: int) -> Draft:
-        start = len(context)
+    def propose(self, sequence: TokenSequence, limit: int) -> Draft:
+        start = len(sequence)
         rows: list[Tensor] = []
         try:
             for _ in range(limit):
-                logits = self._fitted(self._runner.model.logits(self._runner.rows(context)))
-                rows.append(self._sampler.distribution(logits, context.tentative))
-                context.extend([sample(rows[-1][0], self._sampler.generator)])
-            return Draft([int(token) for token in self._group.agree(context.tokens[start:])], torch.cat(rows))
+                logits = self._fitted(self._runner.model.logits(self._runner.rows(sequence)))
+                rows.append(self._sampler.distribution(logits, sequence.tentative))
+                sequence.extend([sample(rows[-1][0], self._sampler.generator)])
+            return Draft([int(token) for token in self._group.agree(sequence.tokens[start:])], torch.cat(rows))
         finally:
-            context.truncate(start)
+            sequence.truncate(start)
 
     def _fitted(self, logits: Tensor) -> Tensor:
         """As many columns as the target has: some checkpoints pad the vocabulary, others do not."""

@@ -67,7 +67,7 @@ def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
 
 
 @dataclass
-class Parts:
+class Runners:
     """What hierarchies are built of: a runner for each model and cache, kept from one request to the next."""
 
     full: Runner
@@ -77,29 +77,29 @@ class Parts:
 
 
 def build(
-    parts: Parts, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter, group: Group = ALONE
+    runners: Runners, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter, group: Group = ALONE
 ) -> Hierarchy:
     """Stack the levels of a method; `group` shares the target."""
     method = METHODS[settings.method]
-    drafters = _drafters(parts, settings, sampler, group)
+    drafters = _drafters(runners, settings, sampler, group)
 
     def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None) -> Level:
         scheduler = AdaptiveScheduler(over, gamma, rests=method.adaptive)
         return speculate(name, verifier, scheduler, sampler.generator, clock, group)
 
-    full = ModelVerifier("full", parts.full, sampler)
-    if parts.middle is None:
+    full = ModelVerifier("full", runners.full, sampler)
+    if runners.middle is None:
         top = level("target", full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
-    middle = ModelVerifier(method.middle, parts.middle, sampler)
+    middle = ModelVerifier(method.middle, runners.middle, sampler)
     lower = level(method.middle, middle, drafters, settings.gamma1)
     top = level("target", full, [*drafters, lower] if method.adaptive else [lower], settings.gamma2)
     return Hierarchy(settings.method, top, (top, lower))
 
 
-def _drafters(parts: Parts, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
+def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
     """Return the method's drafter, if it has one."""
     kind = drafter_kind(settings)
     if kind == MODEL:
-        return [ModelDrafter(parts.draft, sampler, group)]
-    return [parts.lookup] if kind == LOOKUP else []
+        return [ModelDrafter(runners.draft, sampler, group)]
+    return [runners.lookup] if kind == LOOKUP else []

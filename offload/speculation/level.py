@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from ..events import LevelStatistics
 from ..parallel import ALONE, Group
-from ..sequence import Context
+from ..sequence import TokenSequence
 from .adaptive import AdaptiveScheduler, Cycle
 from .drafter import NOTHING, Draft
 from .runner import Runner
@@ -27,12 +27,12 @@ class Verifier(Protocol):
 
     name: str
 
-    def score(self, context: Context, draft: list[int]) -> Tensor:
-        """Return the distributions after the context and after each token of the draft: `[len(draft) + 1, vocab]`."""
+    def score(self, sequence: TokenSequence, draft: list[int]) -> Tensor:
+        """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`."""
         ...
 
-    def settle(self, context: Context) -> None:
-        """Drop from the cache the tokens that are not in the context: this is where a rejected draft is undone."""
+    def settle(self, sequence: TokenSequence) -> None:
+        """Drop from the cache the tokens that are not in the sequence: this is where a rejected draft is undone."""
         ...
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -49,12 +49,12 @@ class ModelVerifier:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def score(self, context: Context, draft: list[int]) -> Tensor:
-        logits = self.runner.model.logits(self.runner.rows(context, draft))
-        return self._sampler.distribution(logits, [*context.tentative, *draft])
+    def score(self, sequence: TokenSequence, draft: list[int]) -> Tensor:
+        logits = self.runner.model.logits(self.runner.rows(sequence, draft))
+        return self._sampler.distribution(logits, [*sequence.tentative, *draft])
 
-    def settle(self, context: Context) -> None:
-        self.runner.settle(context)
+    def settle(self, sequence: TokenSequence) -> None:
+        self.runner.settle(sequence)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.runner.observe(drafted, accepted)
@@ -118,31 +118,31 @@ class Level:
         self.statistics: dict[str, LevelStatistics] = {}
         self.using = "none"  # the drafter of the last verification
 
-    def outlook(self, context: Context) -> Hashable:
+    def outlook(self, sequence: TokenSequence) -> Hashable:
         return self.name
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._verifier.observe(drafted, accepted)
 
     @torch.inference_mode()
-    def advance(self, context: Context, limit: int) -> Draft:
-        """Draft and verify once: append 1 to `limit` tokens to the context, and return them.
+    def advance(self, sequence: TokenSequence, limit: int) -> Draft:
+        """Draft and verify once: append 1 to `limit` tokens to the sequence, and return them.
 
         A draft is shorter than `limit`, because a token follows it: every token that is drawn can be emitted.
         """
         start = self._clock()
-        drafter, gamma = self._scheduler.choose(context, limit - 1)
-        draft = drafter.propose(context, gamma) if drafter is not None and gamma > 0 else NOTHING
+        drafter, gamma = self._scheduler.choose(sequence, limit - 1)
+        draft = drafter.propose(sequence, gamma) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
-        target = self._verifier.score(context, draft.tokens)
+        target = self._verifier.score(sequence, draft.tokens)
         verdict = verify(draft, target, self._generator)
         end = self._clock()
         # Rank 0's verdict and times for all: clocks differ between ranks, and processors in the last bit.
         *verdict, draft_s, verify_s = self._group.agree((*verdict, drafted - start, end - drafted))
         accepted, token = map(int, verdict)
         emitted = [*draft.tokens[:accepted], token]
-        context.extend(emitted)
-        self._verifier.settle(context)
+        sequence.extend(emitted)
+        self._verifier.settle(sequence)
         if draft.tokens:
             drafter.observe(len(draft.tokens), accepted)
         drafter = drafter if draft.tokens else None
@@ -151,16 +151,16 @@ class Level:
         self._count(cycle)
         return Draft(emitted, target[: len(emitted)])
 
-    def propose(self, context: Context, limit: int) -> Draft:
+    def propose(self, sequence: TokenSequence, limit: int) -> Draft:
         """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
-        start = len(context)
+        start = len(sequence)
         parts: list[Draft] = []
         try:
-            while len(context) < start + limit:
-                parts.append(self.advance(context, start + limit - len(context)))
-            return Draft(context.tokens[start:], torch.cat([part.rows for part in parts]))
+            while len(sequence) < start + limit:
+                parts.append(self.advance(sequence, start + limit - len(sequence)))
+            return Draft(sequence.tokens[start:], torch.cat([part.rows for part in parts]))
         finally:
-            context.truncate(start)
+            sequence.truncate(start)
 
     def _count(self, cycle: Cycle) -> None:
         name = self.using = cycle.drafter.name if cycle.drafter is not None else "none"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..config import Sampling
-from ..sequence import Context
+from ..sequence import TokenSequence
 from .runner import Runner
 from .sampling import Sampler
 
@@ -85,22 +85,22 @@ def replay(runner: Runner, prompt: Sequence[int], emitted: Sequence[int], sampli
     No divergence means that plain decoding emits the same tokens. After one the comparison goes on along the emitted
     tokens, so that a fault behind a tie is found as well.
     """
-    context = Context(prompt)
+    sequence = TokenSequence(prompt)
     sampler = Sampler(sampling, 0, runner.model.shape.vocab, runner.model.device)
-    sampler.observe(context.tokens)
+    sampler.observe(sequence.tokens)
     divergences: list[Divergence] = []
     closest: Choice | None = None
     for position, token in enumerate(emitted):
-        plain = runner.model.logits(runner.rows(context))
+        plain = runner.model.logits(runner.rows(sequence))
         logits = sampler.penalised(plain)[0]
         choice = _choice(position, logits, runner.model.dtype)
         closest = choice if closest is None else min(closest, choice, key=lambda each: each.margin)
         expected = choice.chosen
         if expected != token:
             margin = float(logits[expected] - logits[token])
-            noise = _noise(runner, context, emitted[position:], plain[0])
+            noise = _noise(runner, sequence, emitted[position:], plain[0])
             divergences.append(Divergence(position, token, expected, margin, noise))
-        context.extend([token])
+        sequence.extend([token])
         sampler.observe([token])
     return Replay(len(emitted), tuple(divergences), closest)
 
@@ -115,12 +115,12 @@ def _choice(position: int, logits: torch.Tensor, dtype: torch.dtype) -> Choice:
     return Choice(position, expected, runner_up, float(best - logits[runner_up]), noise)
 
 
-def _noise(runner: Runner, context: Context, following: Sequence[int], plain: torch.Tensor) -> float:
+def _noise(runner: Runner, sequence: TokenSequence, following: Sequence[int], plain: torch.Tensor) -> float:
     """How far logits move when the last tokens are run together with what follows, as a verification does."""
-    behind = min(_BLOCK // 2, len(context) - 1)
+    behind = min(_BLOCK // 2, len(sequence) - 1)
     ahead = min(_BLOCK - behind, len(following))
-    earlier = Context(context.tokens[: len(context) - behind])
-    block = [*context.tokens[len(earlier) :], *following[:ahead]]
+    earlier = TokenSequence(sequence.tokens[: len(sequence) - behind])
+    block = [*sequence.tokens[len(earlier) :], *following[:ahead]]
     logits = runner.model.logits(runner.rows(earlier, block))[behind]
     rounding = torch.finfo(runner.model.dtype).eps * float(plain.abs().max())
     return max(float((logits - plain).abs().max()), rounding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from ..sequence import Context, Watermarks
+from ..sequence import TokenSequence, Watermarks
 from .drafter import NOTHING, Draft
 
 
@@ -80,7 +80,7 @@ class SuffixIndex:
 
 
 class LookupDrafter:
-    """Proposes what followed the longest suffix of the context that occurred before; its proposals are certain."""
+    """Proposes what followed the longest suffix of the sequence that occurred before; its proposals are certain."""
 
     name = "lookup"
     share = 0.0
@@ -89,17 +89,17 @@ class LookupDrafter:
     def __init__(self, shortest: int = 2) -> None:
         self._shortest = shortest  # matches below say next to nothing
         self._index = SuffixIndex()
-        self._marks: Watermarks | None = None  # of the context that is indexed
+        self._marks: Watermarks | None = None  # of the sequence that is indexed
 
-    def outlook(self, context: Context) -> Hashable:
-        length, _ = self._match(context)
+    def outlook(self, sequence: TokenSequence) -> Hashable:
+        length, _ = self._match(sequence)
         return None if length < self._shortest else min(length.bit_length(), 5)  # 2-3, 4-7, 8-15, 16 and more
 
-    def propose(self, context: Context, limit: int) -> Draft:
-        length, position = self._match(context)
+    def propose(self, sequence: TokenSequence, limit: int) -> Draft:
+        length, position = self._match(sequence)
         if length < self._shortest:
             return NOTHING
-        proposed = context.tokens[position : position + limit]
+        proposed = sequence.tokens[position : position + limit]
         assert proposed or not limit, "a match ends before the text does"
         while len(proposed) < limit:  # the text has caught up with itself: it goes round in a circle
             proposed += proposed[: limit - len(proposed)]
@@ -108,13 +108,13 @@ class LookupDrafter:
     def observe(self, drafted: int, accepted: int) -> None:
         pass
 
-    def _match(self, context: Context) -> tuple[int, int]:
+    def _match(self, sequence: TokenSequence) -> tuple[int, int]:
         """Index what has been committed since the last time, then match; the tentative tokens are never indexed."""
         index, self._index = self._index, SuffixIndex()  # interrupted while it grows, an index is good for nothing
-        unchanged = context.marks.look(self, len(context))
-        if unchanged < index.size or context.marks is not self._marks:
-            index, self._marks = SuffixIndex(), context.marks
-        for token in context.tokens[index.size : context.committed]:
+        unchanged = sequence.marks.look(self, len(sequence))
+        if unchanged < index.size or sequence.marks is not self._marks:
+            index, self._marks = SuffixIndex(), sequence.marks
+        for token in sequence.tokens[index.size : sequence.committed]:
             index.append(token)
         self._index = index
-        return index.match(context.tentative)
+        return index.match(sequence.tentative)

@@ -1,6 +1,6 @@
-"""A model with the cache of one sequence: bring the cache in step with the context, and return hidden rows.
+"""A model with the cache of one sequence: bring the cache in step with the sequence, and return hidden rows.
 
-Only a runner rolls a cache back: it compares the cached tokens with the context, truncates the cache to their longest
+Only a runner rolls a cache back: it compares the cached tokens with the sequence, truncates the cache to their longest
 common prefix, and runs the rest.
 """
 
@@ -17,14 +17,14 @@ from ..kv_cache.full import KVCache
 from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.store import PlainStore
-from ..sequence import Context, Watermarks, common_prefix
+from ..sequence import TokenSequence, Watermarks, common_prefix
 from .cuda_graphs import StepGraphs
 
 
 class Runner:
     """One model, one cache, one sequence at a time.
 
-    `rows` also works on a context that has nothing to do with the last one; it is then as slow as a prefill.
+    `rows` also works on a sequence that has nothing to do with the last one; it is then as slow as a prefill.
     """
 
     def __init__(self, model: Model, cache: KVCache, chunk: int = 512, by_layers: bool = False) -> None:
@@ -35,7 +35,7 @@ class Runner:
         self._chunk = chunk  # tokens a forward pass
         self._cached: list[int] = []  # tokens whose keys and values are in the cache
         self._last: Tensor | None = None  # [1, hidden], the row of the last cached token
-        self._marks: Watermarks | None = None  # of the context last compared with the cached tokens
+        self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
 
     @property
     def num_cached(self) -> int:
@@ -47,33 +47,33 @@ class Runner:
         """Tokens of a prompt that are run in one pass."""
         return self._chunk
 
-    def prefill(self, context: Context, end: int | None = None) -> Generator[Prefilled]:
-        """Run the context's tokens that are not in the cache, a chunk at a time. Closed early, it keeps whole chunks.
+    def prefill(self, sequence: TokenSequence, end: int | None = None) -> Generator[Prefilled]:
+        """Run the sequence's tokens that are not in the cache, a chunk at a time. Closed early, it keeps whole chunks.
 
         With `end`, run only the tokens before that position.
         """
-        end = len(context) if end is None else end
-        self._cut(min(self._agreed(context), end - 1))
-        yield Prefilled(self.num_cached, len(context))
+        end = len(sequence) if end is None else end
+        self._cut(min(self._agreed(sequence), end - 1))
+        yield Prefilled(self.num_cached, len(sequence))
         if self._by_layers and end - self.num_cached > self._chunk:
-            yield from self._prefill_by_layers(context, end)
+            yield from self._prefill_by_layers(sequence, end)
         while self.num_cached < end:
-            self._run(context.tokens[self.num_cached : min(self.num_cached + self._chunk, end)])
-            yield Prefilled(self.num_cached, len(context))
+            self._run(sequence.tokens[self.num_cached : min(self.num_cached + self._chunk, end)])
+            yield Prefilled(self.num_cached, len(sequence))
 
-    def _prefill_by_layers(self, context: Context, end: int) -> Generator[Prefilled]:
+    def _prefill_by_layers(self, sequence: TokenSequence, end: int) -> Generator[Prefilled]:
         """Run the prompt in one pass; closed early, it keeps nothing of it. Progress is by layers, given in tokens."""
-        cached, ids = self.num_cached, context.tokens[self.num_cached : end]
+        cached, ids = self.num_cached, sequence.tokens[self.num_cached : end]
         self._last = None
         run = self.model.forward_by_layers(self._known(ids), self.cache, self._chunk)
         try:
             while True:
-                yield Prefilled(cached + (len(ids) - 1) * next(run) // self.model.shape.layers, len(context))
+                yield Prefilled(cached + (len(ids) - 1) * next(run) // self.model.shape.layers, len(sequence))
         except StopIteration as finished:
             hidden = finished.value
         self._cached += ids
         self._last = hidden[-1:]
-        yield Prefilled(self.num_cached, len(context))
+        yield Prefilled(self.num_cached, len(sequence))
 
     def restore(self, start: int, ids: Sequence[int], keys: Tensor, values: Tensor) -> None:
         """Restore tokens from position `start` on instead of running them; see `FullCache.restore`."""
@@ -88,14 +88,14 @@ class Runner:
         self._cut(min(length, self.num_cached))
 
     @torch.inference_mode()
-    def rows(self, context: Context, draft: Sequence[int] = ()) -> Tensor:
-        """Return hidden rows `[len(draft) + 1, hidden]`: of the context's last token, and of each draft token after it.
+    def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
+        """Return hidden rows `[len(draft) + 1, hidden]`: of the sequence's last token, then of each draft token.
 
-        The draft's keys and values stay in the cache until the context turns out to be different.
+        The draft's keys and values stay in the cache until the sequence turns out to be different.
         """
         wanted = len(draft) + 1
-        last = self._row_of_last(context)
-        pending = [*context.tokens[self.num_cached :], *draft]
+        last = self._row_of_last(sequence)
+        pending = [*sequence.tokens[self.num_cached :], *draft]
         while len(pending) > max(self._chunk, wanted):
             size = min(self._chunk, len(pending) - wanted)  # the wanted rows must come from one pass
             self._run(pending[:size])
@@ -106,25 +106,25 @@ class Runner:
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many tokens drafted from this runner's rows were accepted."""
 
-    def settle(self, context: Context) -> None:
-        """Drop from the cache the tokens that are not in the context, such as a rejected draft."""
-        self._cut(self._agreed(context))
+    def settle(self, sequence: TokenSequence) -> None:
+        """Drop from the cache the tokens that are not in the sequence, such as a rejected draft."""
+        self._cut(self._agreed(sequence))
 
-    def _row_of_last(self, context: Context) -> Tensor | None:
-        """Truncate the cache to what agrees with the context; return the last token's row if it is still known."""
-        agreed = self._agreed(context)
-        if agreed == len(context) == self.num_cached and self._last is not None:
+    def _row_of_last(self, sequence: TokenSequence) -> Tensor | None:
+        """Truncate the cache to what agrees with the sequence; return the last token's row if it is still known."""
+        agreed = self._agreed(sequence)
+        if agreed == len(sequence) == self.num_cached and self._last is not None:
             return self._last
-        self._cut(min(agreed, len(context) - 1))
+        self._cut(min(agreed, len(sequence) - 1))
         return None
 
-    def _agreed(self, context: Context) -> int:
-        """Return how many leading tokens of the context are in the cache."""
-        unchanged = context.marks.look(self, len(context))
-        if context.marks is not self._marks:  # since this one was last seen, another one was followed
-            unchanged, self._marks = 0, context.marks
-        agreed = common_prefix(self._cached, context.tokens, min(unchanged, self.num_cached))
-        # Cached tokens beyond the common prefix may come to agree with the context again, but are not known to.
+    def _agreed(self, sequence: TokenSequence) -> int:
+        """Return how many leading tokens of the sequence are in the cache."""
+        unchanged = sequence.marks.look(self, len(sequence))
+        if sequence.marks is not self._marks:  # since this one was last seen, another one was followed
+            unchanged, self._marks = 0, sequence.marks
+        agreed = common_prefix(self._cached, sequence.tokens, min(unchanged, self.num_cached))
+        # Cached tokens beyond the common prefix may come to agree with the sequence again, but are not known to.
         del self._cached[agreed:]
         self._last = self._last if agreed == self.cache.length else None
         return agreed
@@ -153,7 +153,7 @@ class Runner:
 class SelectedRunner(Runner):
     """A runner on a selection of the full cache of another runner with the same model.
 
-    It does not run tokens that are in the full cache, which must agree with the context's committed tokens.
+    It does not run tokens that are in the full cache, which must agree with the sequence's committed tokens.
     """
 
     def __init__(self, full: Runner, cache: SelectedCache) -> None:
@@ -173,16 +173,16 @@ class SelectedRunner(Runner):
         """Select again before the next pass, because the prompt is a new one."""
         self.cache.renew()
 
-    def _agreed(self, context: Context) -> int:
-        agreed = super()._agreed(context)
+    def _agreed(self, sequence: TokenSequence) -> int:
+        agreed = super()._agreed(sequence)
         self.cache.adopt()
         if agreed > self.cache.length:
             agreed = self.cache.length
             del self._cached[agreed:]
             self._last = None
         if agreed < self._full.num_cached:
-            agreed = min(self._full.num_cached, len(context))
-            self._cached += context.tokens[self.num_cached : agreed]
+            agreed = min(self._full.num_cached, len(sequence))
+            self._cached += sequence.tokens[self.num_cached : agreed]
             self._last = None
         return agreed
 

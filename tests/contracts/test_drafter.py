@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from tests.support.drafters import DRAFTERS, VOCAB, new_subject
 
 # It ends as it went on twice before, so that lookup knows what may follow.
@@ -12,8 +12,8 @@ LIMITS = [1, 2, 5, 8]
 
 
 @pytest.fixture
-def context():
-    return Context(TEXT)
+def sequence():
+    return TokenSequence(TEXT)
 
 
 @pytest.fixture(params=DRAFTERS)
@@ -22,8 +22,8 @@ def kind(request):
 
 
 @pytest.fixture
-def subject(kind, context):
-    return new_subject(kind, context)
+def subject(kind, sequence):
+    return new_subject(kind, sequence)
 
 
 @pytest.fixture
@@ -32,38 +32,38 @@ def drafter(subject):
 
 
 def proposed_by_a_fresh_one(kind, ids, limit):
-    context = Context(ids)
-    return new_subject(kind, context).drafter.propose(context, limit).tokens
+    sequence = TokenSequence(ids)
+    return new_subject(kind, sequence).drafter.propose(sequence, limit).tokens
 
 
-def state(context):
-    return list(context.tokens), context.committed, context.tentative
+def state(sequence):
+    return list(sequence.tokens), sequence.committed, sequence.tentative
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_no_more_tokens_are_proposed_than_the_limit(drafter, context, limit):
-    draft = drafter.propose(context, limit)
+def test_no_more_tokens_are_proposed_than_the_limit(drafter, sequence, limit):
+    draft = drafter.propose(sequence, limit)
     assert 1 <= len(draft.tokens) <= limit
     assert all(isinstance(token, int) and 0 <= token < VOCAB for token in draft.tokens)
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_proposing_leaves_the_context_as_it_was(drafter, context, limit):
-    before = state(context)
-    drafter.propose(context, limit)
-    assert state(context) == before
+def test_proposing_leaves_the_context_as_it_was(drafter, sequence, limit):
+    before = state(sequence)
+    drafter.propose(sequence, limit)
+    assert state(sequence) == before
 
 
-def test_proposing_behind_tentative_tokens_leaves_them_tentative(drafter, context):
-    context.extend([7, 7])
-    before = state(context)
-    drafter.propose(context, 4)
-    assert state(context) == before == ([*TEXT, 7, 7], len(TEXT), [7, 7])
+def test_proposing_behind_tentative_tokens_leaves_them_tentative(drafter, sequence):
+    sequence.extend([7, 7])
+    before = state(sequence)
+    drafter.propose(sequence, 4)
+    assert state(sequence) == before == ([*TEXT, 7, 7], len(TEXT), [7, 7])
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_or_they_were_certain(drafter, context, limit):
-    tokens, rows = drafter.propose(context, limit)
+def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_or_they_were_certain(drafter, sequence, limit):
+    tokens, rows = drafter.propose(sequence, limit)
     if rows is None:
         return
     assert rows.shape == (len(tokens), VOCAB)
@@ -71,42 +71,42 @@ def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_or_they_w
     assert (rows >= 0).all() and all(row[token] > 0 for token, row in zip(tokens, rows, strict=True))
 
 
-def test_each_token_follows_those_before_it(drafter, context):
+def test_each_token_follows_those_before_it(drafter, sequence):
     """Greedily: the first tokens of a long draft are a short one, and the rest is what follows them."""
-    whole = drafter.propose(context, 6).tokens
-    assert drafter.propose(context, 2).tokens == whole[:2]
-    context.extend(whole[:3])
-    assert drafter.propose(context, 3).tokens[: len(whole) - 3] == whole[3:6]
+    whole = drafter.propose(sequence, 6).tokens
+    assert drafter.propose(sequence, 2).tokens == whole[:2]
+    sequence.extend(whole[:3])
+    assert drafter.propose(sequence, 3).tokens[: len(whole) - 3] == whole[3:6]
 
 
-def test_what_was_tried_out_before_does_not_change_what_is_proposed(drafter, context):
-    first = drafter.propose(context, 5)
-    context.extend([2, 2, 6])
-    drafter.propose(context, 5)
-    context.truncate(len(TEXT))
-    assert drafter.propose(context, 5).tokens == first.tokens
+def test_what_was_tried_out_before_does_not_change_what_is_proposed(drafter, sequence):
+    first = drafter.propose(sequence, 5)
+    sequence.extend([2, 2, 6])
+    drafter.propose(sequence, 5)
+    sequence.truncate(len(TEXT))
+    assert drafter.propose(sequence, 5).tokens == first.tokens
 
 
-def test_a_context_that_starts_over_is_proposed_for_as_if_it_were_the_first(kind, subject, context):
-    subject.drafter.propose(context, 5)
-    context.restart([*TEXT[:8], *[6, 13, 20, 6, 15, 20] * 8])
-    subject.settle(context)
-    assert subject.drafter.propose(context, 5).tokens == proposed_by_a_fresh_one(kind, context.tokens, 5)
+def test_a_context_that_starts_over_is_proposed_for_as_if_it_were_the_first(kind, subject, sequence):
+    subject.drafter.propose(sequence, 5)
+    sequence.restart([*TEXT[:8], *[6, 13, 20, 6, 15, 20] * 8])
+    subject.settle(sequence)
+    assert subject.drafter.propose(sequence, 5).tokens == proposed_by_a_fresh_one(kind, sequence.tokens, 5)
 
 
 @pytest.mark.parametrize("accepted", [0, 2, 4])
-def test_whatever_became_of_a_draft_the_next_one_is_fit_for_the_context(kind, subject, context, accepted):
-    draft = subject.drafter.propose(context, 4).tokens
+def test_whatever_became_of_a_draft_the_next_one_is_fit_for_the_context(kind, subject, sequence, accepted):
+    draft = subject.drafter.propose(sequence, 4).tokens
     subject.drafter.observe(len(draft), accepted)
-    assert state(context) == (TEXT, len(TEXT), [])
-    context.extend([*draft[:accepted], 1])
-    context.commit()
-    subject.settle(context)
-    assert subject.drafter.propose(context, 3).tokens == proposed_by_a_fresh_one(kind, context.tokens, 3)
+    assert state(sequence) == (TEXT, len(TEXT), [])
+    sequence.extend([*draft[:accepted], 1])
+    sequence.commit()
+    subject.settle(sequence)
+    assert subject.drafter.propose(sequence, 3).tokens == proposed_by_a_fresh_one(kind, sequence.tokens, 3)
 
 
-class Interrupted(Context):
-    """Ctrl-C comes when the context grows for the so-manyth time."""
+class Interrupted(TokenSequence):
+    """Ctrl-C comes when the sequence grows for the so-manyth time."""
 
     calls = 0
 
@@ -119,22 +119,22 @@ class Interrupted(Context):
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
 def test_an_interrupt_while_proposing_leaves_the_context_and_a_drafter_that_works(kind, calls):
-    context = Interrupted(TEXT)
-    drafter = new_subject(kind, context).drafter
-    expected = drafter.propose(context, 5).tokens
-    before, context.calls = state(context), calls
+    sequence = Interrupted(TEXT)
+    drafter = new_subject(kind, sequence).drafter
+    expected = drafter.propose(sequence, 5).tokens
+    before, sequence.calls = state(sequence), calls
     try:
-        drafter.propose(context, 5)
+        drafter.propose(sequence, 5)
     except KeyboardInterrupt:
-        assert state(context) == before
-    context.calls = 0
-    assert drafter.propose(context, 5).tokens == expected
+        assert state(sequence) == before
+    sequence.calls = 0
+    assert drafter.propose(sequence, 5).tokens == expected
 
 
-def test_an_outlook_tells_kinds_of_drafts_apart_and_none_means_that_there_is_none(drafter, context):
-    assert hash(drafter.outlook(context)) == hash(drafter.outlook(context))
-    assert drafter.outlook(context) is not None
-    unlike = Context(list(range(VOCAB)))  # no token twice
+def test_an_outlook_tells_kinds_of_drafts_apart_and_none_means_that_there_is_none(drafter, sequence):
+    assert hash(drafter.outlook(sequence)) == hash(drafter.outlook(sequence))
+    assert drafter.outlook(sequence) is not None
+    unlike = TokenSequence(list(range(VOCAB)))  # no token twice
     if drafter.outlook(unlike) is None:
         assert drafter.propose(unlike, 4).tokens == []
 

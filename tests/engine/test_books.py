@@ -7,7 +7,7 @@ import torch
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.kernels.native.ops import NativeOperations
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.paths import DATA, ROOT
@@ -92,15 +92,15 @@ def planted(tokenizer, depth):
 @torch.inference_mode()
 def agreement(full, middle, prompt, answer):
     """Along a given answer: where the model says it, and where the middle level agrees with the model there."""
-    context, reproduced, agreed = Context(prompt), 0, 0
-    list(full.prefill(context))
+    sequence, reproduced, agreed = TokenSequence(prompt), 0, 0
+    list(full.prefill(sequence))
     middle.renew()
     for token in answer:
-        wanted, drafted = (int(each.model.logits(each.rows(context))[0].argmax()) for each in (full, middle))
+        wanted, drafted = (int(each.model.logits(each.rows(sequence))[0].argmax()) for each in (full, middle))
         reproduced += wanted == token
         agreed += wanted == drafted == token
-        context.extend([token])
-        context.commit()
+        sequence.extend([token])
+        sequence.commit()
     return reproduced, agreed
 
 

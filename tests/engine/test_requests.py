@@ -22,7 +22,7 @@ def test_an_end_of_sequence_token_inside_a_run_ends_it_there(endless_engine, met
         assert tokens(events) == plain[: plain.index(end)]
         assert events[-1] == Finished("eos")
         assert stopping._idle.full.cache.length <= len(prompt) + plain.index(end)
-        assert stopping._idle.context.tokens == prompt + plain[: plain.index(end)]
+        assert stopping._idle.sequence.tokens == prompt + plain[: plain.index(end)]
 
 
 def test_a_stop_string_inside_a_run_cuts_tokens_text_and_caches(endless_engine, opened_with_draft):
@@ -38,7 +38,7 @@ def test_a_stop_string_inside_a_run_cuts_tokens_text_and_caches(endless_engine, 
         events = list(stream_text(generation, StreamDecoder(decode), StopStrings([stop])))
         assert events[-1] == Finished("stop")
         emitted = tokens(events)
-        assert engine._idle.context.tokens == prompt + emitted
+        assert engine._idle.sequence.tokens == prompt + emitted
         assert engine._idle.full.cache.length <= len(prompt) + len(emitted)
         results.append((emitted, "".join(event.text for event in events if hasattr(event, "text"))))
     assert results[0] == results[1]

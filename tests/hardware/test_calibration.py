@@ -11,12 +11,12 @@ import pytest
 from offload.errors import TriforceError, UnusableMeasurement
 from offload.hardware import calibration as kept
 from offload.hardware.calibration import Measured, applied, profile_of
-from offload.hardware.microbenchmarks import Sizes, measure
+from offload.hardware.microbenchmarks import BenchmarkSizes, measure
 from offload.hardware.profiles import load
 from offload.hardware.schema import Gpu, Host, Link
 from triforce_cli.options.settings import config_home
 
-SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
+SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
 
 
 MACHINE = Measured(

@@ -8,9 +8,9 @@ import torch
 from offload.config import EngineConfig
 from offload.diagnosis import examine
 from offload.hardware import calibration as kept
-from offload.hardware.microbenchmarks import Sizes, measure
+from offload.hardware.microbenchmarks import BenchmarkSizes, measure
 
-SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
+SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
 
 
 @pytest.mark.cuda

@@ -1,8 +1,8 @@
 """Measuring this machine: the host's memory and arithmetic."""
 
-from offload.hardware.microbenchmarks import Sizes, measure
+from offload.hardware.microbenchmarks import BenchmarkSizes, measure
 
-SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
+SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
 
 
 def test_the_host_is_measured():

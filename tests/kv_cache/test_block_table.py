@@ -13,7 +13,7 @@ from offload.kv_cache.block_table import TableCache
 from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.models import make_hf_model
 
@@ -49,9 +49,9 @@ def ids(count, seed=0):
 
 def prefilled(model, count=250, **options):
     full, middle = pair(model, **options)
-    context = Context(ids(count))
-    list(full.prefill(context))
-    return full, middle, context
+    sequence = TokenSequence(ids(count))
+    list(full.prefill(sequence))
+    return full, middle, sequence
 
 
 def chosen(cache):
@@ -60,8 +60,8 @@ def chosen(cache):
 
 
 def test_chunks_are_those_with_the_largest_score_of_the_newest_query(model):
-    full, middle, context = prefilled(model)
-    middle.rows(context)
+    full, middle, sequence = prefilled(model)
+    middle.rows(sequence)
     chunks = 249 // CHUNK
     keys = full.cache.store.read(0, chunks * CHUNK)[0].float().unflatten(2, (-1, CHUNK)).mean(3)
     query = full.cache.query().float().unflatten(1, (model.shape.kv_heads, -1)).mean(2)
@@ -74,8 +74,8 @@ def test_chunks_are_those_with_the_largest_score_of_the_newest_query(model):
 
 
 def test_attention_is_over_the_chosen_chunks_and_the_tail(model):
-    full, middle, context = prefilled(model)
-    middle.rows(context)
+    full, middle, sequence = prefilled(model)
+    middle.rows(sequence)
     cache = middle.cache
     cache.begin(1)
     q, k, v = (torch.randn(1, n, model.shape.head_dim).to(model.dtype) for n in (4, *[model.shape.kv_heads] * 2))
@@ -92,21 +92,21 @@ def test_attention_is_over_the_chosen_chunks_and_the_tail(model):
 
 
 def test_the_streaming_choice_is_the_sink_and_the_latest(model):
-    _, middle, context = prefilled(model, selector=RecencySelector)
-    middle.rows(context)
+    _, middle, sequence = prefilled(model, selector=RecencySelector)
+    middle.rows(sequence)
     assert set(map(tuple, chosen(middle.cache).tolist())) == {(0, 10, 11, 12, 13, 14)}
 
 
 def test_what_was_tried_out_is_run_again_once_the_full_cache_has_written_over_it(model):
     """A rejected draft of somebody else's leaves its keys where this cache had put its own."""
-    full, middle, context = prefilled(model, 100, budget=800)
-    context.extend([5, 6])
-    middle.rows(context)  # tokens 100 and 101 are ours alone
-    context.truncate(context.committed)
-    full.rows(context, [7, 8])  # another draft, in the same place
-    full.settle(context)
-    context.extend([5, 6])
-    assert torch.equal(middle.rows(context, [9]), fresh(model).rows(context, [9]))
+    full, middle, sequence = prefilled(model, 100, budget=800)
+    sequence.extend([5, 6])
+    middle.rows(sequence)  # tokens 100 and 101 are ours alone
+    sequence.truncate(sequence.committed)
+    full.rows(sequence, [7, 8])  # another draft, in the same place
+    full.settle(sequence)
+    sequence.extend([5, 6])
+    assert torch.equal(middle.rows(sequence, [9]), fresh(model).rows(sequence, [9]))
 
 
 STEPS = st.lists(
@@ -130,39 +130,39 @@ def test_it_follows_the_full_cache_through_any_history(model, steps, every, budg
     With a budget for everything the small one gives a fresh cache's rows, too.
     """
     full, middle = pair(model, every=every, budget=budget)
-    context = Context(ids(60))
-    list(full.prefill(context))
+    sequence = TokenSequence(ids(60))
+    list(full.prefill(sequence))
     for what, first, second in steps:
-        if len(context) > 500:
+        if len(sequence) > 500:
             what = "restart"
         if what in ("cycle", "lookup"):
-            draft = ids(first, len(context))
+            draft = ids(first, len(sequence))
             if what == "cycle":
                 for token in draft:
-                    middle.rows(context)
-                    context.extend([token])
-                context.truncate(context.committed)
-            full.rows(context, draft)
-            context.extend([*draft[:second], 1])
+                    middle.rows(sequence)
+                    sequence.extend([token])
+                sequence.truncate(sequence.committed)
+            full.rows(sequence, draft)
+            sequence.extend([*draft[:second], 1])
             middle.observe(len(draft), min(second, len(draft)))
         elif what == "interrupt":  # tried out by the small cache, and never judged
-            context.extend(ids(first, 7))
-            middle.rows(context)
-            context.truncate(context.committed)
+            sequence.extend(ids(first, 7))
+            middle.rows(sequence)
+            sequence.truncate(sequence.committed)
         elif what == "plain":
             for token in ids(first, 5):
-                full.rows(context)
-                context.extend([token])
+                full.rows(sequence)
+                sequence.extend([token])
         elif what == "restart":
-            context.restart([*context.tokens[: first // 2], *ids(first, second)])
-            list(full.prefill(context))
-        context.commit()
-        full.settle(context)
-        found = middle.rows(context, [3])
-        assert middle.cache.length == len(context) + 1 == middle.num_cached
+            sequence.restart([*sequence.tokens[: first // 2], *ids(first, second)])
+            list(full.prefill(sequence))
+        sequence.commit()
+        full.settle(sequence)
+        found = middle.rows(sequence, [3])
+        assert middle.cache.length == len(sequence) + 1 == middle.num_cached
         other = fresh(model)
-        expected = other.rows(context, [3])
+        expected = other.rows(sequence, [3])
         for ours, theirs in zip(*(r.cache.store.read(0, full.num_cached) for r in (full, other)), strict=True):
             assert torch.equal(ours, theirs)
-        if budget > len(context):
+        if budget > len(sequence):
             assert torch.equal(found, expected)

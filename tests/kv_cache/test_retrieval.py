@@ -11,7 +11,7 @@ from offload.kv_cache.retrieval import CopiedCache
 from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.models import make_hf_model
 
@@ -41,9 +41,9 @@ def ids(count, seed=0):
 
 def prefilled(model, count=150, **options):
     full, middle = pair(model, **options)
-    context = Context(ids(count))
-    list(full.prefill(context))
-    return full, middle, context
+    sequence = TokenSequence(ids(count))
+    list(full.prefill(sequence))
+    return full, middle, sequence
 
 
 def chosen(cache):
@@ -51,16 +51,16 @@ def chosen(cache):
 
 
 def test_a_context_within_the_budget_gives_the_full_cache_s_rows(model):
-    full, middle, context = prefilled(model, 100, budget=400)
+    full, middle, sequence = prefilled(model, 100, budget=400)
     for token in ids(20, 1):
-        assert torch.allclose(middle.rows(context), full.rows(context), atol=1e-4)
-        context.extend([token])
-        context.commit()
+        assert torch.allclose(middle.rows(sequence), full.rows(sequence), atol=1e-4)
+        sequence.extend([token])
+        sequence.commit()
 
 
 def test_chunks_are_those_with_the_largest_score_of_the_newest_query(model):
-    full, middle, context = prefilled(model)
-    middle.rows(context)
+    full, middle, sequence = prefilled(model)
+    middle.rows(sequence)
     length = 149 // CHUNK * CHUNK
     keys = full.cache.store.read(0, length)[0].unflatten(2, (-1, CHUNK)).mean(3)
     query = full.cache.query().unflatten(1, (model.shape.kv_heads, -1))  # [layers, kv_heads, group, head_dim]
@@ -71,21 +71,21 @@ def test_chunks_are_those_with_the_largest_score_of_the_newest_query(model):
 
 
 def test_the_newest_query_is_that_of_the_last_committed_token(model):
-    full, _, context = prefilled(model, 50)
-    context.extend([1])
-    full.rows(context, [2, 3, 4])
-    context.extend([2, 9])  # one of three accepted
-    full.settle(context)
+    full, _, sequence = prefilled(model, 50)
+    sequence.extend([1])
+    full.rows(sequence, [2, 3, 4])
+    sequence.extend([2, 9])  # one of three accepted
+    full.settle(sequence)
     found = full.cache.query()
     other = Runner(model, model.new_cache(100))
     other.cache.keep_queries()
-    other.rows(Context(context.tokens[:-1]))
+    other.rows(TokenSequence(sequence.tokens[:-1]))
     assert torch.allclose(found, other.cache.query(), atol=1e-4)
 
 
 def test_attention_is_over_the_chosen_chunks_and_the_tail(model):
-    full, middle, context = prefilled(model)
-    middle.rows(context)  # the last token is run on what was selected before it
+    full, middle, sequence = prefilled(model)
+    middle.rows(sequence)  # the last token is run on what was selected before it
     cache, seen = middle.cache, {}
     cache.begin(1)
     q, k, v = (torch.randn(1, n, model.shape.head_dim) for n in (4, model.shape.kv_heads, model.shape.kv_heads))
@@ -104,15 +104,15 @@ def test_attention_is_over_the_chosen_chunks_and_the_tail(model):
 
 
 def test_a_new_selection_copies_only_what_is_new(model):
-    full, middle, context = prefilled(model, every=1)
-    middle.rows(context)
+    full, middle, sequence = prefilled(model, every=1)
+    middle.rows(sequence)
     before, copied = chosen(middle.cache), middle.cache.copied_chunks
     assert copied == before.numel()
     for token in ids(6, 2):
-        context.extend([token])
-        context.commit()
-        full.rows(context)
-    middle.rows(context)
+        sequence.extend([token])
+        sequence.commit()
+        full.rows(sequence)
+    middle.rows(sequence)
     after = chosen(middle.cache)
     new = sum(len(set(b.tolist()) - set(a.tolist())) for a, b in zip(before, after, strict=True))
     assert middle.cache.copied_chunks - copied == new < after.numel()
@@ -133,19 +133,19 @@ def assert_holds_the_full_cache_s(cache, full):
 
 
 def test_the_streaming_choice_is_the_sink_and_the_latest(model):
-    _, middle, context = prefilled(model, selector=RecencySelector)
-    middle.rows(context)
+    _, middle, sequence = prefilled(model, selector=RecencySelector)
+    middle.rows(sequence)
     assert set(map(tuple, chosen(middle.cache).tolist())) == {(0, 32, 33, 34, 35, 36)}
 
 
 def test_a_stride_selects_again_every_so_many_tokens(model):
-    full, middle, context = prefilled(model, every=8)
+    full, middle, sequence = prefilled(model, every=8)
     starts = []
     for token in ids(40, 3):
-        middle.rows(context)
-        full.rows(context)
-        context.extend([token])
-        context.commit()
+        middle.rows(sequence)
+        full.rows(sequence)
+        sequence.extend([token])
+        sequence.commit()
         starts.append(middle.cache._start)
     assert len(set(starts)) == 5
 
@@ -166,12 +166,12 @@ def test_refresh_is_due_when_acceptance_has_fallen():
 
 def test_a_new_selection_drops_what_only_the_small_cache_has_run(model):
     """The next prompt may end in a token that was tried out for the last one."""
-    full, middle, context = prefilled(model, 150)
-    context.extend([5])
-    middle.rows(context)
-    context.commit()
+    full, middle, sequence = prefilled(model, 150)
+    sequence.extend([5])
+    middle.rows(sequence)
+    sequence.commit()
     middle.renew()
-    assert middle.rows(context, [7]).shape == (2, model.shape.hidden)
+    assert middle.rows(sequence, [7]).shape == (2, model.shape.hidden)
     assert_holds_the_full_cache_s(middle.cache, full.cache)
 
 
@@ -191,28 +191,28 @@ STEPS = st.lists(
 def test_it_follows_the_full_cache_through_any_history(model, steps, every):
     """After accepted and rejected drafts, steps without it and other prompts, it holds what the full cache holds."""
     full, middle = pair(model, every=every, capacity=800)
-    context = Context(ids(90))
-    list(full.prefill(context))
+    sequence = TokenSequence(ids(90))
+    list(full.prefill(sequence))
     for what, first, second in steps:
-        if what == "cycle" and len(context) < 700:
-            draft = ids(first, len(context))
+        if what == "cycle" and len(sequence) < 700:
+            draft = ids(first, len(sequence))
             for token in draft:
-                middle.rows(context)
-                context.extend([token])
-            context.truncate(context.committed)
-            full.rows(context, draft)
-            context.extend([*draft[:second], 1])
+                middle.rows(sequence)
+                sequence.extend([token])
+            sequence.truncate(sequence.committed)
+            full.rows(sequence, draft)
+            sequence.extend([*draft[:second], 1])
             middle.observe(len(draft), min(second, len(draft)))
         elif what == "plain":
             for token in ids(first, 5):
-                full.rows(context)
-                context.extend([token])
+                full.rows(sequence)
+                sequence.extend([token])
         elif what == "restart":
-            context.restart([*context.tokens[: first // 2], *ids(first, second)])
-            list(full.prefill(context))
-        context.commit()
-        full.settle(context)
-        found = middle.rows(context)
+            sequence.restart([*sequence.tokens[: first // 2], *ids(first, second)])
+            list(full.prefill(sequence))
+        sequence.commit()
+        full.settle(sequence)
+        found = middle.rows(sequence)
         assert_holds_the_full_cache_s(middle.cache, full.cache)
         assert found.isfinite().all()
-        assert middle.cache.length == len(context) == middle.num_cached
+        assert middle.cache.length == len(sequence) == middle.num_cached

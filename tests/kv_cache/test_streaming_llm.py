@@ -6,7 +6,7 @@ import torch
 from offload.kv_cache.streaming_llm import StreamingCache
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.models import make_hf_model
 
@@ -62,12 +62,12 @@ def test_rollback_within_reach_keeps_the_window(model, back):
 
 
 def test_rollback_out_of_reach_starts_over_and_the_runner_feeds_again(model):
-    sequence = ids(100).tolist()
-    runner, context = Runner(model, new_cache(model), chunk=INFLIGHT), Context(sequence)
-    runner.rows(context)
-    context.truncate(20)
-    found = runner.rows(context)
-    fresh = Runner(model, new_cache(model), chunk=INFLIGHT).rows(Context(sequence[:20]))
+    tokens = ids(100).tolist()
+    runner, sequence = Runner(model, new_cache(model), chunk=INFLIGHT), TokenSequence(tokens)
+    runner.rows(sequence)
+    sequence.truncate(20)
+    found = runner.rows(sequence)
+    fresh = Runner(model, new_cache(model), chunk=INFLIGHT).rows(TokenSequence(tokens[:20]))
     assert torch.allclose(found, fresh, atol=1e-5)
     cache = new_cache(model)
     for part in ids(100).split(INFLIGHT):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offload import Speculation
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.offloading import (
@@ -132,7 +132,7 @@ def test_reading_gathering_and_mean_keys_are_the_plain_store_s(model):
 def test_a_runner_prefills_and_rolls_back(model):
     """The cache as decoding uses it: a second prompt that begins like the first."""
     runner = Runner(model, tiered_cache(model, settings("hybrid")), 50)
-    first, second = Context(ids(300).tolist()), Context([*ids(200).tolist(), *ids(60, 9).tolist()])
+    first, second = TokenSequence(ids(300).tolist()), TokenSequence([*ids(200).tolist(), *ids(60, 9).tolist()])
     list(runner.prefill(first))
     list(runner.prefill(second))
     fresh = Runner(model, tiered_cache(model, settings("stream")), 50)
@@ -145,8 +145,8 @@ def test_chunks_never_cross_the_border_of_a_piece(model, chunk):
     """Wanted longer than a piece, or not dividing it, they become what does."""
     settings_of = Speculation("retrieval", chunk=chunk, budget=4 * chunk)
     full = Runner(model, tiered_cache(model, settings("stream")), 50)
-    context = Context(ids(500).tolist())
-    list(full.prefill(context))
+    sequence = TokenSequence(ids(500).tolist())
+    list(full.prefill(sequence))
     middle = SelectedRunner(full, selected_cache(full.cache, settings_of))
-    rows = middle.rows(context, [5, 6])
+    rows = middle.rows(sequence, [5, 6])
     assert torch.isfinite(rows).all()

@@ -13,7 +13,7 @@ from offload.loading.hub import open_checkpoint
 from offload.loading.weights import load_model
 from offload.parallel import ALONE, split
 from offload.parallel.shard import divide
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.gguf import write_gguf
 from tests.support.models import VARIANTS, ids, make_hf_model
@@ -58,7 +58,7 @@ def hidden(group, path, vocab=None):
     checkpoint.tensors = counted
     model = load_model(checkpoint, torch.float32, CPU, lambda *_: None, group=group, share=share)
     runner = Runner(model, model.new_cache(64), 16)
-    rows = runner.rows(Context(ids(40)), ids(8, seed=1))
+    rows = runner.rows(TokenSequence(ids(40)), ids(8, seed=1))
     return model.logits(rows), sum(read) / sum(math.prod(size) for size in checkpoint.sizes().values())
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.drafter import Draft
 from offload.speculation.estimators import Acceptance, DraftTimes, StepTimes, expected_tokens
@@ -17,7 +17,7 @@ class Fake:
         self.name, self.acceptance, self.seconds = name, acceptance, seconds
         self.share, self.prior = share, prior
 
-    def outlook(self, context):
+    def outlook(self, sequence):
         return self.name
 
 
@@ -30,7 +30,7 @@ def simulated(pace, tokens, hiccup=None, step=step, seed=0):
     """Seconds a token over so many tokens, and the share of cycles that drafted; a plain step takes 1 second."""
     rng, emitted, seconds, drafts, cycles = random.Random(seed), 0, 0.0, 0, 0
     while emitted < tokens:
-        drafter, gamma = pace.choose(Context([0]), tokens)
+        drafter, gamma = pace.choose(TokenSequence([0]), tokens)
         accepted = 0
         rate = 0.0 if drafter is None else drafter.acceptance(emitted)
         while accepted < gamma and rng.random() < rate:
@@ -90,13 +90,13 @@ def test_a_hiccup_of_the_machine_is_not_held_against_drafting(hiccup):
 
 def test_what_costs_nothing_to_ask_is_asked_while_resting():
     class Free(Fake):
-        def propose(self, context, limit):
+        def propose(self, sequence, limit):
             return Draft([7], None)
 
     free = Free("free", always(0.0), 0.0, share=0.0, prior=0.05)
     pace = AdaptiveScheduler([free], rests=True)
     for _ in range(40):
-        drafter, gamma = pace.choose(Context([0]), 10)
+        drafter, gamma = pace.choose(TokenSequence([0]), 10)
         pace.observe(Cycle(drafter, 7, gamma, gamma, 0.0, step(gamma + 1)))
     assert drafter is free  # it was right all the time
 
@@ -105,12 +105,12 @@ def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
     """A plain step that asks nobody must not be taken for the answer to an earlier question."""
 
     class Free(Fake):
-        def propose(self, context, limit):
+        def propose(self, sequence, limit):
             return Draft([7], None)
 
     pace = AdaptiveScheduler([Free("free", always(0.0), 0.0, share=0.0, prior=0.05)], rests=True)
     for limit, first in ((10, 7), (10, 7), (10, 7), *((0, 8),) * 20):  # asked once, then there is no room to draft
-        drafter, gamma = pace.choose(Context([0]), limit)
+        drafter, gamma = pace.choose(TokenSequence([0]), limit)
         pace.observe(Cycle(drafter, first, gamma, 0, 0.0, step(gamma + 1)))
     (acceptance,) = pace._acceptance.values()
     assert acceptance._judged <= 1  # one guess
@@ -118,10 +118,10 @@ def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
 
 def test_a_fixed_length_is_kept_but_for_the_room_there_is():
     pace = AdaptiveScheduler([Fake("any", always(0.0), 0.1)], gamma=5)
-    pace.choose(Context([0]), 30)
-    assert pace.choose(Context([0]), 30)[1] == 5
-    assert pace.choose(Context([0]), 3)[1] == 3
-    assert pace.choose(Context([0]), 0) == (None, 0)
+    pace.choose(TokenSequence([0]), 30)
+    assert pace.choose(TokenSequence([0]), 30)[1] == 5
+    assert pace.choose(TokenSequence([0]), 3)[1] == 3
+    assert pace.choose(TokenSequence([0]), 0) == (None, 0)
 
 
 def test_acceptance_moves_and_is_forgotten():

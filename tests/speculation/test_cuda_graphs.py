@@ -10,7 +10,7 @@ from offload.errors import Degraded
 from offload.kernels.ops import TorchOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.cuda_graphs import StepGraphs
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner
@@ -28,28 +28,28 @@ def model(request, tmp_path_factory):
 
 
 def runners(model, record=None):
-    """A prefilled full runner's retrieval runner, recording or not, and the context."""
+    """A prefilled full runner's retrieval runner, recording or not, and the sequence."""
     full = Runner(model, model.new_cache(600), 64)
-    context = Context(torch.randint(0, 267, (300,), generator=torch.Generator().manual_seed(0)).tolist())
-    list(full.prefill(context))
+    sequence = TokenSequence(torch.randint(0, 267, (300,), generator=torch.Generator().manual_seed(0)).tolist())
+    list(full.prefill(sequence))
     middle = SelectedRunner(full, selected_cache(full.cache, SETTINGS))
     for each in middle.cache.store.layer(slice(None)):
         each.fill_(float("nan"))  # as memory that was asked for may be
     if record is not None:
         middle._graphs = StepGraphs(model, middle.cache, record)
-    return full, middle, context
+    return full, middle, sequence
 
 
 def decode(model, record):
     """Rows of drafts, a verification that accepts some of them, a new selection, and more drafts."""
-    full, middle, context = runners(model, record)
+    full, middle, sequence = runners(model, record)
     rows = []
     for draft in ([5], [5, 6], [5, 6, 7, 8], [9] * 20):
-        rows.append(middle.rows(context, draft))
-        full.rows(context, draft)
-        context.extend(draft[: len(draft) // 2 + 1])
-        context.commit()
-        full.settle(context)
+        rows.append(middle.rows(sequence, draft))
+        full.rows(sequence, draft)
+        sequence.extend(draft[: len(draft) // 2 + 1])
+        sequence.commit()
+        full.settle(sequence)
         if len(draft) == 4:
             middle.renew()
     return rows
@@ -83,6 +83,6 @@ def test_cuda_graphs_give_the_rows_of_growing_shapes(tmp_path):
     on_gpu = torch.device("cuda", 0)
     model = load_model(FolderCheckpoint(tmp_path), torch.bfloat16, on_gpu, lambda done, total: None, TorchOperations())
     found = decode(model, None)  # recorded, because it is a GPU
-    _full, middle, context = runners(model)
+    _full, middle, sequence = runners(model)
     middle._graphs = None
-    torch.testing.assert_close(found[0], middle.rows(context, [5]), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(found[0], middle.rows(sequence, [5]), rtol=0.05, atol=0.05)

@@ -83,8 +83,8 @@ def test_the_same_mistake_at_the_lower_level_alone_is_found(monkeypatch):
 class Choosy(ModelDrafter):
     """Looks at what it has drawn, and keeps unlikely tokens from being judged."""
 
-    def propose(self, context, limit):
-        draft = super().propose(context, limit)
+    def propose(self, sequence, limit):
+        draft = super().propose(sequence, limit)
         chances = draft.rows.gather(1, torch.tensor(draft.tokens)[:, None])[:, 0]
         kept = int((chances > 0.3).long().cumprod(0).sum())
         return Draft(draft.tokens[:kept], draft.rows[:kept])

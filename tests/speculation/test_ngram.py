@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.ngram import LookupDrafter, SuffixIndex
 
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
@@ -39,41 +39,41 @@ def test_the_longest_match_is_that_of_a_rescan(text, tail):
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, TEXTS, TEXTS, st.integers(0, 12))
 def test_proposals_do_not_depend_on_what_was_tried_out_before(text, tried, tail, limit):
-    drafter, context = LookupDrafter(), Context(text)
-    before = drafter.propose(context, limit)
-    context.extend(tried)
-    drafter.propose(context, limit)
-    context.truncate(len(text))
-    context.extend(tail)
-    found = drafter.propose(context, limit)
-    fresh = Context(text)
+    drafter, sequence = LookupDrafter(), TokenSequence(text)
+    before = drafter.propose(sequence, limit)
+    sequence.extend(tried)
+    drafter.propose(sequence, limit)
+    sequence.truncate(len(text))
+    sequence.extend(tail)
+    found = drafter.propose(sequence, limit)
+    fresh = TokenSequence(text)
     fresh.extend(tail)
     assert found == LookupDrafter().propose(fresh, limit)
-    context.truncate(len(text))
-    assert drafter.propose(context, limit) == before
+    sequence.truncate(len(text))
+    assert drafter.propose(sequence, limit) == before
 
 
 def test_what_followed_is_proposed_and_a_circle_goes_on():
     drafter = LookupDrafter()
-    assert drafter.propose(Context([1, 2, 3, 4, 9, 1, 2, 3]), 3).tokens == [4, 9, 1]
-    assert drafter.propose(Context([7, 5, 6, 5, 6, 5]), 7).tokens == [6, 5, 6, 5, 6, 5, 6]
-    assert drafter.propose(Context([1, 2, 3]), 3).tokens == []
-    assert drafter.outlook(Context([1, 2, 3])) is None
+    assert drafter.propose(TokenSequence([1, 2, 3, 4, 9, 1, 2, 3]), 3).tokens == [4, 9, 1]
+    assert drafter.propose(TokenSequence([7, 5, 6, 5, 6, 5]), 7).tokens == [6, 5, 6, 5, 6, 5, 6]
+    assert drafter.propose(TokenSequence([1, 2, 3]), 3).tokens == []
+    assert drafter.outlook(TokenSequence([1, 2, 3])) is None
 
 
 def test_a_longer_match_wins_over_a_later_one():
-    assert LookupDrafter().propose(Context([1, 2, 3, 8, 2, 3, 9, 1, 2, 3]), 1).tokens == [8]
+    assert LookupDrafter().propose(TokenSequence([1, 2, 3, 8, 2, 3, 9, 1, 2, 3]), 1).tokens == [8]
 
 
 def test_of_equal_matches_the_latest_that_was_matched_wins():
-    assert LookupDrafter().propose(Context([1, 2, 8, 1, 2, 9, 1, 2]), 1).tokens == [9]
+    assert LookupDrafter().propose(TokenSequence([1, 2, 8, 1, 2, 9, 1, 2]), 1).tokens == [9]
 
 
 def test_another_text_is_indexed_anew():
-    drafter, context = LookupDrafter(), Context([1, 2, 3, 1, 2])
-    assert drafter.propose(context, 1).tokens == [3]
-    context.restart([1, 2, 4, 1, 2])
-    assert drafter.propose(context, 1).tokens == [4]
+    drafter, sequence = LookupDrafter(), TokenSequence([1, 2, 3, 1, 2])
+    assert drafter.propose(sequence, 1).tokens == [3]
+    sequence.restart([1, 2, 4, 1, 2])
+    assert drafter.propose(sequence, 1).tokens == [4]
 
 
 def test_an_interrupt_while_the_index_grows_leaves_a_drafter_that_works(monkeypatch):
@@ -81,7 +81,7 @@ def test_an_interrupt_while_the_index_grows_leaves_a_drafter_that_works(monkeypa
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
     append = SuffixIndex.append
     for place in range(len(text)):
-        drafter, context = LookupDrafter(), Context(text)
+        drafter, sequence = LookupDrafter(), TokenSequence(text)
 
         def interrupted(index, token, place=place):
             if index.size == place:
@@ -91,9 +91,9 @@ def test_an_interrupt_while_the_index_grows_leaves_a_drafter_that_works(monkeypa
 
         monkeypatch.setattr(SuffixIndex, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            drafter.outlook(context)
+            drafter.outlook(sequence)
         monkeypatch.setattr(SuffixIndex, "append", append)
-        assert drafter.propose(context, 2) == LookupDrafter().propose(Context(text), 2)
+        assert drafter.propose(sequence, 2) == LookupDrafter().propose(TokenSequence(text), 2)
 
 
 @pytest.mark.parametrize("vocab", [2, 50, 5000])

@@ -1,4 +1,4 @@
-"""Runners bring their caches in step with the context, whatever happened in between."""
+"""Runners bring their caches in step with the sequence, whatever happened in between."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.models import make_hf_model
 
@@ -35,49 +35,49 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_rows_are_those_of_a_fresh_runner_after_any_history(model, steps):
-    runner, context = Runner(model, model.new_cache(80), chunk=4), Context([1, 2, 3])
+    runner, sequence = Runner(model, model.new_cache(80), chunk=4), TokenSequence([1, 2, 3])
     for what, value in steps:
-        if what == "extend" and len(context) < 60:
-            context.extend(value)
+        if what == "extend" and len(sequence) < 60:
+            sequence.extend(value)
         elif what == "truncate":
-            context.truncate(min(value, len(context)))
+            sequence.truncate(min(value, len(sequence)))
         elif what == "restart":
-            context.restart(value)
+            sequence.restart(value)
         elif what == "settle":
-            runner.settle(context)
-            assert runner.cache.length == runner.num_cached <= len(context)
+            runner.settle(sequence)
+            assert runner.cache.length == runner.num_cached <= len(sequence)
         elif what == "draft":
-            found = runner.rows(context, value)
-            fresh = Runner(model, model.new_cache(80)).rows(Context(context.tokens), value)
+            found = runner.rows(sequence, value)
+            fresh = Runner(model, model.new_cache(80)).rows(TokenSequence(sequence.tokens), value)
             assert found.shape == (len(value) + 1, model.shape.hidden)
             assert torch.allclose(found, fresh, atol=1e-4)
 
 
 def test_two_contexts_in_turn_are_not_taken_for_each_other(model):
-    runner, first, second = Runner(model, model.new_cache(80)), Context([1, 2, 3, 4]), Context([5, 6, 7, 8])
+    runner, first, second = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), TokenSequence([5, 6, 7, 8])
     wanted = runner.rows(first).clone()
     runner.rows(second)
     assert torch.allclose(runner.rows(first), wanted, atol=1e-5)
 
 
 def test_nothing_is_run_twice(model, monkeypatch):
-    runner, context, ran = Runner(model, model.new_cache(80)), Context([1, 2, 3, 4]), []
+    runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda ids, cache: ran.append(ids.tolist()) or forward(ids, cache))
-    list(runner.prefill(context))
-    runner.rows(context, [5, 6, 7])
-    context.extend([5, 6, 8])  # two accepted, one replaced
-    runner.settle(context)
-    runner.rows(context, [9])
-    context.extend([9, 1])
-    runner.rows(context)
+    list(runner.prefill(sequence))
+    runner.rows(sequence, [5, 6, 7])
+    sequence.extend([5, 6, 8])  # two accepted, one replaced
+    runner.settle(sequence)
+    runner.rows(sequence, [9])
+    sequence.extend([9, 1])
+    runner.rows(sequence)
     assert ran == [[1, 2, 3, 4], [5, 6, 7], [8, 9], [1]]
 
 
 def test_a_prompt_that_is_there_already_runs_its_last_token_only(model, monkeypatch):
-    runner, context = Runner(model, model.new_cache(80)), Context([1, 2, 3, 4])
-    list(runner.prefill(context))
-    context.extend([5])
-    runner.rows(context)
-    context.restart([1, 2, 3, 4])
-    assert [event.done for event in runner.prefill(context)] == [3, 4]
+    runner, sequence = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4])
+    list(runner.prefill(sequence))
+    sequence.extend([5])
+    runner.rows(sequence)
+    sequence.restart([1, 2, 3, 4])
+    assert [event.done for event in runner.prefill(sequence)] == [3, 4]

@@ -14,7 +14,7 @@ import torch
 from offload.config import Sampling, Speculation
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.drafter import Drafter, ModelDrafter
 from offload.speculation.hierarchy import draft_cache, selected_cache
@@ -42,22 +42,22 @@ class Subject(NamedTuple):
     """A drafter under test. `settle` must be called when the committed tokens have changed."""
 
     drafter: Drafter
-    settle: Callable[[Context], None]
+    settle: Callable[[TokenSequence], None]
 
 
-def new_subject(name: str, context: Context) -> Subject:
-    """A drafter of one of the kinds in `DRAFTERS`, settled on a context."""
+def new_subject(name: str, sequence: TokenSequence) -> Subject:
+    """A drafter of one of the kinds in `DRAFTERS`, settled on a sequence."""
     sampler = Sampler(Sampling(temperature=0), 0, VOCAB, CPU)
     draft_model = _model(1, 1)
     draft = ModelDrafter(Runner(draft_model, draft_cache(draft_model, SETTINGS), 16), sampler)
     if name in ("lookup", "draft model"):
-        return Subject(LookupDrafter() if name == "lookup" else draft, lambda context: None)
+        return Subject(LookupDrafter() if name == "lookup" else draft, lambda sequence: None)
     target = _model(0, 2)
     full = Runner(target, target.new_cache(400), 64)
     verifier = ModelVerifier("retrieval", SelectedRunner(full, selected_cache(full.cache, SETTINGS)), sampler)
     below = {"level": [], "level over lookup": [LookupDrafter()], "level over a draft model": [draft]}[name]
     pace, ticks = AdaptiveScheduler(below, gamma=3 if below else None), itertools.count()
     level = speculate("retrieval", verifier, pace, sampler.generator, lambda: next(ticks))
-    subject = Subject(level, lambda context: list(full.prefill(context)))
-    subject.settle(context)
+    subject = Subject(level, lambda sequence: list(full.prefill(sequence)))
+    subject.settle(sequence)
     return subject

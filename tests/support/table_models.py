@@ -7,8 +7,8 @@ import torch
 
 from offload.config import Sampling, Speculation
 from offload.parallel import ALONE
-from offload.sequence import Context
-from offload.speculation.hierarchy import Parts, build
+from offload.sequence import TokenSequence
+from offload.speculation.hierarchy import Runners, build
 from offload.speculation.ngram import LookupDrafter
 from offload.speculation.sampling import Sampler, warp
 
@@ -56,11 +56,11 @@ class TableRunner:
     def __init__(self, logits: torch.Tensor) -> None:
         self.model = TableModel(logits)
 
-    def rows(self, context, draft=()):
-        text = [*context.tokens[-2:], *draft]
+    def rows(self, sequence, draft=()):
+        text = [*sequence.tokens[-2:], *draft]
         return torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
 
-    def settle(self, context):
+    def settle(self, sequence):
         pass
 
     def observe(self, drafted, accepted):
@@ -81,22 +81,22 @@ def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE):
     tables = [TARGET, MIDDLE, DRAFTS.get(draft, TARGET)]
     full, middle, drafting = (TableRunner(warped(logits, sampling)) for logits in tables)
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
-    parts = Parts(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
+    runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
     sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))
     delays = random.Random(group.rank)
     times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
-    return build(parts, settings, sampler, clock=lambda: next(times), group=group)
+    return build(runners, settings, sampler, clock=lambda: next(times), group=group)
 
 
 def counted(top, runs):
     """How often each run of the first tokens came, over many continuations of the prompt."""
     counts = torch.zeros(VOCAB**TOKENS, dtype=torch.long)
-    context = Context()
+    sequence = TokenSequence()
     for _ in range(runs):
-        context.restart(PROMPT)
-        while len(context) < len(PROMPT) + TOKENS:
-            top.advance(context, TOKENS + 1)
-        counts[number(context.tokens[len(PROMPT) : len(PROMPT) + TOKENS])] += 1
+        sequence.restart(PROMPT)
+        while len(sequence) < len(PROMPT) + TOKENS:
+            top.advance(sequence, TOKENS + 1)
+        counts[number(sequence.tokens[len(PROMPT) : len(PROMPT) + TOKENS])] += 1
     return counts
 
 

@@ -8,7 +8,7 @@ import typer
 
 from offload.config import DEFAULT_MODEL
 
-from ..output.fetching import FetchBar
+from ..output.download_bar import DownloadBar
 
 
 def pull(
@@ -29,7 +29,7 @@ def pull(
     from offload.loading.weights import check_tensors
 
     terminal = ctx.obj.terminal
-    with FetchBar(terminal) as progress:
+    with DownloadBar(terminal) as progress:
         path = locate(name, ctx.obj.home, progress, refresh=True)
     check_tensors(open_checkpoint(path))
     terminal.write(f"{path}\n")

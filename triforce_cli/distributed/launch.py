@@ -89,9 +89,9 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
     from offload.levels import has_draft_model
     from offload.loading.hub import locate
 
-    from ..output.fetching import FetchBar
+    from ..output.download_bar import DownloadBar
 
-    with FetchBar(terminal, shown=terminal.shows_progress) as progress:
+    with DownloadBar(terminal, shown=terminal.shows_progress) as progress:
         locate(settings.engine.model, home, progress)
         if has_draft_model(settings.speculation):
             locate(settings.speculation.draft_model, home, progress)

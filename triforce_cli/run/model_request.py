@@ -19,7 +19,7 @@ from ..distributed.launch import ranks_to_start
 from ..distributed.rank import broadcast, check_same_command
 from ..options.request import Request
 from ..options.settings import Settings, refuse_unverifiable
-from ..output.fetching import FetchBar
+from ..output.download_bar import DownloadBar
 from ..output.progress import RunFacts
 from ..output.terminal import Terminal
 from .machine import peak_memory
@@ -149,7 +149,7 @@ def open_shared_model(
     `compared` holds what must be the same on all ranks beside the settings. Raises TriforceError.
     """
     settings = request.settings
-    with FetchBar(terminal, shown=not quiet) as progress:
+    with DownloadBar(terminal, shown=not quiet) as progress:
         model = open_model(settings.engine, request.home, progress, speculation, request.group or ALONE)
     check_same_command(model, settings, compared)
     return model

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offload.architecture.dims import Sizes
+from offload.architecture.dims import Dimensions
 from offload.config import Placement
 from offload.errors import SettingsError
 from offload.hardware import profiles
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def plan_request(
-    settings: Settings, shape: Sizes, tokens: int, hardware: Hardware, draft: Sizes | None = None
+    settings: Settings, shape: Dimensions, tokens: int, hardware: Hardware, draft: Dimensions | None = None
 ) -> PlanRequest:
     """Return the plan request of the settings, for a model's shape on some hardware."""
     return PlanRequest(

@@ -14,7 +14,7 @@ import torch
 from offload.hardware import driver as gpus
 from offload.hardware import microbenchmarks as measure
 from offload.hardware.calibration import Measured, load, save
-from offload.hardware.microbenchmarks import Sizes
+from offload.hardware.microbenchmarks import BenchmarkSizes
 from offload.hardware.profiles import load as load_profile
 from offload.hardware.schema import Gpu, Host, Link
 from triforce_cli.app import run
@@ -22,7 +22,7 @@ from triforce_cli.options import settings
 from triforce_cli.run import calibration as measuring
 from triforce_cli.run import plan
 
-SMALL = Sizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
+SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
 HOST = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
 MACHINE = replace(
     HOST,

@@ -15,7 +15,7 @@ from offload.kernels.native.ops import NativeOperations, why_not
 from offload.kernels.ops import TorchOperations, choose_operations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.sequence import Context
+from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.models import CONFIGS, make_hf_model
 
@@ -77,13 +77,13 @@ def test_the_same_bits_in_whatever_chunks(family, dtype, load, native):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_verified_row_is_the_decoded_row_to_the_bit(dtype, load, native):
-    model, context = load("llama", dtype, native, **WIDE), Context(ids(600).tolist())
+    model, sequence = load("llama", dtype, native, **WIDE), TokenSequence(ids(600).tolist())
     verified, plain = (Runner(model, model.new_cache(LENGTH)) for _ in range(2))
     draft = ids(20).tolist()
-    rows = verified.rows(context, draft)
+    rows = verified.rows(sequence, draft)
     for row, token in zip(rows, [*draft, 0], strict=True):
-        assert torch.equal(plain.rows(context)[0], row)
-        context.extend([token])
+        assert torch.equal(plain.rows(sequence)[0], row)
+        sequence.extend([token])
 
 
 @pytest.mark.parametrize("method", ["lookup", "retrieval", "triforce", "streaming", "auto"])

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from .terminal import Terminal
 
 
-class FetchBar:
+class DownloadBar:
     """A context manager, called with a description of each file or step, units done and units in all."""
 
     def __init__(self, terminal: Terminal, shown: bool = True) -> None:
@@ -19,7 +19,7 @@ class FetchBar:
         )
         self._tasks: dict[str, int] = {}
 
-    def __enter__(self) -> FetchBar:
+    def __enter__(self) -> DownloadBar:
         return self
 
     def __call__(self, description: str, done: int, total: int) -> None:
