@@ -28,7 +28,7 @@ class Watermarks:
         return unchanged
 
 
-class Context:
+class TokenSequence:
     """Token ids: those that are emitted for good, and behind them those that a level of speculation is trying out.
 
     A level appends what it emits while it drafts, and takes it back when the next level has to judge.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...architecture.dims import Sizes
+from ...architecture.dims import Dimensions
 from .library import BLOCK, PIECE, Append, Attention, Merge, Product, Rows
 
 
@@ -19,7 +19,7 @@ class BlockCalls:
     all other tensors have its dtype. On the path of every token, so the numbers that do not change are computed once.
     """
 
-    def __init__(self, shape: Sizes, blocks: int) -> None:
+    def __init__(self, shape: Dimensions, blocks: int) -> None:
         self.tokens = blocks * BLOCK  # that a run has room for
         self._heads, self._kv_heads, self._group = shape.heads, shape.kv_heads, shape.group
         self._head_dim, self._scale = shape.head_dim, shape.head_dim**-0.5
