@@ -3,9 +3,10 @@
     python scripts/bench_parallel.py
     python scripts/bench_parallel.py --ranks 1 2 4 --bandwidth 0.05 --json out.json
 
-The links are simulated, one for each rank, so this runs without a GPU; ranks communicate over gloo. The model is seeded
-and has an even number of KV heads; its weights are small, so that the link is the bottleneck, as it is for a large
-model on GPUs. All KV is streamed. Measured are plain decoding steps, and verifications of drafts from the retrieval cache.
+The links are simulated, one for each rank, so this runs without a GPU; ranks communicate over gloo. The model is
+seeded and has an even number of KV heads; its weights are small, so that the link is the bottleneck, as it is for a
+large model on GPUs. All KV is streamed. Measured are plain decoding steps, and verifications of drafts from the
+retrieval cache.
 """
 
 from __future__ import annotations
