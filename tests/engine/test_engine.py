@@ -162,7 +162,9 @@ def test_a_draft_model_that_the_kernel_cannot_serve_is_named(tiny_model_dir, tmp
     make_hf_model("llama", num_attention_heads=8).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     config = EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel="portable")
-    with pytest.raises(SettingsError, match="the draft model: the native kernel cannot be used: it has no heads of 8"):
+    with pytest.raises(
+        SettingsError, match="the draft model: the native kernel cannot be used: it does not support heads of 8"
+    ):
         open_model(config, speculation=Speculation("naive", draft=str(tmp_path)))
 
 

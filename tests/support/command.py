@@ -1,4 +1,4 @@
-"""The command as a process of its own, and what is asked of its answers."""
+"""The command as a process, and assertions about its results."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def start(model, home):
 
 
 def wait_for_the_first_line(process):
-    """Until the command has taken over its signals: before that the starting interpreter answers them itself."""
+    """Wait until the command has installed its signal handlers; before that the interpreter's are active."""
     status = Path(f"/proc/{process.pid}/status")
     if not status.exists():
         time.sleep(1)
@@ -42,8 +42,8 @@ def wait_for_the_first_line(process):
 
 
 def environment(home, model):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRIFORCE_")}
-    return kept | {
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TRIFORCE_")}
+    return inherited | {
         "TRIFORCE_HOME": str(home / "home"),
         "TRIFORCE_CONFIG": str(home / "config"),
         "TRIFORCE_MODEL": str(model),
@@ -66,7 +66,7 @@ def assert_error(result, code, *words):
 
 
 def on_a_terminal(model, home, *args, env=(), stdout=None):
-    """Run the command with its streams on a pseudo-terminal; its exit code and everything that the terminal got."""
+    """Run the command with its streams on a pseudo-terminal; return its exit code and everything written there."""
     pty = Pty(columns=80, rows=24)
     stream = pty.stream()
     command = [*COMMAND, *args]

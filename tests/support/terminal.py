@@ -33,7 +33,7 @@ class Pty:
         return self._streams[-1]
 
     def written(self) -> bytes:
-        """What has been written to it so far."""
+        """Return what has been written so far."""
         return b"".join(self._chunks)
 
     def output(self) -> str:
@@ -59,7 +59,7 @@ _TOKEN = re.compile(r"\x1b\[[\d;]*[A-Za-z]|\x1b.|.", re.DOTALL)
 
 
 class Screen:
-    """A terminal at its least forgiving: erasing in pending wrap takes the last character, and any movement, saving
+    """The strictest terminal: erasing in pending wrap takes the last character, and any movement, saving
     and restoring included, ends the pending wrap. Newline includes a carriage return, as a tty's output does.
     Rows that scroll off the top stay in `lines`.
     """
