@@ -1,4 +1,4 @@
-"""Attention on the host over keys and values where they lie, by a thread of its own, while the device does its part."""
+"""Attention on the host over pages in host memory, in a thread of its own, while the device attends to other pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .page import PageFormat
 
 
 class HostPartials(NamedTuple):
-    """What the format's `attend` gave for each page, in order, and the seconds that all of them took."""
+    """The partial result of each page, in order, and the seconds that all of them took."""
 
     partials: list[Any]
     seconds: float
@@ -22,7 +22,7 @@ class HostPartials(NamedTuple):
 class HostAttention:
     """Attends to whole pages in host memory.
 
-    `bandwidth`, in bytes a second, holds it back to that rate: to see on one machine how two that differ work together.
+    `bandwidth`, in bytes/s, slows it down to that rate: to model another machine's host memory.
     """
 
     def __init__(self, format: PageFormat, bandwidth: float | None = None) -> None:
@@ -31,7 +31,7 @@ class HostAttention:
         self._pool = ThreadPoolExecutor(1, "host-attention")
 
     def submit(self, pages: Tensor, q: Tensor) -> Future[HostPartials]:
-        """Attend to all tokens of pages `[n, numbers]`; q, rotated, must stay as it is until the result is there."""
+        """Attend to all tokens of pages `[n, numbers]`; the rotated `q` must not change until the result is ready."""
         if q.device.type == "cpu":
             return self._pool.submit(self._run, pages, q, None)
         copy = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(q, non_blocking=True)

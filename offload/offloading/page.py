@@ -1,7 +1,7 @@
 """Page formats: how the keys and values of a run of tokens of one layer lie in memory, and attention over them.
 
-A page is one run of numbers, so that it is transferred in one copy. Its partial result does not depend on where it is
-attended to, nor on the other pages: on the CPU, with the native kernel, not in a single bit.
+A page is one contiguous run of numbers, so it is transferred in one copy. Its partial result does not depend on where
+it is computed, nor on the other pages; with the native kernel on a CPU it is the same bit for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..kernels.native.calls import BlockCalls, partial_count
 from ..kernels.native.layout import keys_of, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 
-Rows = tuple[Tensor, Tensor]  # as `rotate` takes them
+Rows = tuple[Tensor, Tensor]  # cos and sin, as `rotate` takes them
 
 
 class PageFormat(Protocol):
@@ -31,7 +31,7 @@ class PageFormat(Protocol):
     grain: int  # tokens that can only be selected together
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
-        """Store tokens from position `at` of the page on; their rotated queries go to `rotated`.
+        """Store tokens from position `at` of the page on, and write their rotated queries to `rotated`.
 
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`.
         """
@@ -40,12 +40,12 @@ class PageFormat(Protocol):
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
 
-        The result is for an accumulator of the same format.
+        Returns a partial result for an accumulator of the same format.
         """
         ...
 
     def accumulator(self, q: Tensor) -> Accumulator:
-        """Begin a merge of such results, for rotated queries `[tokens, heads, head_dim]`."""
+        """Return an empty accumulator of partial results for rotated queries `[tokens, heads, head_dim]`."""
         ...
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,9 +102,9 @@ class PlainPageFormat:
 
 
 class BlockPageFormat:
-    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`: it attends to them wherever they are.
+    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`, which it attends to in place.
 
-    A device that is not the CPU makes plain keys and values of them first, which costs it little beside the copy.
+    A GPU first converts them to plain keys and values, which costs little compared with the copy.
     """
 
     grain = BLOCK
@@ -153,9 +153,9 @@ class BlockPageFormat:
 
 
 class NativePageFormat(BlockPageFormat):
-    """Blocks of a model that the native kernel computes: its unfinished results are merged as it merges its own.
+    """Blocks of a model that runs on the native kernel, whose partial results are merged as the kernel merges its own.
 
-    If a page is a whole multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
+    If a page is a multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
     """
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
@@ -169,7 +169,7 @@ class NativePageFormat(BlockPageFormat):
 
 
 def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Partial:
-    """Over the first `seen` keys; if causal, each further query sees one more. Shapes as `attend` takes them."""
+    """Attend to the first `seen` keys; if causal, each further query sees one more. Shapes as in `attend`."""
     if not causal or len(q) == 1:
         return attend(q, k[:, :seen], v[:, :seen])
     own = slice(seen - 1, seen - 1 + len(q))

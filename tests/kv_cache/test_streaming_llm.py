@@ -15,7 +15,7 @@ SINK, WINDOW, INFLIGHT = 3, 8, 8
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """One layer: what a token's row is depends on the kept tokens alone, not on what they saw themselves."""
+    """Make a model of one layer, in which a row depends only on the kept tokens, not on what they attended to."""
     folder = tmp_path_factory.mktemp("model")
     make_hf_model("llama", num_hidden_layers=1).save_pretrained(folder)
     return load_model(FolderCheckpoint(folder), torch.float32, torch.device("cpu"), lambda done, total: None)
@@ -31,7 +31,7 @@ def ids(count, seed=0):
 
 
 def expected(model, sequence, committed):
-    """Rows of `sequence[committed:]`, from a full cache that holds the kept tokens and nothing else."""
+    """Return the rows of `sequence[committed:]` from a full cache of the kept tokens alone."""
     kept = sequence[:committed]
     if committed > SINK:
         kept = torch.cat((sequence[:SINK], sequence[max(SINK, committed - WINDOW) : committed]))
@@ -61,7 +61,7 @@ def test_rollback_within_reach_keeps_the_window(model, back):
         model.forward(sequence[start + 5 - back : start + 5], cache)
 
 
-def test_rollback_out_of_reach_starts_over_and_the_runner_feeds_again(model):
+def test_a_rollback_out_of_reach_starts_over_and_the_runner_runs_the_tokens_again(model):
     tokens = ids(100).tolist()
     runner, sequence = Runner(model, new_cache(model), chunk=INFLIGHT), TokenSequence(tokens)
     runner.rows(sequence)

@@ -1,4 +1,4 @@
-"""The full cache over tiers of memory: whatever lies where, and however copies dawdle, the output is the same."""
+"""The full cache over tiers of memory: placement and slow copies do not change the output."""
 
 import random
 
@@ -11,11 +11,11 @@ from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.offloading import (
     CAPACITY,
-    PIECE,
-    dawdler,
+    PAGE,
     make_link,
     make_model,
     native_kernel,
+    random_delays,
     settings,
     tiered_cache,
 )
@@ -36,28 +36,28 @@ def ids(count, seed=0):
 
 
 def same(model, found, expected):
-    """Bit for bit among tiers and passes on the kernel; rounded differently by torch, and by a cache in one piece."""
+    """Compare up to rounding, which differs with torch's operations and with a single store."""
     if model.dtype == torch.bfloat16:
         return (found - expected).abs().max() <= 0.02 * expected.abs().max()
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("mode", "resident"), MODES)
-@pytest.mark.parametrize("chunk", [5, PIECE, 150, CAPACITY])
+@pytest.mark.parametrize("chunk", [5, PAGE, 150, CAPACITY])
 def test_any_placement_gives_the_full_cache_s_hidden_rows(model, mode, resident, chunk):
     expected = model.forward(ids(CAPACITY), model.new_cache(CAPACITY))
-    cache = tiered_cache(model, settings(mode, resident), make_link(before=dawdler(1)))
+    cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(1)))
     found = torch.cat([model.forward(part, cache) for part in ids(CAPACITY).split(chunk)])
     assert cache.length == CAPACITY
     assert same(model, found, expected)
 
 
 @pytest.mark.parametrize(("mode", "resident"), MODES)
-def test_a_prompt_layer_by_layer_is_a_prompt_chunk_by_chunk(model, mode, resident):
-    """Behind a prefix that is there already; the next tokens see what was stored."""
+def test_prefill_by_layers_equals_prefill_by_chunks(model, mode, resident):
+    """Both follow a committed prefix; later tokens see what was stored."""
     rows = []
     for by_layers in (False, True):
-        cache = tiered_cache(model, settings(mode, resident), make_link(before=dawdler(2)))
+        cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(2)))
         model.forward(ids(90), cache)
         if by_layers:
             list(model.forward_by_layers(ids(400, 1), cache, 50))
@@ -70,25 +70,25 @@ def test_a_prompt_layer_by_layer_is_a_prompt_chunk_by_chunk(model, mode, residen
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_histories_end_with_the_same_bits(model, seed):
-    """Appends, rollbacks and passes that break off; on the kernel no split may change a bit."""
+    """Histories of passes, rollbacks and aborted passes; on the native kernel every bit is equal."""
     rng = random.Random(seed)
     mode, resident = rng.choice(MODES)
-    cache = tiered_cache(model, settings(mode, resident), make_link(before=dawdler(seed)))
-    held = []
+    cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(seed)))
+    tokens = []
     for _ in range(25):
-        if rng.random() < 0.3 and held:
-            del held[rng.randrange(len(held) // 2, len(held)) :]
-            cache.truncate(len(held))
+        if rng.random() < 0.3 and tokens:
+            del tokens[rng.randrange(len(tokens) // 2, len(tokens)) :]
+            cache.truncate(len(tokens))
         if rng.random() < 0.2:
-            break_off(model, cache, rng)
-        count = min(rng.choice((1, 4, 30, 100)), CAPACITY - 100 - len(held))
+            abort_a_pass(model, cache, rng)
+        count = min(rng.choice((1, 4, 30, 100)), CAPACITY - 100 - len(tokens))
         if count > 0:
             new = [rng.randrange(267) for _ in range(count)]
             model.forward(torch.tensor(new), cache)
-            held += new
+            tokens += new
     found = model.forward(ids(5), cache)
     fresh = tiered_cache(model, settings("stream", resident))
-    for part in torch.tensor(held).split(40):
+    for part in torch.tensor(tokens).split(40):
         model.forward(part, fresh)
     expected = model.forward(ids(5), fresh)
     assert same(model, found, expected)
@@ -96,8 +96,8 @@ def test_random_histories_end_with_the_same_bits(model, seed):
         assert torch.equal(found, expected)
 
 
-def break_off(model, cache, rng):
-    """A pass that ends after some of its layers."""
+def abort_a_pass(model, cache, rng):
+    """Run a pass that raises in one of its layers."""
     at, attend = rng.randrange(3), cache.attend
 
     def failing(layer, *rest):
@@ -111,7 +111,7 @@ def break_off(model, cache, rng):
     del cache.attend
 
 
-def test_reading_gathering_and_mean_keys_are_the_plain_store_s(model):
+def test_read_gather_and_mean_keys_equal_the_plain_store_s(model):
     whole, cache = model.new_cache(CAPACITY), tiered_cache(model, settings("hybrid", 1))
     for each in (whole, cache):
         for part in ids(300).split(30):
@@ -130,7 +130,7 @@ def test_reading_gathering_and_mean_keys_are_the_plain_store_s(model):
 
 
 def test_a_runner_prefills_and_rolls_back(model):
-    """The cache as decoding uses it: a second prompt that begins like the first."""
+    """A second prompt shares a prefix with the first, as in decoding."""
     runner = Runner(model, tiered_cache(model, settings("hybrid")), 50)
     first, second = TokenSequence(ids(300).tolist()), TokenSequence([*ids(200).tolist(), *ids(60, 9).tolist()])
     list(runner.prefill(first))
@@ -141,8 +141,8 @@ def test_a_runner_prefills_and_rolls_back(model):
 
 
 @pytest.mark.parametrize("chunk", [16, 48, 100])
-def test_chunks_never_cross_the_border_of_a_piece(model, chunk):
-    """Wanted longer than a piece, or not dividing it, they become what does."""
+def test_selected_chunks_never_cross_the_border_of_a_page(model, chunk):
+    """A chunk size that does not divide a page is rounded to one that does."""
     settings_of = Speculation("retrieval", chunk=chunk, budget=4 * chunk)
     full = Runner(model, tiered_cache(model, settings("stream")), 50)
     sequence = TokenSequence(ids(500).tolist())
