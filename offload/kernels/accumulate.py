@@ -6,6 +6,7 @@ of a row do not depend on the keys of other rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,12 +16,32 @@ from .attention import Partial
 from .native import Kernel
 from .native.calls import merge_call
 
+Attend = Callable[[Tensor, Tensor, int, bool], Any]  # page, queries, seen, causal -> a partial result
+
 
 class Accumulator(Protocol):
-    """Running attention of rows `[tokens, heads, head_dim]`, to which partial results are added."""
+    """Running attention of rows `[tokens, heads, head_dim]`, to which partial results are added.
+
+    `in_order`: keys must be added in their order, because the bits of the result depend on it.
+    """
+
+    in_order: bool
+
+    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
+        """Add the attention of the tokens `rows` over a page, as a page format's `attend` computes it."""
+        ...
 
     def add(self, rows: slice, part: Any) -> None:
-        """Merge the partial result of the tokens `rows` over the next keys, as a page format's `attend` returns it."""
+        """Add the partial result of the tokens `rows` over the next keys, as a page format's `attend` returns it."""
+        ...
+
+    def add_state(self, state: Tensor) -> None:
+        """Add another accumulator's `state` of all rows, over other keys."""
+        ...
+
+    def state(self) -> Tensor:
+        """Return what was added so far, `[tokens, heads, 2 + head_dim]` in fp32: maximum m, sum of exp(logit - m), and
+        that sum over the values."""
         ...
 
     def output(self) -> Tensor:
@@ -31,11 +52,17 @@ class Accumulator(Protocol):
 class TorchAccumulator:
     """Accumulator of `Partial`s that uses torch operations on the device of the queries."""
 
-    def __init__(self, q: Tensor) -> None:
+    in_order = True
+
+    def __init__(self, q: Tensor, attend: Attend) -> None:
+        self._q, self._attend = q, attend
         self._dtype = q.dtype
         self._max_lse = torch.full(q.shape[:2], float("-inf"), device=q.device)
         self._total = torch.zeros_like(self._max_lse)
         self._out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+
+    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
+        self.add(rows, self._attend(page, self._q[rows], seen, causal))
 
     def add(self, rows: slice, part: Partial) -> None:
         max_lse, total, out = self._max_lse[rows], self._total[rows], self._out[rows]
@@ -44,6 +71,13 @@ class TorchAccumulator:
         total.mul_(decay).add_(weight)
         out.mul_(decay.unsqueeze(-1)).addcmul_(part.out.float(), weight.unsqueeze(-1))
         max_lse.copy_(new_max)
+
+    def add_state(self, state: Tensor) -> None:
+        other_max, other_total, other_out = state[..., 0], state[..., 1], state[..., 2:]
+        self.add(slice(None), Partial(other_out / other_total.unsqueeze(-1), other_max + other_total.log()))
+
+    def state(self) -> Tensor:
+        return torch.cat((self._max_lse.unsqueeze(-1), self._total.unsqueeze(-1), self._out), dim=-1)
 
     def output(self) -> Tensor:
         return self._out.div_(self._total.unsqueeze(-1)).to(self._dtype)
@@ -55,15 +89,26 @@ class KernelAccumulator:
     A sequence that is cut at multiples of 512 keys therefore gives the same bits here as in one store.
     """
 
-    def __init__(self, kernel: Kernel, q: Tensor) -> None:
-        self._kernel, self._like = kernel, q
+    in_order = True
+
+    def __init__(self, kernel: Kernel, q: Tensor, attend: Attend) -> None:
+        self._kernel, self._like, self._attend = kernel, q, attend
         tokens, heads, head_dim = q.shape
         self._state = torch.zeros((tokens, heads, 2 + head_dim))  # maximum, sum, output
         self._state[..., 0] = float("-inf")
 
+    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
+        self.add(rows, self._attend(page, self._like[rows], seen, causal))
+
     def add(self, rows: slice, part: Tensor) -> None:
         """Merge `part`, `[pieces, tokens, heads, 2 + head_dim]`."""
         self._kernel.merge(merge_call(self._state[rows], part))
+
+    def add_state(self, state: Tensor) -> None:
+        self.add(slice(None), state.unsqueeze(0))
+
+    def state(self) -> Tensor:
+        return self._state
 
     def output(self) -> Tensor:
         out = torch.empty_like(self._like)

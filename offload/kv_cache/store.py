@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
+from ..kernels import triton
 from ..kernels.attention import attend, attend_causal, merge
+from ..kernels.triton.accumulate import attend_stored as attend_stored_by_triton
 
 
 class Store(Protocol):
@@ -143,6 +145,8 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
     q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
     """
+    if triton.serves(q):
+        return attend_stored_by_triton(q, keys, values)
     tokens, start = len(q), keys.shape[1] - len(q)
     if tokens == 1:  # one token sees all keys, its own included, so no mask is needed
         return attend(q, keys, values).out

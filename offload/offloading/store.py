@@ -8,18 +8,17 @@ newest page of every layer, not yet whole, stays on the device. Partial results 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..kernels.attention import Partial
+from ..kernels.accumulate import Accumulator
 from ..kv_cache.store import Store
-from .host_attention import HostPartials
+from .host_attention import HostResult
 from .link import Pair
 from .open_pages import OpenPages
 from .prefetch import PrefetchItem
@@ -140,63 +139,55 @@ class TieredStore(TierReader):
         layer -= tiers.resident_layers
         rest = self._clock.lap()
         host = self._submit(layer, q)
-        all_rows, result = slice(0, len(q)), tiers.format.accumulator(q)
+        result = tiers.format.accumulator(q)
         for page in range(self._num_streamed):
-            result.add(all_rows, self._streamed(layer, page, q))
-        newest = self._newest(layer, q, start)
+            self._attend_streamed(layer, page, slice(0, len(q)), result)
+        if not result.in_order:
+            self._attend_newest(layer, start, len(q), result)  # while the host computes
         if host is not None:
-            newest = list(newest)  # while the host computes; its keys come first in the merge
-            for part in self._from_host(host, len(q), rest):
-                result.add(all_rows, part)
-        for rows, part in newest:
-            result.add(rows, part)
+            self._add_from_host(host, len(q), rest, result)
+        if result.in_order:
+            self._attend_newest(layer, start, len(q), result)
         out = result.output()
         if self._prefill is not None and start + len(q) == self._end:
             self._prefill.store(layer)
         self._clock.start()
         return out
 
-    def _submit(self, layer: int, q: Tensor) -> Future[HostPartials] | None:
+    def _submit(self, layer: int, q: Tensor) -> Future[HostResult] | None:
         """Start host attention to the whole pages that are not streamed, if there are any."""
         if self._num_streamed == self._num_whole:
             return None
         return self.tiers.host.submit(self.tiers.pages[layer, self._num_streamed : self._num_whole], q)
 
-    def _streamed(self, layer: int, page: int, q: Tensor) -> Any:
+    def _attend_streamed(self, layer: int, page: int, rows: slice, result: Accumulator) -> None:
         """Attend to a page that is streamed over the link."""
         tiers = self.tiers
         buffer = tiers.ring.take(self._item(layer, page))
-        part = tiers.format.attend(buffer, q, self.span)
+        result.attend(buffer, rows, self.span)
         tiers.ring.release(buffer)
         if tiers.ring.seconds is not None:
             tiers.balance.observe_link(tiers.ring.seconds)
-        return part
 
-    def _newest(self, layer: int, q: Tensor, start: int) -> Iterator[tuple[slice, Any]]:
-        """Attend causally to the pages of this pass, which are on the device; yield the rows and their partials."""
-        format, end = self.tiers.format, start + len(q)
+    def _attend_newest(self, layer: int, start: int, tokens: int, result: Accumulator) -> None:
+        """Attend causally to the pages of this pass, which are on the device."""
+        end = start + tokens
         for page in range(self._num_whole, (end - 1) // self.span + 1):
             base, buffer = page * self.span, self._buffer(layer, page)
             inside = slice(max(base - start, 0), max(min(base + self.span, end) - start, 0))
             if inside.start < inside.stop:
-                some = q[inside]
-                yield inside, format.attend(buffer, some, start + inside.start - base + 1, causal=True)
-            if inside.stop < len(q):
-                behind = slice(inside.stop, len(q))
-                yield behind, format.attend(buffer, q[behind], self.span)
+                result.attend(buffer, inside, start + inside.start - base + 1, causal=True)
+            if inside.stop < tokens:
+                result.attend(buffer, slice(inside.stop, tokens), self.span)
 
-    def _from_host(self, host: Future[HostPartials], rows: int, rest: float | None) -> list[Any]:
-        """Wait for host attention, note its time, and return the partial results on the device."""
-        part = host.result()
-        self.tiers.balance.observe_host(rows, part.seconds / len(part.partials), rest)
-        if self.device.type == "cpu":
-            return part.partials
-        out, lse = (self._in_one_copy(x).unbind() for x in zip(*part.partials, strict=True))
-        return [Partial(*each) for each in zip(out, lse, strict=True)]
-
-    def _in_one_copy(self, parts: Sequence[Tensor]) -> Tensor:
-        """Copy the host's tensors to the device as `[parts, ...]`, from pinned memory so that nothing blocks."""
-        return torch.stack(tuple(parts)).pin_memory().to(self.device, non_blocking=True)
+    def _add_from_host(self, host: Future[HostResult], rows: int, rest: float | None, result: Accumulator) -> None:
+        """Wait for host attention, note its time, and add its result."""
+        found = host.result()
+        self.tiers.balance.observe_host(rows, found.seconds / found.pages, rest)
+        for part in found.partials:
+            result.add(slice(0, rows), part)
+        if found.state is not None:
+            result.add_state(found.state)
 
 
 def _fill(source: Tensor, buffer: Tensor) -> list[Pair]:

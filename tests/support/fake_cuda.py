@@ -24,12 +24,13 @@ GPU = torch.device("cuda", 0)
 _ATEN = torch.ops.aten
 # Operations that launch no kernel: views, and memory that nobody fills.
 _VIEWS = frozenset(
-    "device prim.device view transpose slice select unsqueeze expand unbind permute alias split split_with_sizes"
-    " as_strided _unsafe_view _reshape_alias detach squeeze t chunk narrow empty empty_like new_empty empty_strided"
-    " record_stream".split()
+    """
+    device prim.device view transpose slice select unsqueeze expand unbind permute alias split split_with_sizes squeeze
+    as_strided _unsafe_view _reshape_alias detach t chunk narrow empty empty_like new_empty empty_strided record_stream
+    """.split()  # noqa: SIM905
 )
 # Operations that are views or a copy, as it happens.
-_COMPOSITE = frozenset("to reshape flatten unflatten contiguous".split())
+_COMPOSITE = frozenset(("to", "reshape", "flatten", "unflatten", "contiguous"))
 
 
 class _Indexing(TorchFunctionMode):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import cache
 
 import torch
+from torch import Tensor
 
+ROWS = 64  # tokens of a pass at most: a prompt's chunks are bound by arithmetic, which torch's kernels do better
+PLAIN, BLOCKS = 0, 1  # layouts of keys and values, see attend.py
 _LEAST_CAPABILITY = (8, 0)  # bf16 in the matrix units; older GPUs keep torch's operations
 
 
@@ -28,3 +32,13 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
         return "the GPU is older than compute capability 8.0"
     return None
+
+
+def serves(q: Tensor) -> bool:
+    """Return whether Triton attends with these queries `[tokens, heads, head_dim]`: a few rows on a GPU."""
+    return q.device.type == "cuda" and len(q) <= ROWS and _works(q.device, q.dtype, q.shape[-1])
+
+
+@cache
+def _works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    return why_not(device, dtype, head_dim) is None

@@ -11,9 +11,6 @@ The arithmetic of a row does not depend on the rows beside it: splits follow fro
 import triton
 import triton.language as tl
 
-PLAIN, BLOCKS = 0, 1  # layouts, see `_offsets`
-BLOCK_TOKENS = 16  # of a block of the native kernel
-
 
 @triton.jit
 def _offsets(tokens, dims, stride_token, HEAD_DIM: tl.constexpr, LAYOUT: tl.constexpr, IS_VALUE: tl.constexpr):

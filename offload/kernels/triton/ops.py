@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import attend
+from . import PLAIN, attend
 
+_MOST_SPLITS = 16  # stripes of keys in the smallest page
 _KEYS_A_STEP = 64  # keys that a program takes at once
 _ROWS_A_PROGRAM = 64  # query rows, tokens times the group's heads, at most
 _LEAST_ROWS = 16  # of a matrix unit
@@ -28,15 +29,15 @@ def new_state(q: Tensor, splits: int) -> Tensor:
     return torch.empty((splits, tokens, heads, 2 + head_dim), dtype=torch.float32, device=q.device)
 
 
-def useful_splits(device: torch.device, kv_heads: int, keys: int) -> int:
-    """Return into how many parts to divide so many keys: until each processor of the GPU has one.
+def useful_splits(device: torch.device, kv_heads: int) -> int:
+    """Return into how many parts to divide keys, so that each processor of the GPU has work.
 
-    The rows do not count, so that a row's result does not depend on those beside it.
+    Rows and keys do not count, so that a row's result depends on nothing but the keys that it sees.
     """
     if device.type != "cuda":
         return 2
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(processors // kv_heads, keys // _KEYS_A_STEP))
+    return max(1, min(processors // kv_heads, _MOST_SPLITS))
 
 
 def _attend(
@@ -64,7 +65,8 @@ def _attend(
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), state.stride(0), state.stride(1),
         0 if table is None else table.stride(0), 0 if table is None else table.shape[1], tail,
         GROUP=group, HEAD_DIM=head_dim, LAYOUT=layout, CAUSAL=causal, FRESH=fresh, CHUNK=chunk,
-        WIDEN=q.device.type == "cpu",        BLOCK_M=block, BLOCK_N=_KEYS_A_STEP, BLOCK_D=1 << (head_dim - 1).bit_length(),
+        WIDEN=q.device.type == "cpu",
+        BLOCK_M=block, BLOCK_N=_KEYS_A_STEP, BLOCK_D=1 << (head_dim - 1).bit_length(),
     )  # fmt: skip
 
 
@@ -84,26 +86,19 @@ _library.impl("attend", lambda *_: None, "Meta")
 _library.impl("finish", lambda *_: None, "Meta")
 
 
-def attend_keys(
-    q: Tensor, keys: Tensor, values: Tensor, state: Tensor, seen: int, causal: bool = False, fresh: bool = False
+def attend_pages(
+    q: Tensor, keys: Tensor, values: Tensor, state: Tensor, seen: int, causal: bool, fresh: bool, layout: int = PLAIN
 ) -> None:
     """Add the first `seen` keys to the state of rotated queries `[tokens, heads, head_dim]`.
 
     Args:
-        keys, values: `[kv_heads, tokens, head_dim]`, of the same strides, contiguous in the last axis.
+        keys, values: PLAIN: `[kv_heads, tokens, head_dim]`, of the same strides, contiguous in the last axis. BLOCKS:
+            twice the native kernel's blocks `[kv_heads, blocks, 2 * 16 * head_dim]` in bf16.
         state: `[splits, tokens, heads, 2 + head_dim]`; `fresh` says that nothing is in it yet.
         causal: token t sees t keys more.
     """
     count = seen + (len(q) - 1 if causal else 0)
-    torch.ops.triforce.attend(q, keys, values, state, None, count, seen, causal, fresh, attend.PLAIN, 0, 0)
-
-
-def attend_blocks(
-    q: Tensor, blocks: Tensor, state: Tensor, seen: int, causal: bool = False, fresh: bool = False
-) -> None:
-    """Do what `attend_keys` does over the native kernel's blocks `[kv_heads, blocks, 2 * 16 * head_dim]` in bf16."""
-    count = seen + (len(q) - 1 if causal else 0)
-    torch.ops.triforce.attend(q, blocks, blocks, state, None, count, seen, causal, fresh, attend.BLOCKS, 0, 0)
+    torch.ops.triforce.attend(q, keys, values, state, None, count, seen, causal, fresh, layout, 0, 0)
 
 
 def attend_table(
@@ -118,7 +113,7 @@ def attend_table(
         seen: keys that the first query sees, of the chunks and the tail.
     """
     count = seen + len(q) - 1
-    torch.ops.triforce.attend(q, keys, values, state, table, count, seen, True, True, attend.PLAIN, chunk, tail)
+    torch.ops.triforce.attend(q, keys, values, state, table, count, seen, True, True, PLAIN, chunk, tail)
 
 
 def finish(state: Tensor, like: Tensor, lse: Tensor | None = None) -> Tensor:

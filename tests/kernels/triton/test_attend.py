@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from offload.kernels.attention import _attend_plainly  # noqa: E402
 from offload.kernels.native.layout import write_blocks  # noqa: E402
-from offload.kernels.triton import ops  # noqa: E402
+from offload.kernels.triton import BLOCKS, ops  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
@@ -33,6 +33,10 @@ def expected(q, keys, values, seen, causal):
         outs.append(out[0, :, 0])
         sums.append(lse[0, :, 0])
     return torch.stack(outs).float(), torch.stack(sums)
+
+
+def attend(q, keys, values, state, seen, causal=False, fresh=False):
+    ops.attend_pages(q, keys, values, state, seen, causal, fresh)
 
 
 def finished(state, q):
@@ -60,7 +64,7 @@ def test_attention_over_plain_keys_is_the_definition(shape, dtype):
     q, kv = random(tokens, heads, head_dim, dtype=dtype), random(kv_heads, count, 2, head_dim, dtype=dtype, seed=1)
     keys, values = kv.unbind(2)
     state = ops.new_state(q, 3)
-    ops.attend_keys(q, keys, values, state, seen, causal, fresh=True)
+    attend(q, keys, values, state, seen, causal, fresh=True)
     out, lse = finished(state, q)
     wanted, sums = expected(q, keys, values, seen, causal)
     assert (out - wanted).abs().max() < TOLERANCE[dtype] * 3
@@ -73,8 +77,8 @@ def test_a_state_carried_from_page_to_page_is_attention_over_all_of_them(head_di
     keys, values = (random(2, 96, head_dim, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
     state = ops.new_state(q, 2)
     for start, fresh in ((0, True), (32, False)):
-        ops.attend_keys(q, keys[:, start:], values[:, start:], state, 32, fresh=fresh)
-    ops.attend_keys(q, keys[:, 64:], values[:, 64:], state, 7, causal=True)
+        attend(q, keys[:, start:], values[:, start:], state, 32, fresh=fresh)
+    attend(q, keys[:, 64:], values[:, 64:], state, 7, causal=True)
     out, lse = finished(state, q)
     wanted, sums = expected(q, keys, values, 71, True)
     assert (out - wanted).abs().max() < 2e-2
@@ -84,9 +88,9 @@ def test_a_state_carried_from_page_to_page_is_attention_over_all_of_them(head_di
 def test_some_rows_of_a_state_leave_the_others_alone():
     q, keys, values = random(4, 2, 32), random(1, 40, 32, seed=1), random(1, 40, 32, seed=2)
     state = ops.new_state(q, 2)
-    ops.attend_keys(q, keys, values, state, 20, fresh=True)
+    attend(q, keys, values, state, 20, fresh=True)
     before = state.clone()
-    ops.attend_keys(q[1:3], keys, values, state[:, 1:3], 10, causal=True)
+    attend(q[1:3], keys, values, state[:, 1:3], 10, causal=True)
     assert torch.equal(state[:, [0, 3]], before[:, [0, 3]])
     assert not torch.equal(state[:, 1], before[:, 1])
 
@@ -99,8 +103,8 @@ def test_attention_over_the_native_kernels_blocks_is_that_over_plain_keys(head_d
     blocks = torch.zeros((2, 5, 32 * head_dim), dtype=torch.bfloat16, device=DEVICE)
     write_blocks(blocks, head_dim, torch.arange(80, device=DEVICE), keys, values)
     ours, plain = ops.new_state(q, 2), ops.new_state(q, 2)
-    ops.attend_blocks(q, blocks, ours, 70, causal=True, fresh=True)
-    ops.attend_keys(q, keys, values, plain, 70, causal=True, fresh=True)
+    ops.attend_pages(q, blocks, blocks, ours, 70, True, True, BLOCKS)
+    attend(q, keys, values, plain, 70, causal=True, fresh=True)
     assert torch.equal(ours, plain)
 
 
@@ -123,7 +127,7 @@ def test_a_table_of_chunks_is_attention_over_those_chunks_and_the_tail():
 def test_extreme_logits_give_no_nan(scale):
     q, keys, values = random(2, 2, 64, scale=scale), random(2, 200, 64, scale=scale, seed=1), random(2, 200, 64, seed=2)
     state = ops.new_state(q, 3)
-    ops.attend_keys(q, keys, values, state, 200, fresh=True)
+    attend(q, keys, values, state, 200, fresh=True)
     out, lse = finished(state, q)
     wanted, sums = expected(q, keys, values, 200, False)
     assert (out - wanted).abs().max() < 1e-3
@@ -134,7 +138,7 @@ def test_nan_in_a_key_shows_in_every_row_that_sees_it():
     q, keys, values = random(3, 2, 32), random(1, 20, 32, seed=1), random(1, 20, 32, seed=2)
     keys[0, 11] = float("nan")
     state = ops.new_state(q, 2)
-    ops.attend_keys(q, keys, values, state, 10, causal=True, fresh=True)
+    attend(q, keys, values, state, 10, causal=True, fresh=True)
     out, _ = finished(state, q)
     assert out[:2].isfinite().all()
     assert out[2].isnan().all()
@@ -149,6 +153,6 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(rows):
         *(random(2, 90, 64, dtype=torch.bfloat16, seed=s) for s in (1, 2)),
     )
     whole, some = ops.new_state(q, 2), ops.new_state(q[:rows], 2)
-    ops.attend_keys(q, keys, values, whole, 60, causal=True, fresh=True)
-    ops.attend_keys(q[:rows], keys, values, some, 60, causal=True, fresh=True)
+    attend(q, keys, values, whole, 60, causal=True, fresh=True)
+    attend(q[:rows], keys, values, some, 60, causal=True, fresh=True)
     assert torch.equal(whole[:, :rows], some)
