@@ -47,7 +47,7 @@ class SelectedCache(ABC):
         They are dropped where they cannot be kept: overwritten, or under a selection that has to be made again.
         """
         full = self._full.length
-        unchanged = self._full.marks.look(self, full)
+        unchanged = self._full.marks.update(self, full)
         self._selector.truncate(unchanged)
         if unchanged < self._start:
             self._rebuild = True

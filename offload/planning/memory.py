@@ -8,7 +8,7 @@ from ..architecture.dims import Dimensions
 from ..architecture.footprint import activation_bytes, retrieval_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
-from ..levels import draft_chunk, draft_room, has_draft_model, has_middle
+from ..levels import draft_capacity, draft_chunk, has_draft_model, has_middle
 from ..units import GIB, counted, size_text
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
@@ -69,7 +69,7 @@ def estimate(
     if has_middle(settings, tokens):
         retrieval = retrieval_bytes(shape, settings, tokens, itemsize, copies=not in_place) // gpus
     if draft is not None and has_draft_model(settings):
-        room = draft_room(settings)
+        room = draft_capacity(settings)
         own = draft.parameters * itemsize + draft.kv_bytes(room, itemsize)
         own += activation_bytes(draft, room, draft_chunk(settings), itemsize, copies=on_cpu)
     return MemoryEstimate(

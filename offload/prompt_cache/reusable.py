@@ -28,7 +28,7 @@ class ReusablePrefix:
     def look(self) -> None:
         """What others have rolled back since the last `note` is not as it was."""
         cache = self._runner.cache
-        unchanged = cache.marks.look(self, cache.length)
+        unchanged = cache.marks.update(self, cache.length)
         self.length = (
             self._runner.num_cached if self._chunk == 1 else min(self.length, unchanged, self._runner.num_cached)
         )
@@ -42,4 +42,4 @@ class ReusablePrefix:
     def note(self) -> None:
         """The prompt has been run, or what there was time for."""
         cache = self._runner.cache
-        cache.marks.look(self, cache.length)
+        cache.marks.update(self, cache.length)

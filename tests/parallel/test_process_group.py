@@ -86,7 +86,7 @@ def until_lost(group, folder, draft, phase):
 
 def die_in(phase, one):
     """From now on this process is killed as it does something for the fifth time."""
-    model = one._draft if phase == "draft" else one.model
+    model = one.draft if phase == "draft" else one.model
     forward, calls = model.forward, []
 
     def deadly(ids, cache):

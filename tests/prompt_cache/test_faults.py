@@ -85,7 +85,7 @@ def test_clearing_while_a_prompt_is_saved_does_not_end_its_run(model_dir, home):
 def test_a_label_that_is_no_text(model_dir, home):
     """A file's name need not be."""
     engine = engine_on(model_dir, home)
-    engine._prompts.label = os.fsdecode(b"caf\xe9.txt")
+    engine.prompts.label = os.fsdecode(b"caf\xe9.txt")
     expected, _ = said(engine_on(model_dir, None), ids(LENGTH))
     assert said(engine, ids(LENGTH))[0] == expected
     assert read_header(files(home)[0]).label == "caf?.txt"
@@ -205,7 +205,7 @@ def test_torch_restores_every_bit_whatever_came_before(model_dir, home, dtype, b
     both = [engine_of(512, model_dir, each, dtype=dtype) for each in (home, None)]
     for each in both:
         said(each, prompt)
-    ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in both)
+    ours, theirs = (each.idle_session.full.cache.store.read(0, LENGTH) for each in both)
     assert all(map(torch.equal, ours, theirs))
 
 
