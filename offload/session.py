@@ -64,7 +64,7 @@ class Session:
         if runners.draft is not None:
             runners.draft.rows(sequence)
         if drafter_kind(settings) == LOOKUP:
-            runners.lookup.outlook(sequence)  # indexing the prompt does not count as decoding
+            runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
         sampler.observe(sequence.tokens)
         hierarchy = build(runners, settings, sampler, group=self._model.group)

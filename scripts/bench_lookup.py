@@ -31,7 +31,7 @@ def main() -> None:
     ids = tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=False)[: options.tokens]
     sequence, drafter, before = TokenSequence(ids[:-NEW]), LookupDrafter(), psutil.Process().memory_info().rss
     start = time.perf_counter()
-    drafter.outlook(sequence)
+    drafter.draft_kind(sequence)
     built = time.perf_counter() - start
     times = []
     for token in ids[-NEW:]:
