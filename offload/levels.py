@@ -9,6 +9,7 @@ from .config import LONGEST_GAMMA, Speculation
 from .methods import CHOSEN, LOOKUP, METHODS, MODEL
 
 TAIL = 4 * LONGEST_GAMMA  # tokens in the retrieval cache beside its budget: drafts and the newest tokens
+PADDING = 32  # positions behind the tail that recorded passes may write to: they are filled up to a power of two
 _MIN_RATIO = 2  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 

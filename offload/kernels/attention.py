@@ -12,9 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_ROWS_A_BLOCK = 64  # query rows that one multiprocessor of a GPU computes at once
-_LEAST_KEYS = 256  # of a split: the merge costs more than a smaller split gains
-
 
 class Partial(NamedTuple):
     """Attention over some of the keys: `out` `[tokens, heads, head_dim]`, `lse` `[tokens, heads]` in fp32."""
@@ -23,54 +20,21 @@ class Partial(NamedTuple):
     lse: Tensor
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, splits: int | None = None) -> Partial:
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """Attend with every query to every key: to keys and values that all precede the queries.
 
     Args:
         q: `[tokens, heads, head_dim]`, heads of a group side by side.
         k, v: `[kv_heads, keys, head_dim]`, any strides with a contiguous last axis, `keys` at least 1.
-        splits: parts of the keys that are computed in parallel; None for as many as keep the device busy.
     """
     tokens, heads, head_dim = q.shape
-    kv_heads, keys = k.shape[:2]
+    kv_heads = len(k)
     # The heads of a group read the same keys. They are folded into the query axis, so that a key is read once for all.
     folded = q.view(tokens, kv_heads, -1, head_dim).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
-    splits = _useful_splits(folded, keys) if splits is None else splits
-    if splits > 1:
-        out, lse = _attend_split(folded, k, v, splits)
-    else:
-        out, lse = _attend_heads(folded, k.unsqueeze(0), v.unsqueeze(0), causal=False)
+    # Where few rows would leave a GPU idle, its kernel divides the keys by itself (Flash-Decoding).
+    out, lse = _attend_heads(folded, k.unsqueeze(0), v.unsqueeze(0), causal=False)
     out = out.reshape(kv_heads, tokens, -1, head_dim).transpose(0, 1).reshape(tokens, heads, head_dim)
     return Partial(out, lse.reshape(kv_heads, tokens, -1).transpose(0, 1).reshape(tokens, heads))
-
-
-def _useful_splits(q: Tensor, keys: int) -> int:
-    """Return the number of splits of the keys that keeps all multiprocessors of a GPU busy (Flash-Decoding).
-
-    A GPU kernel gives each multiprocessor one head and some rows, so that few rows of few heads would leave most of
-    them idle. Returns 1 on a CPU, whose kernels divide the work themselves.
-    """
-    if q.device.type != "cuda":
-        return 1
-    work = q.shape[1] * -(-q.shape[2] // _ROWS_A_BLOCK)
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    return max(1, min(processors // work, keys // _LEAST_KEYS))
-
-
-def _attend_split(q: Tensor, k: Tensor, v: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Attend to `splits` equal parts of the keys in one call, then to the remaining keys, and merge.
-
-    q `[1, kv_heads, rows, head_dim]`, k and v `[kv_heads, keys, head_dim]`; out like q, lse `[1, kv_heads, rows]`.
-    """
-    each = k.shape[1] // splits
-    parts = [x[:, : splits * each].unflatten(1, (splits, each)).transpose(0, 1) for x in (k, v)]
-    out, lse = _attend_heads(q.expand(splits, -1, -1, -1), *parts, causal=False)
-    found = [Partial(*part) for part in zip(out, lse, strict=True)]
-    if splits * each < k.shape[1]:
-        rest = _attend_heads(q, *(x[:, splits * each :].unsqueeze(0) for x in (k, v)), causal=False)
-        found.append(Partial(*(x[0] for x in rest)))
-    out, lse = merge(found)
-    return out.unsqueeze(0), lse.unsqueeze(0)
 
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..levels import PADDING
 from .full import FullCache
 from .selected import SelectedCache
 from .selection import Refresh, Selector
@@ -22,7 +23,7 @@ class CopiedCache(SelectedCache):
     ) -> None:
         super().__init__(full, selector, refresh, budget, chunk, tail)
         shape = full.store.shape
-        self.store = full.store.near(self._slots * chunk + self._room)
+        self.store = full.store.near(self._slots * chunk + self._room + PADDING)
         assert chunk % self.store.grain == 0, "a slot is a multiple of the store's grain"
         self._chosen = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
         self._exact = 0  # the tail's tokens before this position are copies of the full cache's

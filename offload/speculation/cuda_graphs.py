@@ -7,8 +7,10 @@ positions, and the attention mask.
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -19,6 +21,8 @@ from ..architecture.rope import rotate
 from ..config import LONGEST_GAMMA
 from ..decoder import Model
 from ..errors import Degraded
+from ..kernels import triton
+from ..kernels.triton.accumulate import attend_growing
 from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.store import PlainStore
 
@@ -32,7 +36,13 @@ class StepInputs(NamedTuple):
     cos: Tensor  # [T, 1, head_dim]
     sin: Tensor  # [T, 1, head_dim]
     positions: Tensor  # [T], the store positions of the rows' keys and values
-    visible: Tensor  # [T, capacity], bool: the attention mask
+    seen: Tensor  # [1], how many positions the first row sees; each further row sees one more
+    visible: Tensor | None  # [T, capacity], bool: the same as a mask, where Triton does not attend
+
+
+def padded(rows: int) -> int:
+    """Return the number of rows that a pass of `rows` is recorded with: the next power of two."""
+    return 1 << (rows - 1).bit_length()
 
 
 class StaticView:
@@ -42,11 +52,17 @@ class StaticView:
         self._store, self._inputs = store, inputs
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend as `KVCache.attend`, over the whole capacity of the store with a mask."""
+        """Attend as `KVCache.attend`, over as much of the store as `inputs` say."""
         inputs, rows = self._inputs, (self._inputs.cos, self._inputs.sin)
         keys, values = self._store.layer(layer)  # [kv_heads, capacity, head_dim]
         keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
         values.index_copy_(1, inputs.positions, v.transpose(0, 1))
+        if inputs.visible is None:
+            return attend_growing(rotate(q, rows), keys, values, inputs.seen)
+        return self._masked(q, keys, values)
+
+    def _masked(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        inputs, rows = self._inputs, (self._inputs.cos, self._inputs.sin)
         tokens, heads, head_dim = q.shape
         grouped = rotate(q, rows).view(tokens, len(keys), -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, T, .]
         expanded = (x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values))
@@ -55,7 +71,9 @@ class StaticView:
 
 
 class StepGraphs:
-    """Runs a model over a selected cache, with one recording for each number of rows.
+    """Runs a model over a selected cache, with a recording for each of a few numbers of rows.
+
+    A pass of fewer rows is filled up: the rows behind it write to positions that nobody sees yet.
 
     Args:
         cache: an empty cache.
@@ -84,12 +102,12 @@ class StepGraphs:
         """Run `Model.forward` over the cache."""
         cache, rows = self._cache, len(ids)
         cache.begin(rows)
-        step = self._steps.get(rows)
-        inputs = self._inputs(rows) if step is None else step[0]
+        step = self._steps.get(padded(rows))
+        inputs = self._inputs(padded(rows)) if step is None else step[0]
         self._load(inputs, ids)
         if step is None:
             step = self._record_step(inputs)
-        hidden = step[1]().clone()  # the next replay writes to the same memory
+        hidden = step[1]()[:rows].clone()  # the next replay writes to the same memory
         cache.commit()
         return hidden
 
@@ -99,18 +117,27 @@ class StepGraphs:
             torch.empty((rows, 1, model.shape.head_dim), dtype=model.dtype, device=model.device) for _ in range(2)
         )
         integers = (torch.empty(rows, dtype=torch.long, device=model.device) for _ in range(2))
-        visible = torch.empty((rows, store.capacity), dtype=torch.bool, device=model.device)
         ids, positions = integers
-        return StepInputs(ids, *angles, positions, visible)
+        seen = torch.empty(1, dtype=torch.long, device=model.device)
+        visible = None
+        if not triton.serves(ids.new_empty((rows, 1, model.shape.head_dim), dtype=model.dtype)):
+            visible = torch.empty((rows, store.capacity), dtype=torch.bool, device=model.device)
+        ids.zero_()
+        for angle in (inputs := StepInputs(ids, *angles, positions, seen, visible))[1:3]:
+            angle.zero_()
+        return inputs
 
     def _load(self, inputs: StepInputs, ids: Tensor) -> None:
         cache = self._cache
-        inputs.ids.copy_(ids)
+        inputs.ids[: len(ids)] = ids
         for target, angles in zip((inputs.cos, inputs.sin), cache.rows, strict=True):
-            target.copy_(angles)
-        positions = torch.arange(cache.position, cache.position + len(ids), device=ids.device)
-        inputs.positions.copy_(positions)
-        inputs.visible.copy_(torch.arange(cache.store.capacity, device=ids.device) <= positions.unsqueeze(1))
+            target[: len(ids)] = angles
+        start = cache.position
+        torch.arange(start, start + len(inputs.ids), out=inputs.positions)
+        inputs.seen.fill_(start + 1)
+        if inputs.visible is not None:
+            every = torch.arange(cache.store.capacity, device=ids.device)
+            torch.le(every, inputs.positions.unsqueeze(1), out=inputs.visible)
 
     def _record_step(self, inputs: StepInputs) -> tuple[StepInputs, Callable[[], Tensor]]:
         view = StaticView(self._cache.store, inputs)
@@ -125,6 +152,17 @@ class StepGraphs:
             warnings.warn(f"steps cannot be recorded, and will be slower: {error}", Degraded, stacklevel=2)
             return inputs, run
         return self._steps[len(inputs.ids)]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CudaRecorder:
@@ -143,7 +181,9 @@ class CudaRecorder:
                 run()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # This thread alone: host attention and loading go on. A garbage collection could free pinned memory, which is
+        # not allowed in between.
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             out = run()
         self._pool = graph.pool()
 

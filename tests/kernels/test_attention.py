@@ -113,14 +113,3 @@ def test_no_key_is_copied_for_its_group(monkeypatch):
     attend(q, k, v)
     attend_causal(q, k, v)
     assert {x.untyped_storage().data_ptr() for x in seen} == {x.untyped_storage().data_ptr() for x in (k, v)}
-
-
-@pytest.mark.parametrize("splits", [1, 2, 3, 7, 50])
-@pytest.mark.parametrize("keys", [50, 97])
-def test_keys_may_be_split_into_any_number_of_parts(splits, keys):
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(3, 6, 16, generator=generator)
-    k, v = (torch.randn(2, keys, 16, generator=generator) for _ in range(2))
-    whole, split = attend(q, k, v), attend(q, k, v, splits)
-    torch.testing.assert_close(split.out, whole.out)
-    torch.testing.assert_close(split.lse, whole.lse)

@@ -152,15 +152,15 @@ def test_a_buffer_that_is_released_too_early_is_found(model, monkeypatch):
 
     take = PrefetchRing.take
     monkeypatch.setattr(PrefetchRing, "take", lambda ring, item: (buffer := take(ring, item), ring.release(buffer))[0])
-    monkeypatch.setattr("offload.offloading.store.TieredStore._streamed", streamed_late)
+    monkeypatch.setattr("offload.offloading.store.TieredStore._attend_streamed", streamed_late)
     cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.002)))
     model.forward(ids(LENGTH), cache)
     assert model.forward(ids(3, 1), cache).isnan().any()
 
 
-def streamed_late(store, layer, page, q):
+def streamed_late(store, layer, page, rows, result):
     buffer = store.tiers.ring.take(store._item(layer, page))
-    return store.tiers.format.attend(buffer, q, store.span)
+    result.attend(buffer, rows, store.span)
 
 
 def test_no_more_is_copied_than_the_sequence_has(model):

@@ -35,7 +35,7 @@ def runners(model, record=None):
     middle = SelectedRunner(full, selected_cache(full.cache, SETTINGS))
     for each in middle.cache.store.layer(slice(None)):
         each.fill_(float("nan"))  # as allocated memory may be
-    if record is not None:
+    if record is not None or middle.graphs is not None:  # made anew, because they clear the store
         middle.graphs = StepGraphs(model, middle.cache, record)
     return full, middle, sequence
 

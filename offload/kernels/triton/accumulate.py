@@ -59,3 +59,15 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     ops.attend_pages(q, keys, values, state, keys.shape[1] - len(q) + 1, True, True, ops.PLAIN)
     return ops.finish(state, q)
+
+
+def attend_growing(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Do what `attend_stored` does over the first keys of a whole store; how many they are is in device memory.
+
+    keys and values `[kv_heads, capacity, head_dim]`; `seen`: an integer `[1]`, what the first query sees.
+    """
+    from . import ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
+    ops.attend_growing(q, keys, values, state, seen)
+    return ops.finish(state, q)

@@ -31,17 +31,19 @@ def _offsets(tokens, dims, stride_token, HEAD_DIM: tl.constexpr, LAYOUT: tl.cons
 
 @triton.jit
 def attend_kernel(
-    q_ptr, k_ptr, v_ptr, state_ptr, table_ptr,
+    q_ptr, k_ptr, v_ptr, state_ptr, table_ptr, seen_ptr,
     rows, keys, seen, scale,
     stride_qt, stride_qh, stride_head, stride_token, stride_split, stride_row, stride_table,
     slots, tail,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, LAYOUT: tl.constexpr, CAUSAL: tl.constexpr, FRESH: tl.constexpr,
-    CHUNK: tl.constexpr, WIDEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_SEEN: tl.constexpr, CHUNK: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Add the first `keys` keys to the state of every row.
 
     Grid: (kv_heads, blocks of rows, splits). `rows` are tokens times the group's heads; token t sees `seen` keys, t
     more if CAUSAL. With a CHUNK the keys are those of a table's chunks `[kv_heads, slots]`, then those from `tail` on.
+    HAS_SEEN: `seen` is read from memory and `keys` follow from it, so that a recorded launch can be repeated.
     WIDEN multiplies in fp32, for the interpreter, which cannot multiply bf16.
     """
     head, split = tl.program_id(0), tl.program_id(2)
@@ -66,6 +68,9 @@ def attend_kernel(
         total = tl.load(state + 1, mask=is_row, other=0.0)
         acc = tl.load(state[:, None] + 2 + dims[None, :], mask=wanted, other=0.0)
 
+    if HAS_SEEN:
+        seen = tl.load(seen_ptr).to(tl.int32)
+        keys = seen + (rows // GROUP - 1) if CAUSAL else seen
     limit = seen + token if CAUSAL else seen + token * 0
     k_head, v_head = k_ptr + head.to(tl.int64) * stride_head, v_ptr + head.to(tl.int64) * stride_head
     # Split by stripes of BLOCK_N keys: which split has a key does not depend on how many there are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import PLAIN, attend
+from . import PLAIN
 
 _MOST_SPLITS = 16  # stripes of keys in the smallest page
 _KEYS_A_STEP = 64  # keys that a program takes at once
@@ -14,8 +14,8 @@ _LEAST_ROWS = 16  # of a matrix unit
 
 _library = torch.library.Library("triforce", "DEF")
 _library.define(
-    "attend(Tensor q, Tensor keys, Tensor values, Tensor(a!) state, Tensor? table, int count, int seen, bool causal,"
-    " bool fresh, int layout, int chunk, int tail) -> ()"
+    "attend(Tensor q, Tensor keys, Tensor values, Tensor(a!) state, Tensor? table, Tensor? length, int count, int seen,"
+    " bool causal, bool fresh, int layout, int chunk, int tail) -> ()"
 )
 _library.define("finish(Tensor state, Tensor(a!) out, Tensor(b!)? lse) -> ()")
 
@@ -46,6 +46,7 @@ def _attend(
     values: Tensor,
     state: Tensor,
     table: Tensor | None,
+    length: Tensor | None,
     count: int,
     seen: int,
     causal: bool,
@@ -54,23 +55,28 @@ def _attend(
     chunk: int,
     tail: int,
 ) -> None:
+    from . import attend
+
     tokens, heads, head_dim = q.shape
     kv_heads, group = len(keys), heads // len(keys)
     rows = tokens * group
     block = min(_ROWS_A_PROGRAM, max(_LEAST_ROWS, 1 << (rows - 1).bit_length()))
     grid = (kv_heads, -(-rows // block), len(state))
     attend.attend_kernel[grid](
-        q, keys, values, state, q if table is None else table,
+        q, keys, values, state, q if table is None else table, q if length is None else length,
         rows, count, seen, head_dim**-0.5,
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), state.stride(0), state.stride(1),
         0 if table is None else table.stride(0), 0 if table is None else table.shape[1], tail,
         GROUP=group, HEAD_DIM=head_dim, LAYOUT=layout, CAUSAL=causal, FRESH=fresh, CHUNK=chunk,
+        HAS_SEEN=length is not None,
         WIDEN=q.device.type == "cpu",
         BLOCK_M=block, BLOCK_N=_KEYS_A_STEP, BLOCK_D=1 << (head_dim - 1).bit_length(),
     )  # fmt: skip
 
 
 def _finish(state: Tensor, out: Tensor, lse: Tensor | None) -> None:
+    from . import attend
+
     splits, tokens, heads, width = state.shape
     head_dim = width - 2
     attend.finish_kernel[(tokens * heads,)](
@@ -98,7 +104,17 @@ def attend_pages(
         causal: token t sees t keys more.
     """
     count = seen + (len(q) - 1 if causal else 0)
-    torch.ops.triforce.attend(q, keys, values, state, None, count, seen, causal, fresh, layout, 0, 0)
+    torch.ops.triforce.attend(q, keys, values, state, None, None, count, seen, causal, fresh, layout, 0, 0)
+
+
+def attend_growing(q: Tensor, keys: Tensor, values: Tensor, state: Tensor, seen: Tensor) -> None:
+    """Begin states with the keys up to a length in device memory, causally; what a recorded step of fixed shape needs.
+
+    Args:
+        keys, values: `[kv_heads, capacity, head_dim]`.
+        seen: keys that the first query sees, an integer tensor of one number.
+    """
+    torch.ops.triforce.attend(q, keys, values, state, None, seen, 0, 0, True, True, PLAIN, 0, 0)
 
 
 def attend_table(
@@ -113,7 +129,7 @@ def attend_table(
         seen: keys that the first query sees, of the chunks and the tail.
     """
     count = seen + len(q) - 1
-    torch.ops.triforce.attend(q, keys, values, state, table, count, seen, True, True, PLAIN, chunk, tail)
+    torch.ops.triforce.attend(q, keys, values, state, table, None, count, seen, True, True, PLAIN, chunk, tail)
 
 
 def finish(state: Tensor, like: Tensor, lse: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton")
 
-from offload.kernels.attention import _attend_plainly  # noqa: E402
+from offload.kernels.attention import _attend_reference  # noqa: E402
 from offload.kernels.native.layout import write_blocks  # noqa: E402
 from offload.kernels.triton import BLOCKS, ops  # noqa: E402
 
@@ -29,7 +29,7 @@ def expected(q, keys, values, seen, causal):
     for index, query in enumerate(q):
         end = seen + index * causal
         k, v = (x[:, :end].repeat_interleave(group, 0)[None] for x in (keys, values))
-        out, lse = _attend_plainly(query[None, :, None], k, v, False)
+        out, lse = _attend_reference(query[None, :, None], k, v, False)
         outs.append(out[0, :, 0])
         sums.append(lse[0, :, 0])
     return torch.stack(outs).float(), torch.stack(sums)
@@ -121,6 +121,15 @@ def test_a_table_of_chunks_is_attention_over_those_chunks_and_the_tail():
     picked = [torch.stack([x[head, own[head]] for head in range(2)]) for x in (keys, values)]
     wanted, _ = expected(q, *picked, 4 * 8 + 13 - 2, True)
     assert (out - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("seen", [1, 60, 97])
+def test_a_length_in_device_memory_is_that_length(seen):
+    q, keys, values = random(4, 4, 32), random(2, 100, 32, seed=1), random(2, 100, 32, seed=2)
+    state, wanted = ops.new_state(q, 2), ops.new_state(q, 2)
+    ops.attend_growing(q, keys, values, state, torch.tensor([seen], device=DEVICE))
+    attend(q, keys, values, wanted, seen, causal=True, fresh=True)
+    assert torch.equal(state, wanted)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1000.0])
