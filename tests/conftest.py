@@ -16,6 +16,9 @@ import pytest
 import torch
 import yaml
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported: its kernels run on the CPU
+
 from offload.kernels.native import LEVELS, Kernel, KernelUnavailable, find_kernel
 from offload.kernels.native.library import open_library
 from offload.kernels.native.ops import NativeOperations

@@ -1,18 +1,14 @@
 """Triton's attention against its definition: in Triton's interpreter on a CPU, compiled where there is a GPU."""
 
-import os
-
 import pytest
 import torch
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
 
-from offload.kernels.attention import _attend_reference  # noqa: E402
-from offload.kernels.native.layout import write_blocks  # noqa: E402
-from offload.kernels.triton import BLOCKS, ops  # noqa: E402
+from offload.kernels.attention import _attend_reference
+from offload.kernels.native.layout import write_blocks
+from offload.kernels.triton import BLOCKS, ops
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
