@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
-ON_GPU = torch.cuda.is_available()
-
 from offload.kernels.attention import _attend_reference
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
 
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
