@@ -88,6 +88,11 @@ class Engine:
         finally:
             self._idle = session
 
+    def forget(self) -> None:
+        """Drop all cached tokens but keep the memory: the next request runs its whole prompt."""
+        if self._idle is not None:
+            self._idle.full.truncate(0)
+
     def _check(self, ids: Sequence[int], length: int) -> None:
         if not ids:
             raise PromptError("the prompt is empty", "give at least one token")

@@ -20,7 +20,7 @@ _GROUP_FILES = (  # limit, use and statistics of a control group, version 2 and 
 
 def free_host_memory() -> int:
     """Free bytes, within the control group that the process runs in (a container's limit)."""
-    return min([psutil.virtual_memory().available, *_free_in_groups(_CGROUP)])
+    return min([psutil.virtual_memory().available, *free_in_groups(_CGROUP)])
 
 
 def free_memory(device: torch.device) -> int:
@@ -44,8 +44,8 @@ def default_home() -> Path:
     return user_cache_path("triforce")
 
 
-def _free_in_groups(root: Path) -> Iterator[int]:
-    """Bytes left under each memory limit that a container sets; file pages that can be dropped count as free."""
+def free_in_groups(root: Path) -> Iterator[int]:
+    """Yield the bytes left under each memory limit of the control group at `root`; reclaimable file pages are free."""
     for limit, used, statistics, droppable in _GROUP_FILES:
         try:
             numbers = [int((root / name).read_text()) for name in (limit, used)]
