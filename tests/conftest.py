@@ -218,4 +218,4 @@ def endless_engine(opened_with_draft):
     from offload.engine import Engine
 
     loaded = opened_with_draft.load()
-    return Engine(loaded.model, (), 16, loaded._draft)
+    return Engine(loaded.model, (), 16, loaded.draft)

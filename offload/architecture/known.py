@@ -1,6 +1,6 @@
-"""The dimensions of models whose weights are not at hand: well-known ones by name, others from their config.json.
+"""Finds the dimensions of models without their weights: well-known ones by name, others from their config.json.
 
-A plan needs no more than this. Imports nothing heavy.
+Plans need nothing else. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .dims import Dimensions
 
 @dataclass(frozen=True, slots=True)
 class PlanShape(Dimensions):
-    """The dimensions of a decoder. `context` is the longest sequence that it was made for, in tokens."""
+    """The dimensions of a decoder. `context` is the longest sequence that it supports, in tokens."""
 
     context: int
 
@@ -29,12 +29,12 @@ class PlanShape(Dimensions):
 def _known(
     layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int, vocab: int, **rest: Any
 ) -> PlanShape:
-    """A shape with what most of the known models have in common."""
+    """Return a shape, with defaults that most of the known models share."""
     rest = {"head_dim": 128, "tied_embeddings": False, "context": 131072} | rest
     return PlanShape(layers, hidden, heads, kv_heads, intermediate=intermediate, vocab=vocab, **rest)
 
 
-# From the config.json that each was published with.
+# From each model's published config.json.
 KNOWN = {
     "Llama-2-7B-128K": _known(32, 4096, 32, 32, 11008, 32000),
     "Llama-2-13B-128K": _known(40, 5120, 40, 40, 13824, 32000),
@@ -43,19 +43,19 @@ KNOWN = {
     "Llama-3.1-70B": _known(80, 8192, 64, 8, 28672, 128256),
     "Qwen2.5-7B-1M": _known(28, 3584, 28, 4, 18944, 152064, context=1010000),
     "Qwen3-8B": _known(36, 4096, 32, 8, 12288, 151936),  # 40,960 tokens, four times that with YaRN as its card says
-    "Mistral-Nemo": _known(40, 5120, 32, 8, 14336, 131072),  # heads are narrower than hidden / heads
+    "Mistral-Nemo": _known(40, 5120, 32, 8, 14336, 131072),  # head_dim is smaller than hidden / heads
     "SmolLM2-135M": _known(30, 576, 9, 3, 1536, 49152, head_dim=64, tied_embeddings=True, context=8192),
-    "Llama-68M": _known(2, 768, 12, 12, 3072, 32000, head_dim=64, context=2048),  # JackFram's, which drafts
+    "Llama-68M": _known(2, 768, 12, 12, 3072, 32000, head_dim=64, context=2048),  # JackFram's draft model
 }
 _WAYS = f"known without their files: {', '.join(KNOWN)}; or give a folder with a config.json"
-# What publishers put behind a name without changing the dimensions.
+# Suffixes that publishers append to a name without changing the dimensions.
 _SUFFIX = re.compile(r"(instruct|chat|base|hf|it|v\d+|\d{4}|gguf|[qf]\d\w*|bf16|12b)+$")
 
 
 def shape_of(name: str) -> tuple[str, PlanShape]:
-    """The name that a model is known by, and its dimensions.
+    """Return the well-known name of a model, and its dimensions.
 
-    `name` is a folder with a config.json, or a well-known model, however it is written: "llama 2 7b 128k",
+    `name` is a folder with a config.json, or a well-known model in any spelling: "llama 2 7b 128k",
     "meta-llama/Llama-3.1-8B-Instruct", "SmolLM2-135M-Instruct.Q4_1.gguf". Raises ModelNotFound, CheckpointError,
     UnsupportedModel.
     """
@@ -76,7 +76,7 @@ def _folder(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         return path if name and path.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # no such user, too long a name
+    except (OSError, RuntimeError, ValueError):  # no such user, a name that is too long
         return None
 
 
@@ -87,7 +87,7 @@ def _simplified(name: str) -> str:
 
 
 def read_shape(file: Path) -> PlanShape:
-    """The dimensions in a config.json. Raises ModelNotFound, CheckpointError, UnsupportedModel."""
+    """Read the dimensions from a config.json. Raises ModelNotFound, CheckpointError, UnsupportedModel."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

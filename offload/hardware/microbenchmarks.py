@@ -1,4 +1,4 @@
-"""Measures what this machine can do: seconds of reading, copying and multiplying, each the median of several runs."""
+"""Microbenchmarks of this machine: read, copy and matrix-product rates, each the median of several runs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from ..units import GIB, counted
 from .calibration import Measured
 from .schema import Gpu, Host, Link
 
-_LEAST = 2**26  # bytes: less would measure the caches
-_SECONDS = 0.4  # for the runs of a measurement, beside the memory that it must fill first
+_MIN_READ = 2**26  # bytes: less would measure the caches
+_SECONDS = 0.4  # for the runs of a measurement, without the memory that it fills first
 _RUNS = (3, 15)  # at least, at most
-_SMALL = 4  # bytes of the copy that shows the latency alone
+_LATENCY_COPY = 4  # bytes of a copy that takes the latency alone
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkSizes:
-    """How much is read and copied, in bytes, and multiplied, in rows of square matrices."""
+    """Sizes of the measurements: bytes to read and to copy, rows of the square matrices to multiply."""
 
-    read: int = 2**29  # many times what caches hold
+    read: int = 2**29  # many times the size of caches
     copy: int = 2**28
     host_rows: int = 1024
-    device_rows: int = 8192  # enough to keep the largest GPU busy
+    device_rows: int = 8192  # enough to saturate the largest GPU
 
 
 def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSizes = BenchmarkSizes()) -> Measured:
-    """The rates of the host and, if `device` is a CUDA device, of that GPU and its link, in about ten seconds.
+    """Measure the host and, if `device` is a CUDA device, that GPU and its link, in about ten seconds.
 
-    Takes up to a quarter of the free memory on each side. What cannot be measured, for lack of memory, is None.
+    Uses up to a quarter of the free memory on each side. What cannot be measured, for lack of memory, is None.
 
     Args:
         processor: the CPU's name, for the description.
@@ -55,9 +55,9 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
 
 
 def read_rate(free: int, size: int = BenchmarkSizes().read) -> float | None:
-    """10^9 bytes a second at which torch's threads read host memory; None where `free` bytes are too few to tell."""
+    """Return the GB/s at which torch's threads read host memory; None if `free` bytes are too few to measure."""
     size = min(size, free // 4)
-    if size < _LEAST:
+    if size < _MIN_READ:
         return None
     return _rate(size, torch.ones(size // 4).sum)
 
@@ -65,9 +65,9 @@ def read_rate(free: int, size: int = BenchmarkSizes().read) -> float | None:
 def link_rate(
     device: torch.device, free: int, pinned: bool = True, to_host: bool = False, size: int = BenchmarkSizes().copy
 ) -> float | None:
-    """10^9 bytes a second between host memory and a GPU with `free` bytes; None where it cannot be measured."""
+    """Return the GB/s between host memory and a GPU with `free` bytes; None if it cannot be measured."""
     size = min(size, free // 4, free_memory(torch.device("cpu")) // 4)
-    run = _copying(device, size, pinned, to_host)
+    run = _copy(device, size, pinned, to_host)
     return run and _rate(size, run)
 
 
@@ -91,10 +91,10 @@ def _gpu(device: torch.device, sizes: BenchmarkSizes) -> Gpu | None:
 
 
 def _memory_rate(device: torch.device, size: int) -> float:
-    """10^9 bytes a second of the device's own memory: a copy reads and writes every byte."""
+    """Return the GB/s of the device's own memory: a copy reads and writes every byte."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return _rate(2 * size, _finished(lambda: target.copy_(source), device))
+    return _rate(2 * size, _synchronized(lambda: target.copy_(source), device))
 
 
 def _link(device: torch.device, sizes: BenchmarkSizes) -> Link | None:
@@ -103,7 +103,7 @@ def _link(device: torch.device, sizes: BenchmarkSizes) -> Link | None:
     to_device = link_rate(device, free, size=sizes.copy)
     if to_device is None and pageable is None:
         return None
-    small = _copying(device, _SMALL, to_device is not None, to_host=False)
+    small = _copy(device, _LATENCY_COPY, to_device is not None, to_host=False)
     return Link(
         kind="pinned memory, measured" if to_device else "pageable memory, measured",
         bandwidth_gb_s=to_device or pageable,  # where pages cannot be pinned, this is what there is
@@ -113,8 +113,8 @@ def _link(device: torch.device, sizes: BenchmarkSizes) -> Link | None:
     )
 
 
-def _copying(device: torch.device, size: int, pinned: bool, to_host: bool) -> Callable[[], object] | None:
-    """A copy of `size` bytes, waited for; None where the memory may not be had."""
+def _copy(device: torch.device, size: int, pinned: bool, to_host: bool) -> Callable[[], object] | None:
+    """Return a function that copies `size` bytes and waits for them; None if the memory cannot be allocated."""
     try:
         host = torch.ones(size, dtype=torch.uint8)
         host = host.pin_memory() if pinned else host
@@ -122,37 +122,37 @@ def _copying(device: torch.device, size: int, pinned: bool, to_host: bool) -> Ca
     except RuntimeError:  # pages cannot be pinned, others use the GPU
         return None
     source, target = (remote, host) if to_host else (host, remote)
-    return _finished(lambda: target.copy_(source, non_blocking=True), device)
+    return _synchronized(lambda: target.copy_(source, non_blocking=True), device)
 
 
 def _matmul_rate(device: torch.device, rows: int) -> float:
-    """10^9 operations a second in the product of two square bf16 matrices, as a prompt is multiplied with weights.
+    """Return the GFLOP/s of a product of two square bf16 matrices, as in prefill.
 
-    As the program does it: a CPU without bf16 instructions is many times faster by way of fp32.
+    It runs the program's own product: a CPU without bf16 instructions is many times faster through fp32.
     """
     weight, x = (torch.ones(rows, rows, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = TorchLinear(weight)
-    return _rate(2 * rows**3, _finished(lambda: product(x), device))
+    return _rate(2 * rows**3, _synchronized(lambda: product(x), device))
 
 
-def _finished(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """`run` and what it started on the device."""
+def _synchronized(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """Return a function that calls `run` and waits for the device."""
 
-    def finish() -> None:
+    def run_and_wait() -> None:
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    return finish
+    return run_and_wait
 
 
 def _rate(amount: int, run: Callable[[], object]) -> float:
-    """10^9 a second, where each run does `amount`."""
+    """Return 10^9 units a second, where each run does `amount` units."""
     return amount / _median_seconds(run) / 1e9
 
 
 def _median_seconds(run: Callable[[], object]) -> float:
-    """Of a few runs, after one that wakes threads and devices."""
+    """Return the median seconds of a few runs, after one that warms up threads and devices."""
     run()
     seconds: list[float] = []
     least, most = _RUNS

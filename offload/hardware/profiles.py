@@ -1,6 +1,6 @@
-"""Hardware profiles: what a GPU set-up can do, and the option defaults that suit it. Data sheets, not measurements.
+"""Hardware profiles: the data-sheet rates of a GPU set-up, and option defaults for it.
 
-A mistake in a profile is reported with the file, the line, the key and the nearest right one. Imports nothing heavy.
+An error in a profile is reported with the file, the line, the key and the closest valid one. Imports no torch.
 """
 
 from __future__ import annotations

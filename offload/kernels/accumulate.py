@@ -1,7 +1,7 @@
-"""Merge a layer's partial results as they come, in the order of their keys, for rows that have not all seen the same.
+"""Accumulators that merge partial attention in the order of the keys; each row may have its own set of keys.
 
-Only the running result is kept, however many pieces there are. One part is added after the other: what other rows have
-seen does not change the last bit of a row's sum.
+Only the running result is stored, whatever the number of partials. Partials are added one after the other, so the bits
+of a row do not depend on the keys of other rows.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from .native.calls import merge_call
 
 
 class Accumulator(Protocol):
-    """Attention of rows `[tokens, heads, head_dim]` over keys that come part by part."""
+    """Running attention of rows `[tokens, heads, head_dim]`, to which partial results are added."""
 
     def add(self, rows: slice, part: Any) -> None:
-        """Merge what these tokens give over the next keys: what the same form's `attend` returned."""
+        """Merge the partial result of the tokens `rows` over the next keys, as a page format's `attend` returns it."""
         ...
 
     def output(self) -> Tensor:
-        """Return the attention over all that was added, in the shape and type of the queries."""
+        """Return the attention over all keys added so far, in the shape and dtype of the queries."""
         ...
 
 
 class TorchAccumulator:
-    """Adds Partials, by torch's operations on the device of the queries."""
+    """Accumulator of `Partial`s that uses torch operations on the device of the queries."""
 
     def __init__(self, q: Tensor) -> None:
         self._dtype = q.dtype
-        self._top = torch.full(q.shape[:2], float("-inf"), device=q.device)  # the largest log-sum-exp so far
-        self._total = torch.zeros_like(self._top)
+        self._max_lse = torch.full(q.shape[:2], float("-inf"), device=q.device)
+        self._total = torch.zeros_like(self._max_lse)
         self._out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
 
     def add(self, rows: slice, part: Partial) -> None:
-        top, total, out = self._top[rows], self._total[rows], self._out[rows]
-        highest = torch.maximum(top, part.lse)
-        kept, weight = (top - highest).exp_(), (part.lse - highest).exp_()
-        total.mul_(kept).add_(weight)
-        out.mul_(kept.unsqueeze(-1)).addcmul_(part.out.float(), weight.unsqueeze(-1))
-        top.copy_(highest)
+        max_lse, total, out = self._max_lse[rows], self._total[rows], self._out[rows]
+        new_max = torch.maximum(max_lse, part.lse)
+        decay, weight = (max_lse - new_max).exp_(), (part.lse - new_max).exp_()
+        total.mul_(decay).add_(weight)
+        out.mul_(decay.unsqueeze(-1)).addcmul_(part.out.float(), weight.unsqueeze(-1))
+        max_lse.copy_(new_max)
 
     def output(self) -> Tensor:
         return self._out.div_(self._total.unsqueeze(-1)).to(self._dtype)
 
 
 class KernelAccumulator:
-    """Adds the native kernel's unfinished results, exactly as the kernel does among its own pieces of 512 keys.
+    """Accumulator of the native kernel's partial results; merges them as the kernel merges its pieces of 512 keys.
 
-    So a sequence in whole pieces of that length has the same bits here as in one store.
+    A sequence that is cut at multiples of 512 keys therefore gives the same bits here as in one store.
     """
 
     def __init__(self, kernel: Kernel, q: Tensor) -> None:
@@ -62,7 +62,7 @@ class KernelAccumulator:
         self._state[..., 0] = float("-inf")
 
     def add(self, rows: slice, part: Tensor) -> None:
-        """`part`: `[pieces, tokens, heads, 2 + head_dim]`."""
+        """Merge `part`, `[pieces, tokens, heads, 2 + head_dim]`."""
         self._kernel.merge(merge_call(self._state[rows], part))
 
     def output(self) -> Tensor:

@@ -52,7 +52,7 @@ class SelectedCache(ABC):
         Those are dropped if they have been overwritten, or if the chunks have to be selected again.
         """
         full = self._full.length
-        unchanged = self._full.marks.look(self, full)
+        unchanged = self._full.marks.update(self, full)
         self._selector.truncate(unchanged)
         if unchanged < self.tail_start:
             self._rebuild = True

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a .gguf file, the embedded model, or a hub id; each becomes a local path."""
+"""Resolves a model's name to a local path: a folder, a .gguf file, the embedded model or a hub id."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .bundled import EMBEDDED, discard, fetch_embedded, installed_path
 from .gguf import GGUFCheckpoint
 from .safetensors import Checkpoint, FolderCheckpoint
 
-FetchProgress = Callable[[str, int, int], None]  # what is being done, units done, units in all
+FetchProgress = Callable[[str, int, int], None]  # the step, units done, units in all
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# The weights once: repositories may hold them again in folders, or consolidated beside the shards.
+# Repositories may contain the weights twice, in subfolders or consolidated beside the shards: fetch them once.
 _HUB_FILES = {
     "allow_patterns": ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"],
     "ignore_patterns": ["*/*", "consolidated*"],
@@ -24,17 +24,17 @@ _WAYS = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B,
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """A FetchProgress for callers who do not watch."""
+    """Ignore the progress of a fetch."""
 
 
 def locate(name: str, home: Path | None = None, progress: FetchProgress = silent, refresh: bool = False) -> Path:
-    """The local folder or .gguf file of a model, fetched if it is not there yet.
+    """Return the local folder or .gguf file of a model, fetching it if necessary.
 
     Args:
-        name: what the user gave for --model.
+        name: the value of --model.
         home: triforce's cache folder; None for the platform's. Hub models go to huggingface_hub's own cache.
         progress: called while the embedded model is fetched.
-        refresh: ask the hub even if the model is in its cache, and replace a damaged embedded one (what `pull` does).
+        refresh: query the hub even if the model is in its cache, and replace a damaged embedded model.
 
     Raises:
         ModelNotFound, FetchError.
@@ -52,7 +52,11 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
         path = Path(name).expanduser()
         if path.exists():
             return path
-    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long a name, a folder that is closed to us
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # no such user, too long, no permission
         raise ModelNotFound(f"{name[:80]} is no usable path: {error}", _WAYS) from error
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
         close = difflib.get_close_matches(name.lower(), EMBEDDED, 1)
@@ -61,7 +65,7 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the config and headers of what `locate` found. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
+    """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
     if path.is_dir():
         return FolderCheckpoint(path)
     with path.open("rb") as file:
@@ -71,6 +75,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _is_sound(path: Path) -> bool:
+    """Return whether a folder's config, tensors and tokenizer can be read."""
     from .weights import check_tensors
 
     try:
@@ -83,13 +88,14 @@ def _is_sound(path: Path) -> bool:
 
 
 def _from_hub(name: str, refresh: bool) -> Path:
+    """Return the snapshot folder of a hub model. Raises FetchError, ModelNotFound."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     if not refresh:
         try:
             path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
-            FolderCheckpoint(path)  # an interrupted download leaves a folder without all of its files
+            FolderCheckpoint(path)  # an interrupted download leaves an incomplete folder
             return path
         except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
             pass
@@ -100,9 +106,10 @@ def _from_hub(name: str, refresh: bool) -> Path:
 
 
 def _hub_error(name: str, error: Exception) -> Exception:
+    """Return the error to raise for an exception of huggingface_hub."""
     from huggingface_hub import errors
 
-    if type(error) in (OSError, PermissionError) and error.errno:  # ours, not the network's
+    if type(error) in (OSError, PermissionError) and error.errno:  # local, not from the network
         return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
     if isinstance(error, errors.GatedRepoError):
         return FetchError(f"{name} is gated on the hub", "accept its licence there, then `hf auth login`")

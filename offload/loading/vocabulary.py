@@ -1,4 +1,4 @@
-"""Whether one model can draft for another; asked before either is loaded."""
+"""Checks whether one model can draft for another, before either is loaded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .tokenizer import Tokenizer
 
 
 def check_draft(target: Tokenizer, draft: Tokenizer, shape: ModelShape, settings: Speculation) -> None:
-    """Raises SettingsError where a draft model cannot draft: other tokens, or a context shorter than its cache."""
+    """Raise SettingsError if a draft model cannot draft: its vocabulary differs, or its context is too short."""
     theirs, ours = draft.vocabulary, target.vocabulary
     if theirs != ours:
         wrong = min((n for token, n in ours.items() if theirs.get(token) != n), default=None)
         wrong = wrong if wrong is not None else min(n for token, n in theirs.items() if ours.get(token) != n)
         names = [{n: token for token, n in words.items()}.get(wrong) for words in (ours, theirs)]
         raise SettingsError(
-            f"the draft model's vocabulary is another one: {len(theirs):,} tokens where the target has {len(ours):,}; "
+            f"the draft model's vocabulary differs: {len(theirs):,} tokens where the target has {len(ours):,}; "
             f"id {wrong} is {names[1]!r} where the target has {names[0]!r}",
             "draft with a smaller model of the same family, or use --draft lookup",
         )

@@ -1,4 +1,4 @@
-"""Logits -> the distribution -> a token. One function makes the distribution, at every level of the hierarchy."""
+"""Logits -> distribution -> token. One function makes the distribution, at every level of the hierarchy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEVER = float("-inf")
 
 
 def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """THE distribution: repetition penalty, temperature, top-k, top-p, min-p, softmax, in transformers' order.
+    """Return the distribution: repetition penalty, temperature, top-k, top-p, min-p, softmax, in transformers' order.
 
     Args:
         logits: `[rows, vocab]` in fp32.
@@ -24,7 +24,7 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
         `[rows, vocab]` in fp32, rows summing to 1. Temperature 0 gives one-hot rows at the largest logit.
 
     Raises:
-        TriforceError: if the model gave NaN, or no finite logit at all.
+        TriforceError: if a logit is NaN or a row has no finite logit.
     """
     if sampling.repetition_penalty != 1 and seen is not None:
         logits = penalise(logits, sampling.repetition_penalty, seen)
@@ -47,7 +47,7 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
 
 
 def penalise(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
-    """Logits `[..., vocab]` in which tokens that were `seen` (bool, broadcast) are less likely (arXiv 1909.05858)."""
+    """Return logits `[..., vocab]` with those of `seen` tokens (bool, broadcast) lowered (arXiv 1909.05858)."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -57,15 +57,15 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def _keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """The smallest set of likeliest tokens whose probabilities reach p; the likeliest always stays."""
+    """Keep the smallest set of the likeliest tokens whose probabilities sum to p; always at least one token."""
     probs = logits.softmax(dim=-1)
-    # Tokens below this are less than 1 - p all together, so they fall for certain: only the few others are sorted.
+    # Tokens below this sum to less than 1 - p, so none of them is kept: only the few others are sorted.
     likely = (probs > (1 - p) / logits.shape[-1]) | (probs == probs.amax(dim=-1, keepdim=True))
     unlikely_mass = probs.masked_fill(likely, 0).sum(dim=-1)
     kept = torch.full_like(logits, _NEVER)
     for row, candidates in enumerate(likely):
         tokens = candidates.nonzero().squeeze(-1)
-        ordered, order = probs[row, tokens].sort(stable=True)  # ascending; stable: ties fall alike in any batch of rows
+        ordered, order = probs[row, tokens].sort(stable=True)  # ascending; stable: equal rows break ties alike
         above = ordered.cumsum(dim=-1) + unlikely_mass[row] > 1 - p
         above[-1] = True
         tokens = tokens[order[above]]
@@ -74,39 +74,39 @@ def _keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def sample(probs: Tensor, generator: torch.Generator) -> int:
-    """One token from a distribution `[vocab]`, never one of probability 0; the generator alone decides which."""
-    waits = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
-    return int((probs / waits).argmax())
+    """Draw one token from a distribution `[vocab]`, never one of probability 0. All randomness is the generator's."""
+    noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
+    return int((probs / noise).argmax())
 
 
 class Sampler:
-    """The sampling settings, the random numbers and the tokens seen so far, of one sequence."""
+    """The sampling settings, the random generator and the tokens seen so far, of one sequence."""
 
     def __init__(self, sampling: Sampling, seed: int, vocab: int, device: torch.device) -> None:
         self.sampling = sampling
         self.vocab = vocab
         self.generator = torch.Generator(device).manual_seed(seed)
-        # Only the repetition penalty asks what was seen.
-        wanted = sampling.repetition_penalty != 1
-        self._seen = torch.zeros(vocab, dtype=torch.bool, device=device) if wanted else None
+        # Only the repetition penalty needs the tokens seen.
+        penalises = sampling.repetition_penalty != 1
+        self._seen = torch.zeros(vocab, dtype=torch.bool, device=device) if penalises else None
 
     def observe(self, ids: Sequence[int] | Tensor) -> None:
-        """These tokens are part of the context from now on."""
+        """Append tokens to the history."""
         if self._seen is not None:
             self._seen[torch.as_tensor(ids, dtype=torch.long, device=self._seen.device)] = True
 
     @torch.inference_mode()
     def distribution(self, logits: Tensor, tentative: Sequence[int] = ()) -> Tensor:
-        """The distribution `[rows, vocab]` of logits `[rows, vocab]`.
+        """Return the distributions `[rows, vocab]` of logits `[rows, vocab]`.
 
-        The last row comes after what was observed and all of the `tentative` tokens, which are not observed by this;
-        each row before it comes after one token less.
+        The last row follows the history and all `tentative` tokens; each row before it follows one token less. The
+        tentative tokens are not added to the history.
         """
         return warp(logits, self.sampling, self._seen_before(len(logits), tentative))
 
     @torch.inference_mode()
     def penalised(self, logits: Tensor) -> Tensor:
-        """Logits `[rows, vocab]` after the repetition penalty alone, for what was observed."""
+        """Return logits `[rows, vocab]` after the repetition penalty alone, for the history."""
         return logits if self._seen is None else penalise(logits, self.sampling.repetition_penalty, self._seen)
 
     def _seen_before(self, rows: int, tentative: Sequence[int]) -> Tensor | None:

@@ -6,7 +6,7 @@ import torch
 from offload.sequence import TokenSequence
 from tests.support.drafters import DRAFTERS, VOCAB, new_subject
 
-# Its end occurs earlier, so that lookup has something to propose.
+# The suffix occurs several times before, so that lookup proposes a draft.
 TEXT = [3, 9, 4, 1, 7, 7, 2, 11, 5, 8] * 5 + [3, 9, 4, 1]
 LIMITS = [1, 2, 5, 8]
 
@@ -131,15 +131,15 @@ def test_an_interrupt_while_proposing_leaves_the_sequence_and_the_drafter_intact
     assert drafter.propose(sequence, 5).tokens == expected
 
 
-def test_an_outlook_is_hashable_and_none_means_that_there_is_no_draft(drafter, sequence):
-    assert hash(drafter.outlook(sequence)) == hash(drafter.outlook(sequence))
-    assert drafter.outlook(sequence) is not None
+def test_the_draft_kind_is_hashable_and_none_means_an_empty_draft(drafter, sequence):
+    assert hash(drafter.draft_kind(sequence)) == hash(drafter.draft_kind(sequence))
+    assert drafter.draft_kind(sequence) is not None
     unlike = TokenSequence(list(range(VOCAB)))  # no token twice
-    if drafter.outlook(unlike) is None:
+    if drafter.draft_kind(unlike) is None:
         assert drafter.propose(unlike, 4).tokens == []
 
 
-def test_name_share_and_prior_are_in_range(drafter):
+def test_the_priors_are_in_range(drafter):
     assert drafter.name
-    assert 0 <= drafter.share < 1
+    assert 0 <= drafter.relative_cost < 1
     assert 0 <= drafter.prior <= 1

@@ -60,7 +60,7 @@ def test_data_sheet_numbers(name, gpus, memory, bandwidth, tflops):
     assert profile.host == profiles.Host()
 
 
-def test_the_cpu_profile_knows_no_gpu():
+def test_the_cpu_profile_has_no_gpu():
     profile = profiles.load("cpu")
     assert (profile.device, profile.gpus, profile.gpu, profile.link) == ("cpu", 0, None, None)
 
@@ -100,7 +100,7 @@ SUGGESTIONS = [
 
 
 @pytest.mark.parametrize(("asked", "suggestion"), SUGGESTIONS)
-def test_an_unknown_name_lists_what_there_is(asked, suggestion):
+def test_an_unknown_name_lists_the_profiles(asked, suggestion):
     with pytest.raises(SettingsError, match=f"no profile '{asked}'") as caught:
         profiles.load(asked)
     assert "2x-rtx-4090, a100, cpu, h100" in caught.value.hint
@@ -155,7 +155,7 @@ def test_the_hardware_found_picks_its_profile(found, name):
         ["NVIDIA GeForce RTX 4090", "NVIDIA T400"],
     ],
 )
-def test_a_gpu_that_no_profile_knows(found):
+def test_a_gpu_without_a_profile(found):
     assert profiles.matching(found) is None
     with pytest.raises(SettingsError, match=f"no profile describes the GPU found: {found[0]}"):
         profiles.load("AUTO", found)
@@ -173,7 +173,7 @@ def test_gpus_are_found_without_torch(tmp_path, monkeypatch, visible, count):
     assert gpus.gpu_names(visible) == ["NVIDIA L40S"] * count
 
 
-def test_a_profile_from_a_file_is_what_it_says(written, tmp_path, monkeypatch):
+def test_a_profile_has_the_values_of_its_file(written, tmp_path, monkeypatch):
     profile = profiles.load(written(GOOD))
     assert asdict(profile) == GOOD
     assert yaml.safe_load(yaml.safe_dump(asdict(profile))) == GOOD
@@ -212,7 +212,7 @@ def test_unreadable_files_are_refused(tmp_path):
         profiles.load(tmp_path / "binary.yml")
 
 
-def test_reading_profiles_imports_nothing_heavy():
+def test_reading_profiles_imports_no_torch():
     code = (
         "import sys; from offload.hardware import profiles; profiles.load('4090'); profiles.matching([]);"
         "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"

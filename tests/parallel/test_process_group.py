@@ -86,7 +86,7 @@ def until_lost(group, folder, draft, phase):
 
 def die_in(phase, one):
     """Kill this process at its fifth pass from now on, or its fifth verification."""
-    model = one._draft if phase == "draft" else one.model
+    model = one.draft if phase == "draft" else one.model
     forward, calls = model.forward, []
 
     def deadly(ids, cache):

@@ -1,4 +1,4 @@
-"""scripts/check_gpu.sh: all of it in miniature on the CPU, and what it says where something is missing."""
+"""scripts/check_gpu.sh: every part at a small size on the CPU, failing parts, and the error without a GPU."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def check(monkeypatch):
     return run
 
 
-def test_every_part_runs_in_miniature_and_the_table_comes_last(check, tmp_path, capsys):
+def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_path, capsys):
     assert check("--device", "cpu", tmp_path / "results") == 0
     table = capsys.readouterr().out
     kept, written = sorted((tmp_path / "results").iterdir())
@@ -40,7 +40,7 @@ def test_every_part_runs_in_miniature_and_the_table_comes_last(check, tmp_path, 
     assert "streaming" in results["long context"]["steps_s"]
 
 
-def test_a_part_that_raises_or_takes_too_long_does_not_stop_the_others(check, tmp_path, monkeypatch, capsys):
+def test_a_part_that_raises_or_times_out_does_not_stop_the_others(check, tmp_path, monkeypatch, capsys):
     def fail(rows):
         raise OSError("a loose cable")
 
@@ -58,7 +58,7 @@ def test_a_part_that_raises_or_takes_too_long_does_not_stop_the_others(check, tm
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_it_says_so(tmp_path):
+def test_without_a_gpu_there_is_an_error_with_a_hint(tmp_path):
     run = subprocess.run(
         [SCRIPTS / "check_gpu.sh", tmp_path / "results"],
         env=os.environ | {"PYTHON": sys.executable},

@@ -14,7 +14,7 @@ ALL = [
 
 def fresh(engine):
     """Make another engine with the same models and empty caches."""
-    return Engine(engine.model, tuple(engine._eos_ids), 16, engine._draft)
+    return Engine(engine.model, tuple(engine.eos_ids), 16, engine.draft)
 
 
 def run(engine, prompt, count=40, method="ar", draft="lookup", sampling=GREEDY, seed=0, **more):

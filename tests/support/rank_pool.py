@@ -85,4 +85,4 @@ def rank_engine(group, folder, draft, **more):
     config = EngineConfig(model=folder, dtype="float32", device="cpu", prefill_chunk=16, **more)
     opened = open_model(config, speculation=Speculation("naive", draft, **SMALL), group=group)
     loaded = opened.load()
-    return Engine(loaded.model, (), 16, loaded._draft)
+    return Engine(loaded.model, (), 16, loaded.draft)

@@ -1,4 +1,4 @@
-"""A benchmark that has been checked against its model: everything that can go wrong before the weights are loaded."""
+"""A benchmark with its model opened: all checks that need no weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .methods import BASE, speculations
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A request and what is compared on it. No `methods` are all that can run; `context` is how much text to take."""
+    """A request, and what to compare. `methods` None is all that can run; `context` is the tokens to use, None all."""
 
     request: Request
     text: str
@@ -32,7 +32,7 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A benchmark that has been checked against its model: everything but the weights."""
+    """A benchmark that has been checked against its model; the weights are not loaded."""
 
     settings: Settings
     repeats: int
@@ -53,10 +53,10 @@ class Benchmark:
 
 
 def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benchmark:
-    """Find everything that can go wrong before the weights are loaded. Raises TriforceError."""
+    """Open the model and check the benchmark before the weights are loaded. Raises TriforceError."""
     request, settings = bench.request, bench.request.settings
     methods = speculations(bench.methods, settings.speculation)
-    # Opened for the method that needs most: a draft model is found and loaded if any of them uses one.
+    # Opened for the method with the largest needs: a draft model is found and loaded if any of them uses one.
     widest = next((method for method in methods.values() if has_draft_model(method)), methods[BASE])
     compared = {"methods": list(methods), "repeats": bench.repeats, "context": bench.context}
     model = open_shared_model(request, widest, compared, terminal, quiet)
@@ -68,7 +68,7 @@ def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benc
 
 
 def _plan_tiers(benchmark: Benchmark, terminal: Terminal) -> TierSettings | None:
-    """Return one placement for all methods: that of the one which leaves least room for layers on the device."""
+    """Return one placement for all methods: that of the method with the fewest layers on the device."""
     model, settings = benchmark.model, benchmark.settings
     found = [
         plan_tiers(

@@ -1,4 +1,4 @@
-"""The report of a benchmark: samples of every method -> medians, a table, JSON. Knows neither engine nor terminal."""
+"""The report of a benchmark: medians of the samples, a table, JSON. Imports neither engine nor terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass(slots=True)
 class MethodRuns:
-    """All runs of one method so far; `memory_bytes` is what it keeps beside the model's weights.
+    """All runs of one method so far; `memory_bytes` is its KV caches and draft model, without the model's weights.
 
     `lossless`: whether rounding alone explains outputs that differ from plain decoding's; None if none differ.
     """
@@ -59,9 +59,9 @@ class MethodRuns:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The methods that ran, plain decoding first. `facts` describe machine and request.
+    """The runs of all methods, plain decoding first. `facts` describe the machine and the request.
 
-    The outputs of `greedy` runs can be compared.
+    Outputs are compared only if the runs are `greedy`.
     """
 
     facts: Mapping[str, Any]

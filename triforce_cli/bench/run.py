@@ -113,7 +113,7 @@ def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> 
 def _measure(
     benchmark: Benchmark, engine: Engine, runs: list[MethodRuns], prefill_s: float, show: Callable[[str], None]
 ) -> None:
-    """Run every method once a round: what disturbs the machine for a while disturbs all of them."""
+    """Run every method once a round: a passing disturbance of the machine then affects all of them."""
     order = [each for _ in range(benchmark.repeats) for each in runs]
     for number, each in enumerate(order, 1):
         show(f"bench · {each.method} · run {number} of {len(order)}")
@@ -145,10 +145,10 @@ def _run(benchmark: Benchmark, engine: Engine, method: Speculation, prefill_s: f
 
 
 def _facts(benchmark: Benchmark, engine: Engine, prefill_s: float | None) -> dict[str, Any]:
-    """Return what describes machine and request in the comparison."""
+    """Return the machine and the request, for the comparison."""
     settings = benchmark.settings
     resolved = settings.described(benchmark.sampling) | {"device": benchmark.model.device.type}
-    del resolved["method"], resolved["stop"]  # of single requests
+    del resolved["method"], resolved["stop"]  # they differ between runs
     return {
         "triforce": version("triforce"),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""`triforce bench`: every method on the same prompt, side by side."""
+"""`triforce bench`: compares the methods of decoding on one prompt."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def bench(
     prompt_file: options.PromptFiles = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods to compare, with commas; ar is always one.", show_default=DEFAULT),
+        typer.Option(help="Methods to compare, separated by commas; ar is always included.", show_default=DEFAULT),
     ] = None,
     context: Annotated[
         int | None,
         typer.Option(
-            help="Use so many tokens of the text, its first ones, such as 8000 or 16K.",
+            help="Use the first TOKENS tokens of the text, such as 8000 or 16K.",
             show_default="all",
             parser=parse_tokens,
             metavar="TOKENS",
@@ -44,9 +44,11 @@ def bench(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("--new", "--max-new-tokens", "-n", help="Generate so many.", show_default=str(NEW_TOKENS)),
+        typer.Option(
+            "--new", "--max-new-tokens", "-n", help="Tokens to generate in each run.", show_default=str(NEW_TOKENS)
+        ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Run every method so often; medians are shown.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each method; medians are shown.")] = 3,
     model: options.Model = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -78,9 +80,9 @@ def bench(
 ) -> int:
     """Compare the methods of decoding on one prompt and this machine.
 
-    The prompt is continued as it is, without the chat template, past any end-of-sequence token: every method generates
-    equally many tokens. It is read once; TTFT is that time and the method's own to its first token. Speedup is relative
-    to ar. Memory is an estimate of what the method keeps beside the model: KV caches, and a draft model if it uses one.
+    The prompt is continued without the chat template, and past end-of-sequence tokens: every method generates the same
+    number of tokens. The prompt is read once, and that time is part of every TTFT. Speedup is relative to ar. Memory is
+    an estimate of the KV caches and the draft model, without the model itself.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""`triforce profile`: which profiles there are, and the plan for one: memory, speed, and the flags for it."""
+"""`triforce profile`: lists the hardware profiles, and plans a model on one: memory, speed, and a command."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _DECODING = {
 }
 _GPU = typer.Option(
     "--gpu",
-    help="A profile's name, a part of it such as 4090, or a YAML file; auto is what is found.",
+    help="A profile's name, a part of one such as 4090, or a YAML file; auto is this machine.",
     show_default="auto",
     autocompletion=options.complete_profile,
 )
 _MEASURE = typer.Option("--measure", help="Measure this machine, and plan with the measured rates.")
-_SAVE = typer.Option("--save", help="Save what --measure measures, for all later plans.")
+_SAVE = typer.Option("--save", help="Save the measured rates for later plans.")
 _COMPARE = typer.Option("--compare", help="One table over all profiles.")
 _JSON = typer.Option("--json", help="The profile and its plan as one JSON object.")
 
@@ -54,11 +54,11 @@ def profile(
     compare: Annotated[bool, _COMPARE] = False,
     json: Annotated[bool, _JSON] = False,
 ) -> int:
-    """List the hardware profiles, and plan a model and a context for one: what lies where, how fast it will be.
+    """List the hardware profiles, and plan a model and a context for one: memory use and predicted speed.
 
-    Nothing is loaded: it works without the GPU and without the weights. Models are well-known names such as
-    Llama-2-7B-128K, or folders with a config.json. The last line is the command that the plan stands for. Rates are the
-    profile's, or those that --measure --save has found on this machine.
+    Nothing is loaded: neither the GPU nor the weights are needed. Models are well-known names such as Llama-2-7B-128K,
+    or folders with a config.json. The last line is the command that runs the plan. Rates are the profile's, or those
+    that --measure --save has saved for this machine.
 
     [bold]Examples[/bold]
 
@@ -89,10 +89,10 @@ def profile(
 
 
 def _check(flags: dict, measure: bool, save: bool) -> None:
-    """Raise SettingsError for options that cannot be right on any hardware."""
+    """Raise SettingsError for options that are wrong on any hardware."""
     check_part(flags)
     if save and not measure:
-        raise SettingsError("--save keeps what --measure measures", "use --measure --save")
+        raise SettingsError("--save needs --measure", "use --measure --save")
 
 
 def _measure(target: Target, terminal: Terminal, json: bool, save: bool) -> Measured:

@@ -1,4 +1,4 @@
-"""What a command line asks: settings and flags, before a model is opened. Imports no torch."""
+"""The request of a command line: settings and flags, before a model is opened. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command asks of every prompt that it generates from.
+    """The settings and flags of a command, the same for each of its prompts.
 
     Args:
         home: triforce's cache folder; None for the platform's.
-        command: the command's name, for the command line that a plan ends with.
+        command: the command's name, for the command line that ends a printed plan.
         system: a system message for the chat template; `raw` bypasses the template.
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
-        extend_context: stretch the model's context where it is too short.
-        group: the ranks that share the model; None where this process has all of it.
+        extend_context: extend the model's context where it is too short.
+        group: the ranks that share the model; None where this process runs all of it.
     """
 
     settings: Settings
@@ -57,7 +57,7 @@ class OutputOptions:
 def check_flags(ctx: typer.Context) -> None:
     """Raise SettingsError for flags that are wrong whatever prompt and profile are found."""
     params: Mapping[str, Any] = ctx.params
-    refuse_both(params, "raw", "system", "--raw uses no chat template, so there is no place for a system message")
+    refuse_both(params, "raw", "system", "--raw uses no chat template, which a system message needs")
     refuse_both(params, "quiet", "verbose", "choose one")
     for name, texts in (("--system", [params["system"] or ""]), ("--stop", params["stop"] or [])):
         refuse_broken_text(name, texts)

@@ -1,4 +1,4 @@
-"""flag > environment > profile > the model's own > default, resolved once into frozen dataclasses."""
+"""Settings by precedence: flag > environment > profile > the model's own > default; resolved once, frozen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from offload.hardware.calibration import default_folder
 from offload.hardware.profiles import Profile
 from offload.units import GIB
 
-NO_PROFILE = "none"  # stands for a GPU that no profile describes: it runs with the default settings
+NO_PROFILE = "none"  # the name for a GPU without a profile: it runs with the default settings
 
 
 def option_names() -> set[str]:
@@ -151,7 +151,7 @@ def gpu_names() -> list[str]:
 
 
 def refuse_broken_text(name: str, texts: Sequence[str]) -> None:
-    """Raise SettingsError for bytes that are no text: they arrive as lone surrogates."""
+    """Raise SettingsError for arguments that are not valid text: such bytes arrive as lone surrogates."""
     if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
         raise SettingsError(f"{name} is not valid UTF-8", "give it in the encoding of the terminal")
 

@@ -27,7 +27,7 @@ _ONE_LINE = Column(no_wrap=True)
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is displayed of a generation.
+    """The facts of a generation that the display shows.
 
     Args:
         context: the model's, in tokens.
@@ -45,7 +45,7 @@ class RunFacts:
 
 
 class ProgressDisplay:
-    """The moving part of stderr. Draws nothing if not `shown` or where stderr is no terminal; text is always written.
+    """The progress on stderr. Draws nothing if not `shown` or where stderr is no terminal; text is always written.
 
     Loading and prefill are rich bars, because stdout is still silent; decoding is a `StatusLine` under the text.
     """
@@ -84,7 +84,7 @@ class ProgressDisplay:
         """Write text to stdout, around whatever is shown."""
         if text:
             if self._terminal.text_may_show:
-                self._hide_bar()  # they would share the line; the next event brings it back
+                self._hide_bar()  # both would use the same line; the next event draws it again
             self._status.write(text)
 
     def hide(self) -> None:
@@ -140,7 +140,7 @@ class ProgressDisplay:
 
 
 class _Segment(NamedTuple):
-    """A piece of the status line. Without room, the segments with the highest `dropped` are left out first; 0 stays."""
+    """A piece of the status line. Those with the highest `dropped` are left out first, those with 0 never."""
 
     text: str
     style: str = ""

@@ -21,9 +21,9 @@ _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class Renderer(Protocol):
-    """The output of a command: loading, then start, then events, then finish or interrupt; close always.
+    """The output of a command. Called in this order: loading, start, event..., finish or interrupt; close always.
 
-    `event`, `finish` and `interrupt` raise BrokenPipeError when nobody reads stdout any more.
+    `event`, `finish` and `interrupt` raise BrokenPipeError when stdout's reader has closed it.
     """
 
     def loading(self, text: str) -> None:
@@ -52,13 +52,13 @@ class Output(Protocol):
     """A format of stdout. Text is returned, not written: the display writes it around what is drawn."""
 
     def section(self, section: Section) -> str:
-        """Return what comes before the events of one of several answers."""
+        """Return the text before the events of one of several answers."""
 
     def of(self, event: Event, meter: Meter) -> str:
         """Return the text for one event, which `meter` has observed; often ""."""
 
     def end(self, summary: Summary, meter: Meter) -> str:
-        """Return what comes after the last event."""
+        """Return the text after the last event."""
 
 
 class TextOutput:
@@ -103,7 +103,7 @@ class JsonOutput:
 
 
 class PartOutput:
-    """The notes on a part, which are not the answer: in JSON one line when they are complete, otherwise nothing."""
+    """The notes on a part, which are not the answer: one line in JSON when they are complete, nothing as text."""
 
     def __init__(self, part: Part, in_json: bool) -> None:
         self._part = part
@@ -206,6 +206,6 @@ class JsonRenderer(StreamRenderer):
 
 
 def json_line(**fields: Any) -> str:
-    """Return one line of JSON: UTF-8, with escapes for what would disturb a terminal or split the line."""
+    """Return one line of JSON: UTF-8, with escapes for characters that control a terminal or split the line."""
     text = json.dumps(fields, ensure_ascii=False, default=str)
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"

@@ -1,6 +1,6 @@
-"""The standard streams and the terminal behind them; nothing else writes to them.
+"""The standard streams and their terminal; all output goes through here.
 
-stdout carries the product, raw; everything else is a line on stderr.
+stdout carries the generated text, unchanged; everything else is a line on stderr.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Terminal:
         self.stderr_is_terminal = _is_terminal(self._stderr)
         self.stdin_is_terminal = _is_terminal(self.stdin)
         self.dumb = self._environ.get("TERM", "").lower() in ("dumb", "unknown")
-        self.color = self._wants_color(color)
+        self.color = self._uses_color(color)
         self.cursor = Cursor(self.size()[0])
         self.before_line: Callable[[], None] | None = None  # erases what is drawn on stderr before a line
         self._line_open = False
 
-    def _wants_color(self, choice: str) -> bool:
+    def _uses_color(self, choice: str) -> bool:
         if choice != "auto":
             return choice == "always"
         if self._environ.get("NO_COLOR") or self.dumb:
@@ -88,7 +88,7 @@ class Terminal:
             highlight=False,
             markup=False,
             emoji=False,
-            _environ=known,  # or rich asks FORCE_COLOR and COLUMNS itself
+            _environ=known,  # or rich would read FORCE_COLOR and COLUMNS itself
         )
 
     def write(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""From checked prompts to the end of the output: load once, generate for one prompt after the other."""
+"""Generation: loads the model once, then generates for one prompt after the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .verify import compare, refuse_loss, verification_fields
 
 
 class TextGenerator:
-    """A loaded model that generates for one prompt after the other; what a prompt shares with the last is reused."""
+    """A loaded model that generates for one prompt after the other, and reuses the prefix shared with the last one."""
 
     def __init__(self, opened: ModelRequest, engine: Engine, prompt_cache: PromptCache | None = None) -> None:
         self._opened = opened
@@ -97,8 +97,8 @@ def run_request(
 ) -> int:
     """Load the model for sequences of up to `longest` tokens and do the work; return the exit code.
 
-    A dry run prints the plan instead. What does not fit into memory is found before loading. Raises TriforceError,
-    BrokenPipeError, KeyboardInterrupt.
+    A dry run prints the plan instead. What does not fit into memory is an error before loading.
+    Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
     """
     model, settings = opened.model, opened.settings
     if opened.request.dry_run:

@@ -1,4 +1,4 @@
-"""A request whose model has been opened: everything that can go wrong before the weights are loaded."""
+"""A request whose model has been opened: all checks that need no weights."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ class ModelRequest:
     def _encode(self, text: str) -> list[int]:
         tokenizer, system = self.model.tokenizer, self.request.system
         if system is not None and not tokenizer.has_chat_template:
-            raise PromptError(
-                "this model has no chat template, so no place for --system", "put it into the prompt itself"
-            )
+            raise PromptError("this model has no chat template, which --system needs", "put it into the prompt itself")
         if self.request.raw or not tokenizer.has_chat_template:
             return tokenizer.encode(text, special_tokens=True)
         return tokenizer.chat(text, system)
@@ -79,20 +77,20 @@ class ModelRequest:
         return Prompt(ids, self.model.new_tokens(len(ids), self.settings.generation.max_new_tokens, exact), name)
 
     def stretched(self, prompts: Sequence[list[int]], terminal: Terminal) -> ModelRequest:
-        """Return the request with a context for the longest prompt and its answer; warn if the model is stretched."""
+        """Return the request with a context for the longest prompt and its answer; warn if that extends the model's."""
         longest = max(map(len, prompts)) + self.settings.generation.max_new_tokens
         model = self.model.stretched(longest)
         if model is self.model:
             return self
         stretched = replace(self, model=model)
         terminal.warn(
-            f"the context is stretched from {self.context:,} to {stretched.context:,} tokens (YaRN, factor "
+            f"the context is extended from {self.context:,} to {stretched.context:,} tokens (YaRN, factor "
             f"{stretched.context // self.context}): the model was not trained for that, and answers get worse"
         )
         return stretched
 
     def run_facts(self, meter: Meter, label: str = "") -> RunFacts:
-        """Return what the display shows of a generation, measured by `meter`."""
+        """Return the facts that the display shows of a generation."""
         on_gpu = self.model.device.type == "cuda"
         in_use = partial(torch.cuda.memory_allocated, self.model.device) if on_gpu else None
         return RunFacts(
@@ -100,7 +98,7 @@ class ModelRequest:
         )
 
     def summary_facts(self, new_tokens: int) -> dict[str, Any]:
-        """Return what the summary of a run contains beside its numbers."""
+        """Return the fields of a run's summary that the meter does not know."""
         return {
             "seed": self.settings.generation.seed,
             "method": self.settings.speculation.method,
@@ -146,7 +144,7 @@ def open_shared_model(
 ) -> OpenModel:
     """Find and check the model, fetching it if need be; all ranks must have opened it with the same command.
 
-    `compared` holds what must be the same on all ranks beside the settings. Raises TriforceError.
+    `compared` has further values that must be the same on all ranks. Raises TriforceError.
     """
     settings = request.settings
     with DownloadBar(terminal, shown=not quiet) as progress:

@@ -1,5 +1,5 @@
-/* What happens to each row between two attentions: linears, norms, the gate. Included once per level, after tile.h. */
-enum { NAME(GROUP) = 96, NAME(DEPTH) = 1024 }; /* rows and inputs of a product that fit the second cache together */
+/* The row-wise operations between two attentions: linears, norms, the gate. Included once per level, after tile.h. */
+enum { NAME(GROUP) = 96, NAME(DEPTH) = 1024 }; /* rows and inputs of a product that fit the L2 cache together */
 
 struct NAME(linear_work) {
     float c[NAME(GROUP) * 2 * BLOCK];
@@ -7,7 +7,7 @@ struct NAME(linear_work) {
 
 typedef uint16_t NAME(halves_at) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* LANES numbers from index `i` of a row of bf16 or fp32. */
+/* Load LANES elements from index `i` of a row of bf16 or fp32. */
 INLINE vec NAME(load)(const void *row, int64_t i, int wide) {
     if (wide)
         return *(const vec_at *)((const float *)row + i);
@@ -25,7 +25,7 @@ INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
     *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
 }
 
-/* One or two panels times a group of rows, into w->c. */
+/* Multiply one or two panels with a group of rows, into w->c. */
 INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, const char *x, int rows, int64_t panel,
                           int panels) {
     int wide = l->wide, item = wide ? 4 : 2;
@@ -45,8 +45,8 @@ INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, c
     }
 }
 
-/* Bias and residual, and into y. */
-ALONE static void NAME(emit)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
+/* Add bias and residual, and store in y. */
+NOINLINE static void NAME(epilogue)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
                               int columns) {
     for (int r = 0; r < rows; r++, c += 2 * BLOCK)
         for (int i = 0; i < columns; i++) {
@@ -95,14 +95,14 @@ TARGET static int NAME(linear)(const struct linear *l) {
                 continue;
             NAME(product)(l, w, (widened ? (const char *)widened : x) + first * row_bytes, rows, column / BLOCK,
                           columns > BLOCK ? 2 : 1);
-            NAME(emit)(l, w->c, first, rows, column, columns);
+            NAME(epilogue)(l, w->c, first, rows, column, columns);
         }
     }
     return failed;
 }
 
 /* x / rms(x) * weight (RMSNorm, arXiv 1910.07467). */
-ALONE static void NAME(norm_row)(const struct norm *n, int64_t row) {
+NOINLINE static void NAME(norm_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
     const char *x = (const char *)n->x + row * n->width * item;
     char *y = (char *)n->y + row * n->width * item;
@@ -120,7 +120,7 @@ ALONE static void NAME(norm_row)(const struct norm *n, int64_t row) {
 }
 
 /* silu(gate) * up, of rows [gate, up]. */
-ALONE static void NAME(gate_row)(const struct norm *n, int64_t row) {
+NOINLINE static void NAME(gate_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
     const char *x = (const char *)n->x + 2 * row * n->width * item;
     char *y = (char *)n->y + row * n->width * item;

@@ -1,12 +1,12 @@
 /*
- * Attention over whole heads, shared out among threads; included once per level, after attend.h.
+ * Attention over whole heads, divided among threads; included once per level, after attend.h.
  *
- * A head's keys are read in pieces of 512 tokens, and their partial results are folded in the order of the pieces. Where
- * the borders lie depends on nothing but the keys' places, so neither the number of threads nor the number of rows
- * changes any result, and two heads keep sixteen cores busy.
+ * A head's keys are read in pieces of 512 tokens, and the partial results are merged in the order of the pieces. The
+ * borders of the pieces depend only on the positions of the keys, so neither the number of threads nor the number of
+ * rows changes any result, and two heads keep sixteen cores busy.
  */
-/* Join a partial result to those before it. Rows that see none of its keys keep what they have; NaN does not vanish. */
-ALONE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, int rows, int dim) {
+/* Merge a partial result into those before it. Rows that see none of its keys are unchanged; NaN is preserved. */
+NOINLINE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, int rows, int dim) {
     for (int r = 0; r < rows; r++) {
         if (p.maximum[r] == -INFINITY && p.sum[r] == 0)
             continue;
@@ -21,8 +21,8 @@ ALONE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, 
     }
 }
 
-/* Attention of one row from all that was folded: fp32, or bf16 where `narrow_out` is set. */
-ALONE static void NAME(finish_row)(const float *out, float sum, int dim, void *to, int narrow_out) {
+/* Store the attention of one row, output / sum: in fp32, or in bf16 where `narrow_out` is set. */
+NOINLINE static void NAME(finish_row)(const float *out, float sum, int dim, void *to, int narrow_out) {
     float over = 1 / sum;
     for (int d = 0; d < dim; d++)
         if (narrow_out)
@@ -31,12 +31,12 @@ ALONE static void NAME(finish_row)(const float *out, float sum, int dim, void *t
             ((float *)to)[d] = out[d] * over;
 }
 
-/* Where row `r` of a head's group of rows lies among all rows [tokens][kv_heads * group]. */
+/* Index of row `r` of a KV head among all rows [tokens][kv_heads * group]. */
 INLINE int64_t NAME(row_at)(const struct attention *a, int head, int64_t r) {
     return r / a->group * a->kv_heads * a->group + head * a->group + r % a->group;
 }
 
-ALONE static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
+NOINLINE static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
     int dim = a->head_dim;
     for (int r = 0; r < rows; r++) {
         int64_t at = NAME(row_at)(a, head, first + r);
@@ -46,54 +46,54 @@ ALONE static void NAME(finish)(const struct attention *a, int head, int64_t firs
     }
 }
 
-/* How the work is cut up: groups of rows of one head, and pieces of its keys. */
-struct NAME(cuts) {
+/* The division of the work: groups of rows of one head, and pieces of its keys. */
+struct NAME(split) {
     int64_t rows, groups, pieces;
 };
 
-INLINE int NAME(group_rows)(const struct NAME(cuts) *c, int64_t group) {
+INLINE int NAME(group_rows)(const struct NAME(split) *c, int64_t group) {
     int64_t left = c->rows - group * ROW_GROUP;
     return left < ROW_GROUP ? (int)left : ROW_GROUP;
 }
 
-/* The partial result of one piece for one group of rows; all of its rows' maxima are -INFINITY if it lies beyond. */
-INLINE void NAME(run_piece)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
+/* Compute the partial result of one piece for one group of rows; a row that sees no key of it has maximum -INFINITY. */
+INLINE void NAME(run_piece)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(split) *c,
                             int64_t group, int64_t piece, struct NAME(partial) p) {
     int rows = NAME(group_rows)(c, group);
-    int64_t first = group * ROW_GROUP, end = NAME(sight)(a, first + rows - 1), start = piece * PIECE;
+    int64_t first = group * ROW_GROUP, end = NAME(visible_keys)(a, first + rows - 1), start = piece * PIECE;
     end = end < start + PIECE ? end : start + PIECE;
     NAME(piece)(a, w, head, first, rows, start, end, p);
 }
 
-/* All pieces one after the other, by one thread: for many groups of rows. */
-TARGET static void NAME(whole)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
+/* Compute one group of rows over all pieces by one thread, where there are many groups. */
+TARGET static void NAME(run_group)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(split) *c,
                                int64_t group) {
     int rows = NAME(group_rows)(c, group);
     struct NAME(partial) all = NAME(partial_at)(w->folded, rows), p = NAME(partial_at)(w->partial, rows);
     NAME(load_queries)(a, head, group * ROW_GROUP, rows, w->queries);
     NAME(run_piece)(a, w, head, c, group, 0, all);
-    for (int64_t piece = 1; piece < c->pieces && piece * PIECE < NAME(sight)(a, group * ROW_GROUP + rows - 1); piece++) {
+    for (int64_t piece = 1; piece < c->pieces && piece * PIECE < NAME(visible_keys)(a, group * ROW_GROUP + rows - 1); piece++) {
         NAME(run_piece)(a, w, head, c, group, piece, p);
         NAME(fold)(all, p, rows, a->head_dim);
     }
     NAME(finish)(a, head, group * ROW_GROUP, rows, all);
 }
 
-TARGET static int NAME(attend_whole)(const struct attention *a, const struct NAME(cuts) *c) {
+TARGET static int NAME(attend_whole)(const struct attention *a, const struct NAME(split) *c) {
     int failed = 0;
 #pragma omp parallel for schedule(dynamic, 1) reduction(| : failed)
-    for (int64_t task = a->kv_heads * c->groups - 1; task >= 0; task--) { /* the last rows see most: begin with them */
+    for (int64_t task = a->kv_heads * c->groups - 1; task >= 0; task--) { /* the last rows see the most keys and come first */
         struct NAME(work) *w = scratch(&own_memory, sizeof *w);
         if (w)
-            NAME(whole)(a, w, (int)(task % a->kv_heads), c, task / a->kv_heads);
+            NAME(run_group)(a, w, (int)(task % a->kv_heads), c, task / a->kv_heads);
         else
             failed = 1;
     }
     return failed;
 }
 
-/* Pieces side by side; what they give is folded in order when all are done. */
-TARGET static int NAME(attend_split)(const struct attention *a, const struct NAME(cuts) *c) {
+/* Compute pieces in parallel, and merge their partial results in order when all are done. */
+TARGET static int NAME(attend_split)(const struct attention *a, const struct NAME(split) *c) {
     int64_t size = ROW_GROUP * (a->head_dim + 2), tasks = a->kv_heads * c->groups;
     if (c->groups == 1)
         size = c->rows * (a->head_dim + 2);
@@ -126,8 +126,8 @@ TARGET static int NAME(attend_split)(const struct attention *a, const struct NAM
     return failed;
 }
 
-/* One piece for one group of rows: an unfinished result for whoever merges it with those of other memories. */
-TARGET static void NAME(hand_out)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
+/* Compute one piece for one group of rows, and store the partial result for the caller to merge. */
+TARGET static void NAME(store_partial)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(split) *c,
                                   int64_t group, int64_t piece) {
     int rows = NAME(group_rows)(c, group), dim = a->head_dim;
     struct NAME(partial) p = NAME(partial_at)(w->partial, rows);
@@ -142,14 +142,14 @@ TARGET static void NAME(hand_out)(const struct attention *a, struct NAME(work) *
     }
 }
 
-TARGET static int NAME(attend_apart)(const struct attention *a, const struct NAME(cuts) *c) {
+TARGET static int NAME(attend_partials)(const struct attention *a, const struct NAME(split) *c) {
     int failed = 0;
 #pragma omp parallel for schedule(dynamic, 1) reduction(| : failed)
     for (int64_t i = 0; i < a->kv_heads * c->groups * c->pieces; i++) {
         struct NAME(work) *w = scratch(&own_memory, sizeof *w);
         int64_t task = i / c->pieces;
         if (w)
-            NAME(hand_out)(a, w, (int)(task % a->kv_heads), c, task / a->kv_heads, i % c->pieces);
+            NAME(store_partial)(a, w, (int)(task % a->kv_heads), c, task / a->kv_heads, i % c->pieces);
         else
             failed = 1;
     }
@@ -173,15 +173,15 @@ TARGET static int NAME(merge)(const struct merge *m) {
 }
 
 TARGET static int NAME(attend)(const struct attention *a) {
-    struct NAME(cuts) c = {.rows = (int64_t)a->tokens * a->group};
+    struct NAME(split) c = {.rows = (int64_t)a->tokens * a->group};
     c.groups = (c.rows + ROW_GROUP - 1) / ROW_GROUP;
-    c.pieces = (NAME(sight)(a, c.rows - 1) + PIECE - 1) / PIECE;
+    c.pieces = (NAME(visible_keys)(a, c.rows - 1) + PIECE - 1) / PIECE;
     if (!c.rows)
         return 0;
     if (a->partials)
-        return NAME(attend_apart)(a, &c);
+        return NAME(attend_partials)(a, &c);
     int64_t tasks = a->kv_heads * c.groups, room = 4 * ROW_GROUP * (a->head_dim + 2) * tasks * c.pieces;
-    int enough = tasks >= 4 * omp_get_max_threads(); /* to keep all threads busy without cutting up heads */
+    int enough = tasks >= 4 * omp_get_max_threads(); /* to keep all threads busy without splitting heads */
     int costly = tasks > a->kv_heads && room > MOST_PARTIALS;
     return enough || costly || c.pieces == 1 ? NAME(attend_whole)(a, &c) : NAME(attend_split)(a, &c);
 }

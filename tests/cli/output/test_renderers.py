@@ -1,4 +1,4 @@
-"""Events in, text or JSON lines out, and a stderr that a person can read."""
+"""Events in, text or JSON lines out, progress and statistics on stderr."""
 
 import io
 import json
@@ -225,7 +225,7 @@ def decoding_line(columns, method, rows, using) -> str:
     return lines[-1]
 
 
-def test_the_status_line_tells_of_speculation_and_drops_what_does_not_fit():
+def test_the_status_line_shows_speculation_and_drops_segments_that_do_not_fit():
     rows = [("none", "full", 1), ("lookup", "full", 3, 12, 10, 8)]
     assert (
         decoding_line(80, "auto", rows, "none")
@@ -242,7 +242,7 @@ def test_the_status_line_tells_of_speculation_and_drops_what_does_not_fit():
     assert " · triforce · retrieval 89 %, lookup→retrieval 40 %, lookup→full 50 % · 4.4/verification · " in line
 
 
-def test_statistics_line_without_what_did_not_happen():
+def test_statistics_line_leaves_out_missing_values():
     nothing = dict.fromkeys(("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s"))
     nothing |= dict.fromkeys(("tokens_per_s", "peak_memory_bytes", "seed"))
     line = statistics_line(summary(finish_reason="interrupted", prefilled_tokens=512, new_tokens=0, **nothing))

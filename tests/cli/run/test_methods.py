@@ -13,7 +13,7 @@ GREEDY = ("--raw", "-n", "32", "--temperature", "0")
 
 
 @pytest.mark.parametrize("method", ["auto", "lookup", "naive", "retrieval", "streaming", "triforce"])
-def test_every_method_says_what_plain_decoding_says(triforce, tiny_model_dir, method):
+def test_every_method_gives_the_text_of_plain_decoding(triforce, tiny_model_dir, method):
     _, plain, statistics = triforce("generate", PROMPT, *GREEDY, "--method", "ar")
     assert " · ar · " in statistics
     assert "→" not in statistics
@@ -43,7 +43,7 @@ def test_impossible_combinations_are_refused(triforce):
     refused(triforce("generate", "hi", "--gamma2", "0"), "gamma2")
 
 
-def test_halves_of_a_combination_may_come_from_anywhere(triforce, tiny_model_dir, tmp_path, monkeypatch):
+def test_a_combination_may_come_from_flag_environment_and_profile(triforce, tiny_model_dir, tmp_path, monkeypatch):
     mine = tmp_path / "mine.yaml"
     about = "name: mine\ndescription: x\ndevice: cpu\n"
     short = ("generate", "hi", "--raw", "-n", "3", "--json", "--profile", mine)

@@ -1,4 +1,4 @@
-"""`--verify`: a run compared with plain decoding, and what is said about it."""
+"""`--verify`: a run compared with plain decoding, and the report of it."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def greedy(model, ids, count, **changes):
     return engine, [token for event in events if isinstance(event, Tokens) for token in event.ids]
 
 
-def test_verify_says_so_in_a_line_and_quiet_does_not(triforce):
+def test_verify_prints_one_line_unless_quiet(triforce):
     code, _, err = triforce("generate", PROMPT, *GREEDY, "--verify", "--method", "lookup")
     assert code == 0
     assert len(err.splitlines()) == 2
@@ -81,7 +81,7 @@ def test_a_changed_token_is_found_and_is_an_error(tiny_model_dir):
     assert raised.value.hint
 
 
-def test_the_verdict_names_what_was_compared_and_where_rounding_decides(tiny_model_dir):
+def test_the_result_names_both_sides_and_the_narrowest_margin(tiny_model_dir):
     ids = list(range(40, 80))
     engine, emitted = greedy(tiny_model_dir, ids, 12)
     found = compare(engine, ids, emitted, Sampling(temperature=0))
@@ -93,7 +93,7 @@ def test_the_verdict_names_what_was_compared_and_where_rounding_decides(tiny_mod
     assert f"closest: token {close.position}, '<{close.chosen}>' before '<{close.runner_up}>' by" in line
 
 
-def test_the_end_is_compared_too(tiny_model_dir):
+def test_the_end_of_sequence_token_is_compared(tiny_model_dir):
     ids = list(range(40, 80))
     engine, emitted = greedy(tiny_model_dir, ids, 12)
     *before, last = emitted
