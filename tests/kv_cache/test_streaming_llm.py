@@ -21,8 +21,8 @@ def model(tmp_path_factory):
     return load_model(FolderCheckpoint(folder), torch.float32, torch.device("cpu"), lambda done, total: None)
 
 
-def new_cache(model):
-    rope = model.rope(SINK + WINDOW + INFLIGHT)
+def new_cache(model, rope=None):
+    rope = rope or model.rope(SINK + WINDOW + INFLIGHT)
     return StreamingCache(model.shape, rope, SINK, WINDOW, INFLIGHT, model.dtype, model.device)
 
 
@@ -71,13 +71,14 @@ def test_a_rollback_out_of_reach_starts_over_and_the_runner_runs_the_tokens_agai
     assert (cache.truncate(20), cache.length) == (0, 0)
 
 
-def test_memory_is_constant_and_positions_stay_small(model):
-    cache = new_cache(model)
-    size, seen = cache._keys.shape, []
-    rows = cache._rope.rows
-    cache._rope.rows = lambda start, end: seen.append(end) or rows(start, end)
+def test_memory_is_constant_and_positions_stay_small(model, monkeypatch):
+    rope, ends = model.rope(SINK + WINDOW + INFLIGHT), []
+    rows = rope.rows
+    monkeypatch.setattr(rope, "rows", lambda start, end: ends.append(end) or rows(start, end))
+    cache = new_cache(model, rope)
+    size = cache.nbytes
     for part in id_tensor(400).split(7):
         model.forward(part, cache)
-    assert cache._keys.shape == size
-    assert max(seen) <= SINK + WINDOW + INFLIGHT
+    assert cache.nbytes == size
+    assert max(ends) <= SINK + WINDOW + INFLIGHT
     assert cache.length == 400
