@@ -98,6 +98,11 @@ class Engine:
         finally:
             self.idle_session = session
 
+    def forget(self) -> None:
+        """Drop all cached tokens but keep the memory: the next request runs its whole prompt."""
+        if self.idle_session is not None:
+            self.idle_session.full.truncate(0)
+
     def _check(self, ids: Sequence[int], length: int) -> None:
         if not ids:
             raise PromptError("the prompt is empty", "give at least one token")

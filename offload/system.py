@@ -20,7 +20,7 @@ _GROUP_FILES = (  # limit, usage and statistics of a control group, version 2 an
 
 def free_host_memory() -> int:
     """Return the free bytes of host memory, at most those left in the process's control group (a container's limit)."""
-    return min([psutil.virtual_memory().available, *_free_in_groups(_CGROUP)])
+    return min([psutil.virtual_memory().available, *free_in_groups(_CGROUP)])
 
 
 def free_memory(device: torch.device) -> int:
@@ -44,7 +44,7 @@ def default_home() -> Path:
     return user_cache_path("triforce")
 
 
-def _free_in_groups(root: Path) -> Iterator[int]:
+def free_in_groups(root: Path) -> Iterator[int]:
     """Yield the bytes left under each memory limit of a container; reclaimable file pages count as free."""
     for limit, used, statistics, droppable in _GROUP_FILES:
         try:

@@ -32,7 +32,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     # The heads of a group read the same keys. They are folded into the query axis, so that a key is read once for all.
     folded = q.view(tokens, kv_heads, -1, head_dim).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
     # Where few rows would leave a GPU idle, its kernel divides the keys by itself (Flash-Decoding).
-    out, lse = _attend_heads(folded, k.unsqueeze(0), v.unsqueeze(0), causal=False)
+    out, lse = attend_heads(folded, k.unsqueeze(0), v.unsqueeze(0), causal=False)
     out = out.reshape(kv_heads, tokens, -1, head_dim).transpose(0, 1).reshape(tokens, heads, head_dim)
     return Partial(out, lse.reshape(kv_heads, tokens, -1).transpose(0, 1).reshape(tokens, heads))
 
@@ -44,7 +44,7 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     # KV heads are on the batch axis and are expanded over the group with stride 0, so that no key is copied.
     grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys, values = (x.unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
-    out, lse = _attend_heads(grouped, keys, values, causal=True)
+    out, lse = attend_heads(grouped, keys, values, causal=True)
     return Partial(
         out.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim), lse.permute(2, 0, 1).reshape(tokens, heads)
     )
@@ -63,17 +63,17 @@ def merge(partials: Sequence[Partial]) -> Partial:
     return Partial(out.to(partials[0].out.dtype), total)
 
 
-def _attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Return out `[batch, heads, tokens, head_dim]` and lse `[batch, heads, tokens]` in fp32; q, k and v like out.
 
-    Uses the library kernels that return the log-sum-exp, and `_attend_by_blocks` where the device or dtype has none.
+    Uses the library kernels that return the log-sum-exp, and `attend_by_blocks` where the device or dtype has none.
     """
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
     if _has_cuda_flash(q):
         result = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
         return result[0], result[1][..., : q.shape[2]]
-    return _attend_reference(q, k, v, causal) if causal else _attend_by_blocks(q, k, v)
+    return attend_reference(q, k, v, causal) if causal else attend_by_blocks(q, k, v)
 
 
 def _has_cuda_flash(q: Tensor) -> bool:
@@ -82,13 +82,13 @@ def _has_cuda_flash(q: Tensor) -> bool:
     return torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
-def _attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, block: int = 4096) -> tuple[Tensor, Tensor]:
-    """Apply `_attend_reference` to blocks of keys and merge, because all scores of a long context would not fit."""
-    parts = [_attend_reference(q, *kv, False) for kv in zip(k.split(block, 2), v.split(block, 2), strict=True)]
+def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, block: int = 4096) -> tuple[Tensor, Tensor]:
+    """Apply `attend_reference` to blocks of keys and merge, because all scores of a long context would not fit."""
+    parts = [attend_reference(q, *kv, False) for kv in zip(k.split(block, 2), v.split(block, 2), strict=True)]
     return merge([Partial(*part) for part in parts])
 
 
-def _attend_reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def attend_reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Compute attention by its definition in fp32; the tests' reference, and the fallback without a library kernel."""
     scores = (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
     if causal:

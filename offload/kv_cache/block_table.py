@@ -27,7 +27,7 @@ class TableCache(SelectedCache):
         super().__init__(full, selector, refresh, budget, chunk, tail)
         self._store: BlockStore = full.store
         self._table = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
-        self._selected = 0  # tokens in the selected chunks
+        self.selection = torch.empty((full.store.shape.layers * full.store.shape.kv_heads, 0), dtype=torch.long)
         self._writes = -1  # the full cache's `writes` when this cache's own tokens were last intact
 
     def _invalidate(self, unchanged: int) -> bool:
@@ -39,21 +39,20 @@ class TableCache(SelectedCache):
         super().begin(tokens)
         end = self._length + tokens
         assert end <= self._full.capacity, f"{end} tokens in a cache of {self._full.capacity}"
-        self._writes = self._full.writes = (
-            self._full.writes + 1
-        )  # invalidates the tokens of another such cache, not these
+        # Invalidate the tokens of another such cache, not these.
+        self._writes = self._full.writes = self._full.writes + 1
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
         each, start, shape = self._chunk // BLOCK, chunks * self._chunk, self._store.shape
-        blocks = chosen.sort(dim=-1).values.unsqueeze(-1) * each + torch.arange(each)
+        self.selection = chosen.sort(dim=-1).values
+        blocks = self.selection.unsqueeze(-1) * each + torch.arange(each)
         tail = torch.arange(start // BLOCK, -(-(start + self._room) // BLOCK)).expand(len(chosen), -1)
         table = torch.cat((blocks.flatten(1), tail), dim=1).view(shape.layers, shape.kv_heads, -1)
         self._table = table.to(torch.int32).contiguous()
-        self._selected = chosen.shape[1] * self._chunk
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # The full cache's exact tokens are not overwritten with this cache's approximations.
         stored = min(max(self._full.length - self._length, 0), self._inflight)
         q = self._store.append(layer, self._length, q, k, v, self.rows, stored)
-        seen = self._selected + self._length - self._start + 1
+        seen = self.selection.shape[1] * self._chunk + self._length - self.tail_start + 1
         return self._store.attend_table(layer, q, self._table[layer], seen)

@@ -15,7 +15,12 @@ class SelectedCache(ABC):
 
     It computes keys and values only of tokens that the full cache has not run yet; `adopt` replaces them by the full
     cache's. The chunks are selected again when the selection is out of date (`Refresh`) or the tail is nearly full.
+
+    `selection` `[layers * kv_heads, slots]` has the chunk numbers attended to, and `tail_start` is the position in the
+    sequence where the chunks end and the tail begins.
     """
+
+    selection: Tensor
 
     def __init__(
         self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
@@ -24,7 +29,7 @@ class SelectedCache(ABC):
         self._full, self._selector, self._refresh = full, selector, refresh
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
-        self._start = 0  # position in the sequence where the chunks end and the tail begins
+        self.tail_start = 0
         self._length = self._inflight = 0
         self._rebuild = True
         full.keep_queries()
@@ -49,7 +54,7 @@ class SelectedCache(ABC):
         full = self._full.length
         unchanged = self._full.marks.update(self, full)
         self._selector.truncate(unchanged)
-        if unchanged < self._start:
+        if unchanged < self.tail_start:
             self._rebuild = True
         intact = self._invalidate(unchanged)
         self._length = max(self._length, full) if intact and not self._rebuild else full
@@ -65,19 +70,19 @@ class SelectedCache(ABC):
         end = self._length + tokens
         if self._length <= self._full.length and (self._rebuild or self._is_due(end)):
             self._select()
-        assert not self._rebuild and end - self._start <= self._room, "a draft longer than the tail"
+        assert not self._rebuild and end - self.tail_start <= self._room, "a draft longer than the tail"
         self._inflight = tokens
         self.rows = self._full.rope.rows(self._length, end)
 
     def _is_due(self, end: int) -> bool:
-        nearly_full = end - self._start > self._chunk + self._tail // 2
+        nearly_full = end - self.tail_start > self._chunk + self._tail // 2
         return nearly_full or self._refresh.due(self._length)
 
     def _select(self) -> None:
         self._rebuild = True  # until done: an interrupt must not leave the old selection with the new length
         chunks = max(self._length - 1, 0) // self._chunk  # the newest token stays in the tail
         self._use(choose(self._selector, self._full, chunks, min(self._slots, chunks)), chunks)
-        self._start = chunks * self._chunk
+        self.tail_start = chunks * self._chunk
         self._rebuild = False
         self._refresh.start(self._length)
 
@@ -97,6 +102,6 @@ class SelectedCache(ABC):
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
         self._inflight = 0
         self._length = length
-        if length < self._start:
+        if length < self.tail_start:
             self._rebuild = True
         return length

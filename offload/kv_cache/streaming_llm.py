@@ -44,6 +44,11 @@ class StreamingCache:
     def length(self) -> int:
         return self._length
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of keys and values."""
+        return self._keys.nbytes + self._values.nbytes
+
     def begin(self, tokens: int) -> None:
         stored = self._length - self._dropped
         assert 0 < tokens <= self._most, f"{tokens} tokens at once where {self._most} are the most"

@@ -11,11 +11,11 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ..errors import TriforceError
@@ -69,12 +69,13 @@ class Link(Protocol):
 class _Ticket:
     """A submitted copy."""
 
-    __slots__ = ("done", "error", "pairs", "seconds", "size", "submitted")
+    __slots__ = ("done", "error", "pairs", "poison", "seconds", "size", "submitted")
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs: Sequence[Pair] = pairs
         self.size = sum(source.nbytes for _, source in pairs)
         self.submitted = time.perf_counter()
+        self.poison = False  # the link's thread fills the targets with NaN first
         self.done = threading.Event()
         self.error: BaseException | None = None
         self.seconds: float | None = None
@@ -87,7 +88,7 @@ class SimulatedLink:
         bandwidth: bytes/s.
         latency: extra seconds per call of `copy`.
         before: called with the pairs before they are copied, by the link's thread, so that tests can delay or fail.
-        poison: fill targets with NaN when a copy is submitted, so that tests notice a missing wait.
+        poison: fill targets with NaN from the submission of a copy on, so that tests notice a missing wait.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class SimulatedLink:
         self.bandwidth, self.latency = bandwidth, latency
         self.statistics = LinkStatistics()
         self._before, self._poison = before, poison
+        self._pending: deque[_Ticket] = deque()  # for `poison`: submitted copies that may not have ended
         self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         threading.Thread(target=_work, args=(weakref.proxy(self), self._queue), daemon=True, name="link").start()
         weakref.finalize(self, self._queue.put, None)
@@ -107,11 +109,21 @@ class SimulatedLink:
     def copy(self, pairs: Sequence[Pair], after: Any = None) -> _Ticket:
         for target, source in pairs:
             assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
-            if self._poison:
-                target.view(torch.uint8).fill_(255)  # NaN in every floating-point type
         ticket = _Ticket(pairs)
+        if self._poison:
+            self._poison_targets(ticket)
         self._queue.put(ticket)
         return ticket
+
+    def _poison_targets(self, ticket: _Ticket) -> None:
+        """Fill the targets with NaN, unless an earlier copy has yet to read them: then its thread does it in turn."""
+        while self._pending and self._pending[0].done.is_set():
+            self._pending.popleft()
+        sources = [source for earlier in self._pending for _, source in earlier.pairs]
+        ticket.poison = any(_overlap(target, source) for target, _ in ticket.pairs for source in sources)
+        if not ticket.poison:
+            _fill_with_nan(ticket.pairs)
+        self._pending.append(ticket)
 
     def wait(self, ticket: _Ticket) -> None:
         ticket.done.wait()
@@ -133,6 +145,8 @@ class SimulatedLink:
     def transfer(self, ticket: _Ticket, free: float) -> float:
         """Run one copy in the link's thread; `free` is when the last one ended. Return when this one ended."""
         start = max(ticket.submitted, free)
+        if ticket.poison:
+            _fill_with_nan(ticket.pairs)
         if self._before is not None:
             self._before(ticket.pairs)
         for target, source in ticket.pairs:  # torch would take threads from the computation
@@ -144,6 +158,15 @@ class SimulatedLink:
         self.statistics.bytes += ticket.size
         self.statistics.busy_s += ticket.seconds
         return end
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
+def _fill_with_nan(pairs: Sequence[Pair]) -> None:
+    for target, _ in pairs:
+        ctypes.memset(target.data_ptr(), 255, target.nbytes)  # NaN in every floating-point type
 
 
 def _work(link: SimulatedLink, submitted: queue.SimpleQueue[_Ticket | None]) -> None:

@@ -186,3 +186,16 @@ def test_a_poisoned_target_is_nan_until_its_copy_ends(unreliable):
     gate.set()
     unreliable.link.wait(ticket)
     assert unreliable.holds(target, 1)
+
+
+def test_poison_spares_memory_that_an_earlier_copy_has_yet_to_read():
+    gate = threading.Event()
+    ends = Ends(SimulatedLink(bandwidth=1e9, before=lambda pairs: gate.wait(), poison=True), CPU)
+    target, host, other = ends.on_device(0), ends.on_host(7), ends.on_device(9)
+    first = ends.link.copy([(target, host)])
+    second = ends.link.copy([(host, other)])
+    assert ends.holds(host, 7)
+    gate.set()
+    ends.link.wait(first)
+    ends.link.wait(second)
+    assert ends.holds(target, 7) and ends.holds(host, 9)

@@ -1,17 +1,17 @@
 """The contract of `Store` (offload/kv_cache/store.py), for every store in every placement."""
 
+from functools import lru_cache
+
 import pytest
 import torch
 
-from offload.architecture.rope import Rope
-from tests.support.offloading import CPU
 from tests.support.stores import (
-    CAPACITY,
     CHUNK,
     SOME_STORES,
     STORES,
     close,
     definition,
+    new_rope,
     new_store,
     projected,
     rotated,
@@ -44,7 +44,7 @@ def store(kind, dtype):
 
 @pytest.fixture
 def rope(dtype):
-    return Rope(tiny_shape(), CAPACITY, dtype, CPU)
+    return new_rope(dtype)
 
 
 def run(store, rope, ids, start, end=True):
@@ -69,6 +69,11 @@ def fill(store, rope, ids=IDS, passes=PASSES):
 
 def keys_and_values(ids, rope, dtype):
     """Return the keys and values of tokens, each `[layers, kv_heads, tokens, head_dim]` in fp64."""
+    return _keys_and_values(tuple(ids), rope, dtype)
+
+
+@lru_cache
+def _keys_and_values(ids, rope, dtype):
     both = []
     for layer in range(tiny_shape().layers):
         _, k, v = projected(ids, layer, dtype)

@@ -7,7 +7,7 @@ from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from tests.support.models import make_hf_model
+from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, random_delays, settings, tiered_cache
 
 pytestmark = pytest.mark.xdist_group("native")  # the emulated instruction set is compiled once
@@ -24,17 +24,13 @@ def model(request, kernel, tmp_path_factory):
     return load_model(FolderCheckpoint(folder), request.param, CPU, lambda done, total: None, operations)
 
 
-def ids(count, seed=0):
-    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))
-
-
 def rows_of(model, cache, chunk):
     """Return rows of a prompt in chunks, of single tokens, and of a draft that is rolled back and replaced."""
-    found = [model.forward(part, cache) for part in ids(LENGTH).split(chunk)]
-    found += [model.forward(part, cache) for part in ids(3, 1).split(1)]
-    model.forward(ids(8, 2), cache)
+    found = [model.forward(part, cache) for part in id_tensor(LENGTH).split(chunk)]
+    found += [model.forward(part, cache) for part in id_tensor(3, 1).split(1)]
+    model.forward(id_tensor(8, 2), cache)
     cache.truncate(cache.length - 5)
-    found.append(model.forward(ids(5, 3), cache))
+    found.append(model.forward(id_tensor(5, 3), cache))
     return torch.cat(found)
 
 
@@ -54,8 +50,8 @@ def test_tiers_give_the_bits_of_one_store(model, expected, mode, resident, page,
 def test_layer_by_layer_prefill_gives_the_same_bits(model, expected):
     """The prefill follows committed tokens that end inside a page."""
     cache = tiered_cache(model, settings("hybrid", page_tokens=PIECE), capacity=CAPACITY)
-    first, rest = ids(LENGTH).split([PIECE + 90, LENGTH - PIECE - 90])
+    first, rest = id_tensor(LENGTH).split([PIECE + 90, LENGTH - PIECE - 90])
     model.forward(first, cache)
     list(model.forward_by_layers(rest, cache, 200))
-    found = torch.cat([model.forward(part, cache) for part in ids(3, 1).split(1)])
+    found = torch.cat([model.forward(part, cache) for part in id_tensor(3, 1).split(1)])
     assert torch.equal(found, expected[LENGTH : LENGTH + 3])

@@ -12,7 +12,7 @@ from offload.loading.weights import load_model
 from offload.offloading import TieredStoreFactory
 from offload.offloading import cuda_link as cuda
 from offload.offloading.page import BlockPageFormat
-from tests.support.models import make_hf_model
+from tests.support.models import id_tensor, make_hf_model
 from tests.support.native_kernel import fill_blocks
 from tests.support.offloading import CAPACITY, PAGE, SHAPE, native_kernel, settings
 
@@ -20,10 +20,6 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 GPU = torch.device("cuda", 0)
 MODES = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
 LATE = 200_000_000  # cycles that the device sleeps, about 0.1 s
-
-
-def ids(count, seed=0):
-    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -56,7 +52,7 @@ def both_appended(shape, dtype, device):
     if device.type == "cpu":  # what the format does on a GPU
         positions = torch.arange(3, 43)
         write_blocks(
-            there.view(format._size), shape.head_dim, positions, rotate(k, rows).transpose(0, 1), v.transpose(0, 1)
+            format.grains(there), shape.head_dim, positions, rotate(k, rows).transpose(0, 1), v.transpose(0, 1)
         )
         return format, page, rotated, there, rotate(q, rows)
     far = torch.empty_like(q, device=device)
@@ -201,7 +197,7 @@ def same(model, found, expected):
 @pytest.mark.parametrize(("mode", "resident"), MODES)
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_any_placement_gives_the_full_cache_s_rows_on_a_gpu(model, mode, resident, by_layers):
-    prompt = ids(CAPACITY).to(GPU)
+    prompt = id_tensor(CAPACITY).to(GPU)
     expected = model.forward(prompt, model.new_cache(CAPACITY))
     cache = tiered_gpu_cache(model, mode, resident)
     model.forward(prompt[:90], cache)
@@ -221,7 +217,7 @@ def test_any_placement_gives_the_full_cache_s_rows_on_a_gpu(model, mode, residen
 def test_read_and_gather_from_host_memory_with_indices_on_the_gpu(model):
     whole, cache = model.new_cache(CAPACITY), tiered_gpu_cache(model, "hybrid", 1)
     for each in (whole, cache):
-        for part in ids(300).to(GPU).split(30):
+        for part in id_tensor(300).to(GPU).split(30):
             model.forward(part, each)
     for start, end in ((0, 300), (10, 20), (250, 300)):
         for found, expected in zip(cache.store.read(start, end), whole.store.read(start, end), strict=True):
@@ -237,8 +233,8 @@ def test_read_and_gather_from_host_memory_with_indices_on_the_gpu(model):
 def test_an_aborted_pass_on_a_gpu_changes_nothing(model):
     expected, cache = (tiered_gpu_cache(model, "stream", 0) for _ in range(2))
     for each in (expected, cache):
-        model.forward(ids(300).to(GPU), each)
-    run = model.forward_by_layers(ids(300, 1).to(GPU), cache, 50)
+        model.forward(id_tensor(300).to(GPU), each)
+    run = model.forward_by_layers(id_tensor(300, 1).to(GPU), cache, 50)
     next(run)
     run.close()  # with copies in flight in both directions
-    assert same(model, *(model.forward(ids(5, 2).to(GPU), each) for each in (cache, expected)))
+    assert same(model, *(model.forward(id_tensor(5, 2).to(GPU), each) for each in (cache, expected)))

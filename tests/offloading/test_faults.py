@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from offload.offloading import SimulatedLink, TransferFailed
+from offload.offloading.prefetch import PrefetchRing
+from tests.support.models import id_tensor
 from tests.support.offloading import CAPACITY, PAGE, make_link, make_model, settings, tiered_cache
 
 LENGTH = 300
@@ -18,14 +20,10 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("faults"), native=False)
 
 
-def ids(count, seed=0):
-    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))
-
-
 def expected(model):
     cache = tiered_cache(model, settings("stream"))
-    model.forward(ids(LENGTH), cache)
-    return model.forward(ids(3, 1), cache)
+    model.forward(id_tensor(LENGTH), cache)
+    return model.forward(id_tensor(3, 1), cache)
 
 
 class Fault:
@@ -47,7 +45,7 @@ class Fault:
 def decode(model, cache):
     """Run some passes: copies that were in flight before the fault began may still succeed."""
     for _ in range(3):
-        model.forward(ids(3, 1), cache)
+        model.forward(id_tensor(3, 1), cache)
         cache.truncate(LENGTH)
 
 
@@ -58,55 +56,55 @@ def fail():
 def test_a_copy_that_fails_once_is_retried(model):
     fault = Fault(fail)
     cache = tiered_cache(model, settings(), make_link(before=fault))
-    model.forward(ids(LENGTH), cache)
+    model.forward(id_tensor(LENGTH), cache)
     fault.begin()
     decode(model, cache)
     assert fault.seen > fault.first
-    torch.testing.assert_close(model.forward(ids(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["stream", "hybrid"])
 def test_copies_that_keep_failing_raise_and_the_next_pass_is_right(model, mode):
     fault = Fault(fail, times=6)
     cache = tiered_cache(model, settings(mode, share=0.5), make_link(before=fault))
-    model.forward(ids(LENGTH), cache)
+    model.forward(id_tensor(LENGTH), cache)
     fault.begin()
     with pytest.raises(TransferFailed, match="the cable is loose"):
         decode(model, cache)
     assert cache.length == LENGTH
-    torch.testing.assert_close(model.forward(ids(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
 def test_a_permanently_failing_link_raises_in_every_pass(model):
     fault = Fault(fail, times=10**9)
     cache = tiered_cache(model, settings(), make_link(before=fault))
-    model.forward(ids(LENGTH), cache)
+    model.forward(id_tensor(LENGTH), cache)
     fault.begin(after=1)
     cache.store.tiers.ring.drop()
     for _ in range(3):
         with pytest.raises(TransferFailed):
-            model.forward(ids(3, 1), cache)
+            model.forward(id_tensor(3, 1), cache)
 
 
 def test_a_failed_copy_to_the_host_raises_and_the_prefill_can_be_repeated(model):
     fault = Fault(fail)
     cache = tiered_cache(model, settings(), make_link(before=fault))
-    model.forward(ids(90, 2), cache)
+    model.forward(id_tensor(90, 2), cache)
     cache.truncate(0)
     fault.begin()
     with pytest.raises(TransferFailed):
-        model.forward(ids(LENGTH), cache)
+        model.forward(id_tensor(LENGTH), cache)
     assert cache.length == 0
-    model.forward(ids(LENGTH), cache)
-    torch.testing.assert_close(model.forward(ids(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+    model.forward(id_tensor(LENGTH), cache)
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
 def test_a_link_that_becomes_ten_times_slower_changes_no_output(model):
     link = make_link(bandwidth=2e9)
     cache = tiered_cache(model, settings("hybrid"), link)
-    model.forward(ids(LENGTH), cache)
+    model.forward(id_tensor(LENGTH), cache)
     link.bandwidth /= 10
-    torch.testing.assert_close(model.forward(ids(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
@@ -125,7 +123,7 @@ def test_ctrl_c_while_a_copy_is_waited_for(model):
 
     fault = Fault(interrupt)
     cache = tiered_cache(model, settings("hybrid", share=0.5), make_link(before=fault))
-    model.forward(ids(LENGTH), cache)
+    model.forward(id_tensor(LENGTH), cache)
 
     def decode_until_interrupted():
         for _ in range(3):  # Python drops an interrupt that comes while it runs a weak reference's callback
@@ -134,42 +132,35 @@ def test_ctrl_c_while_a_copy_is_waited_for(model):
 
     with pytest.raises(KeyboardInterrupt):
         decode_until_interrupted()
-    torch.testing.assert_close(model.forward(ids(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
 def test_a_missing_wait_is_found(model, monkeypatch):
     """Without waits, poisoned buffers make the output NaN."""
     monkeypatch.setattr(SimulatedLink, "wait", lambda link, ticket: None)
     cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.01)))
-    model.forward(ids(60), cache)
-    list(model.forward_by_layers(ids(140, 1), cache, 50))
-    assert model.forward(ids(3, 1), cache).isnan().any()
+    model.forward(id_tensor(60), cache)
+    list(model.forward_by_layers(id_tensor(140, 1), cache, 50))
+    assert model.forward(id_tensor(3, 1), cache).isnan().any()
 
 
 def test_a_buffer_that_is_released_too_early_is_found(model, monkeypatch):
     """Prefetching into a buffer that is still in use makes the output NaN."""
-    from offload.offloading.prefetch import PrefetchRing
-
-    take = PrefetchRing.take
-    monkeypatch.setattr(PrefetchRing, "take", lambda ring, item: (buffer := take(ring, item), ring.release(buffer))[0])
-    monkeypatch.setattr("offload.offloading.store.TieredStore._attend_streamed", streamed_late)
-    cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.002)))
-    model.forward(ids(LENGTH), cache)
-    assert model.forward(ids(3, 1), cache).isnan().any()
-
-
-def streamed_late(store, layer, page, rows, result):
-    buffer = store.tiers.ring.take(store._item(layer, page))
-    result.attend(buffer, rows, store.span)
+    take, release = PrefetchRing.take, PrefetchRing.release
+    monkeypatch.setattr(PrefetchRing, "take", lambda ring, item: (buffer := take(ring, item), release(ring, buffer))[0])
+    monkeypatch.setattr(PrefetchRing, "release", lambda ring, buffer: None)
+    cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.01)))
+    model.forward(id_tensor(LENGTH), cache)
+    assert model.forward(id_tensor(3, 1), cache).isnan().any()
 
 
 def test_no_more_is_copied_than_the_sequence_has(model):
     """The bytes copied depend on the sequence, not on the capacity."""
     link = make_link()
     cache = tiered_cache(model, settings(), link, capacity=50 * CAPACITY)
-    model.forward(ids(LENGTH), cache)
+    model.forward(id_tensor(LENGTH), cache)
     before = link.statistics.bytes
-    model.forward(ids(1), cache)
+    model.forward(id_tensor(1), cache)
     cache.store.tiers.ring.drop()
     assert link.statistics.bytes - before <= 1.5 * model.shape.kv_bytes(LENGTH, 4)
 
@@ -180,14 +171,14 @@ def test_a_failed_prefill_behind_an_open_page_leaves_that_page_intact(native, tm
     model = make_model(tmp_path, native=native)
     fault = Fault(fail, times=10**9)
     cache = tiered_cache(model, settings(), make_link(before=fault))
-    model.forward(ids(LENGTH), cache)
+    model.forward(id_tensor(LENGTH), cache)
     cache.truncate(PAGE // 2)
     fault.begin(after=2)  # the first copies the open page back to the device
     with pytest.raises(TransferFailed):
-        model.forward(ids(LENGTH, 5), cache)
+        model.forward(id_tensor(LENGTH, 5), cache)
     fault.first = None
     fresh = tiered_cache(model, settings())
-    model.forward(ids(LENGTH)[: PAGE // 2], fresh)
-    for part in (ids(LENGTH, 6), ids(3, 7)):
+    model.forward(id_tensor(LENGTH)[: PAGE // 2], fresh)
+    for part in (id_tensor(LENGTH, 6), id_tensor(3, 7)):
         found, wanted = (model.forward(part, each) for each in (cache, fresh))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

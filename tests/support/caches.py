@@ -14,7 +14,17 @@ from offload.kv_cache.retrieval import CopiedCache
 from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.kv_cache.streaming_llm import StreamingCache
 from tests.support.offloading import CPU, native_kernel
-from tests.support.stores import CAPACITY, CHUNK, SOME_STORES, STORES, definition, new_store, projected, tiny_shape
+from tests.support.stores import (
+    CAPACITY,
+    CHUNK,
+    SOME_STORES,
+    STORES,
+    definition,
+    new_rope,
+    new_store,
+    projected,
+    tiny_shape,
+)
 
 PROMPT = [(11 * position) % 249 for position in range(150)]  # in the full cache that a cache selects from
 SINK, TAIL, BUDGET = 4, 32, 4 * CHUNK
@@ -77,7 +87,7 @@ class Subject:
 
 def new_subject(name: str, dtype=torch.float32) -> Subject:
     """Make a cache of one of the kinds in `CACHES`, ready for its first pass."""
-    rope = Rope(tiny_shape(), CAPACITY, dtype, CPU)
+    rope = new_rope(dtype)
     if name == "StreamingLLM":
         cache = StreamingCache(tiny_shape(), rope, SINK, WINDOW, INFLIGHT, dtype, CPU)
         return Subject(cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5), INFLIGHT + 1, "at once", WINDOW)

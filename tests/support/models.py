@@ -77,3 +77,8 @@ def make_hf_model(family: str, seed: int = 0, **changes) -> torch.nn.Module:
 def ids(count, seed=0):
     """Return random token ids of the tiny models, none of them special."""
     return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def id_tensor(count, seed=0):
+    """Return random token ids of the tiny models as a tensor `[count]`."""
+    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))

@@ -1,6 +1,6 @@
 """Every store, and the keys, values and queries of the contract tests."""
 
-from functools import cache
+from functools import cache, lru_cache
 
 import pytest
 import torch
@@ -44,12 +44,23 @@ def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store
     return factory.new_store(tiny_shape(), capacity, dtype)
 
 
+@cache
+def new_rope(dtype) -> Rope:
+    """Return the RoPE of the contract tests, the same object every time."""
+    return Rope(tiny_shape(), CAPACITY, dtype, CPU)
+
+
+@cache
+def _projections(layer: int, dtype):
+    shape = tiny_shape()
+    heads = shape.heads + 2 * shape.kv_heads
+    return torch.randn(256, heads, shape.head_dim, generator=torch.Generator().manual_seed(layer)).to(dtype)
+
+
 def projected(ids: list[int], layer: int, dtype=torch.float32):
     """Return q, k and v of some tokens in a layer, views of one tensor; the same token gets the same values."""
     shape = tiny_shape()
-    heads = (shape.heads, shape.kv_heads, shape.kv_heads)
-    table = torch.randn(256, sum(heads), shape.head_dim, generator=torch.Generator().manual_seed(layer))
-    return table[torch.tensor(ids)].to(dtype).split(heads, dim=1)
+    return _projections(layer, dtype)[torch.tensor(ids)].split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
 
 
 def rotated(x, rope: Rope, positions: list[int]):
@@ -63,11 +74,16 @@ def definition(ids, start, layer, rope, dtype=torch.float32, visible=None, posit
 
     Each attends to the `visible` indices (default: all) up to its own, rotated to `positions` (default: the indices).
     """
-    visible = list(range(len(ids))) if visible is None else visible
+    visible = range(len(ids)) if visible is None else visible
     positions = visible if positions is None else positions
+    return _definition(tuple(ids), start, layer, rope, dtype, tuple(visible), tuple(positions))
+
+
+@lru_cache(maxsize=4096)  # all stores and caches are compared with the same attention
+def _definition(ids, start, layer, rope, dtype, visible, positions):
     q, k, v = projected([ids[index] for index in visible], layer, dtype)
     group = q.shape[1] // k.shape[1]
-    q, k = (rotated(x, rope, positions) for x in (q, k))
+    q, k = (rotated(x, rope, list(positions)) for x in (q, k))
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     own = torch.tensor(visible) >= start
     future = torch.tensor(visible) > torch.tensor(visible)[own][:, None]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload.kernels.attention import _attend_reference
+from offload.kernels.attention import attend_reference
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
 
@@ -24,7 +24,7 @@ def expected(q, keys, values, seen, causal):
     for index, query in enumerate(q):
         end = seen + index * causal
         k, v = (x[:, :end].repeat_interleave(group, 0)[None] for x in (keys, values))
-        out, lse = _attend_reference(query[None, :, None], k, v, False)
+        out, lse = attend_reference(query[None, :, None], k, v, False)
         outs.append(out[0, :, 0])
         sums.append(lse[0, :, 0])
     return torch.stack(outs).float(), torch.stack(sums)
