@@ -18,19 +18,25 @@ from .calibration import Measured
 from .schema import Gpu, Host, Link
 
 _MIN_READ = 2**26  # bytes: less would measure the caches
-_SECONDS = 0.4  # for the runs of a measurement, without the memory that it fills first
 _RUNS = (3, 15)  # at least, at most
 _LATENCY_COPY = 4  # bytes of a copy that takes the latency alone
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkSizes:
-    """Sizes of the measurements: bytes to read and to copy, rows of the square matrices to multiply."""
+    """Sizes of the measurements: bytes to read and to copy, rows of the square matrices to multiply.
+
+    `seconds` is the time for the runs of each measurement, beside the memory that it fills first.
+    """
 
     read: int = 2**29  # many times the size of caches
     copy: int = 2**28
     host_rows: int = 1024
     device_rows: int = 8192  # enough to saturate the largest GPU
+    seconds: float = 0.4
+
+
+QUICK = BenchmarkSizes(read=2**27, copy=2**26, host_rows=512, device_rows=4096, seconds=0.1)  # about a second in all
 
 
 def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSizes = BenchmarkSizes()) -> Measured:
@@ -54,28 +60,32 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
     return Measured(date, f"{count}x {gpu.model if gpu else 'GPU'}, {cores}", version, "cuda", count, gpu, link, host)
 
 
-def read_rate(free: int, size: int = BenchmarkSizes().read) -> float | None:
+def read_rate(free: int, sizes: BenchmarkSizes = BenchmarkSizes()) -> float | None:
     """Return the GB/s at which torch's threads read host memory; None if `free` bytes are too few to measure."""
-    size = min(size, free // 4)
+    size = min(sizes.read, free // 4)
     if size < _MIN_READ:
         return None
-    return _rate(size, torch.ones(size // 4).sum)
+    return _rate(size, torch.ones(size // 4).sum, sizes.seconds)
 
 
 def link_rate(
-    device: torch.device, free: int, pinned: bool = True, to_host: bool = False, size: int = BenchmarkSizes().copy
+    device: torch.device,
+    free: int,
+    pinned: bool = True,
+    to_host: bool = False,
+    sizes: BenchmarkSizes = BenchmarkSizes(),
 ) -> float | None:
     """Return the GB/s between host memory and a GPU with `free` bytes; None if it cannot be measured."""
-    size = min(size, free // 4, free_memory(torch.device("cpu")) // 4)
+    size = min(sizes.copy, free // 4, free_memory(torch.device("cpu")) // 4)
     run = _copy(device, size, pinned, to_host)
-    return run and _rate(size, run)
+    return run and _rate(size, run, sizes.seconds)
 
 
 def _host(sizes: BenchmarkSizes) -> Host:
     return Host(
         memory_gib=psutil.virtual_memory().total / GIB,
-        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes.read),
-        bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows),  # 10^9 a second
+        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes),
+        bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows, sizes.seconds),  # 10^9 a second
         cores=psutil.cpu_count(logical=False),
     )
 
@@ -83,33 +93,33 @@ def _host(sizes: BenchmarkSizes) -> Host:
 def _gpu(device: torch.device, sizes: BenchmarkSizes) -> Gpu | None:
     free, total = torch.cuda.mem_get_info(device)
     try:
-        bandwidth = _memory_rate(device, min(4 * sizes.copy, free // 8))
-        tflops = _matmul_rate(device, sizes.device_rows) / 1e3
+        bandwidth = _memory_rate(device, min(4 * sizes.copy, free // 8), sizes.seconds)
+        tflops = _matmul_rate(device, sizes.device_rows, sizes.seconds) / 1e3
     except RuntimeError:  # others use its memory
         return None
     return Gpu(torch.cuda.get_device_name(device), total / GIB, bandwidth, tflops)
 
 
-def _memory_rate(device: torch.device, size: int) -> float:
+def _memory_rate(device: torch.device, size: int, seconds: float) -> float:
     """Return the GB/s of the device's own memory: a copy reads and writes every byte."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return _rate(2 * size, _synchronized(lambda: target.copy_(source), device))
+    return _rate(2 * size, _synchronized(lambda: target.copy_(source), device), seconds)
 
 
 def _link(device: torch.device, sizes: BenchmarkSizes) -> Link | None:
     free = torch.cuda.mem_get_info(device)[0]
-    pageable = link_rate(device, free, pinned=False, size=sizes.copy)
-    to_device = link_rate(device, free, size=sizes.copy)
+    pageable = link_rate(device, free, pinned=False, sizes=sizes)
+    to_device = link_rate(device, free, sizes=sizes)
     if to_device is None and pageable is None:
         return None
     small = _copy(device, _LATENCY_COPY, to_device is not None, to_host=False)
     return Link(
         kind="pinned memory, measured" if to_device else "pageable memory, measured",
         bandwidth_gb_s=to_device or pageable,  # where pages cannot be pinned, this is what there is
-        to_host_gb_s=link_rate(device, free, to_host=True, size=sizes.copy),
+        to_host_gb_s=link_rate(device, free, to_host=True, sizes=sizes),
         pageable_gb_s=pageable,
-        latency_us=small and 1e6 * _median_seconds(small),
+        latency_us=small and 1e6 * _median_seconds(small, sizes.seconds),
     )
 
 
@@ -125,14 +135,14 @@ def _copy(device: torch.device, size: int, pinned: bool, to_host: bool) -> Calla
     return _synchronized(lambda: target.copy_(source, non_blocking=True), device)
 
 
-def _matmul_rate(device: torch.device, rows: int) -> float:
+def _matmul_rate(device: torch.device, rows: int, seconds: float) -> float:
     """Return the GFLOP/s of a product of two square bf16 matrices, as in prefill.
 
     It runs the program's own product: a CPU without bf16 instructions is many times faster through fp32.
     """
     weight, x = (torch.ones(rows, rows, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = TorchLinear(weight)
-    return _rate(2 * rows**3, _synchronized(lambda: product(x), device))
+    return _rate(2 * rows**3, _synchronized(lambda: product(x), device), seconds)
 
 
 def _synchronized(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
@@ -146,17 +156,17 @@ def _synchronized(run: Callable[[], object], device: torch.device) -> Callable[[
     return run_and_wait
 
 
-def _rate(amount: int, run: Callable[[], object]) -> float:
+def _rate(amount: int, run: Callable[[], object], seconds: float) -> float:
     """Return 10^9 units a second, where each run does `amount` units."""
-    return amount / _median_seconds(run) / 1e9
+    return amount / _median_seconds(run, seconds) / 1e9
 
 
-def _median_seconds(run: Callable[[], object]) -> float:
+def _median_seconds(run: Callable[[], object], budget: float) -> float:
     """Return the median seconds of a few runs, after one that warms up threads and devices."""
     run()
     seconds: list[float] = []
     least, most = _RUNS
-    while len(seconds) < least or (len(seconds) < most and sum(seconds) < _SECONDS):
+    while len(seconds) < least or (len(seconds) < most and sum(seconds) < budget):
         start = perf_counter()
         run()
         seconds.append(perf_counter() - start)

@@ -32,12 +32,13 @@ class Hardware:
     gpus: int  # that share the work; 1 on a CPU
     memory: int | None  # bytes, of each
     bandwidth: float  # bytes a second, of each
-    flops: float  # bf16 operations a second, of each
+    flops: float  # operations a second in `dtype`, of each
     link: float  # bytes a second between the host and each
     host_memory: int | None
     host_bandwidth: float
     host_flops: float
     assumed: tuple[str, ...] = ()  # names of rates that were neither given nor measured
+    dtype: str = "bf16"  # in which `flops` is counted: fp16 for a GPU without bf16
 
     @property
     def shared(self) -> bool:
@@ -68,7 +69,8 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
         gpus = profile.gpus
         sizes = (int(gpu.memory_gib * GIB), gpu.bandwidth_gb_s * 1e9, gpu.bf16_tflops * 1e12, link.bandwidth_gb_s * 1e9)
     assumed = tuple(name for name, rate in rates.items() if rate is None)
-    return Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed)
+    dtype = "fp16" if profile.options.get("dtype") == "float16" else "bf16"
+    return Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed, dtype)
 
 
 def placed(hardware: Hardware, placement: Placement) -> Hardware:

@@ -68,7 +68,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     final = home / "models" / name
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(final.parent)
+        remove_leftovers(final.parent)
         staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
     except OSError as error:
         raise FetchError(
@@ -94,7 +94,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     return final
 
 
-def _remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of processes that no longer run."""
     for leftover in folder.glob(".partial-*"):
         owner = leftover.name.split("-")[1]

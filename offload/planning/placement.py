@@ -129,9 +129,7 @@ class _Sizes:
             parts["staging"] = (STAGING_BUFFERS + OPEN_PAGES * offloaded) * self._page
         if weights < self._layers:
             parts["staging"] = parts.get("staging", 0) + STAGING_BUFFERS * need.layer_weights
-        if (
-            self._order == "layers" and offloaded
-        ):  # rows between two layers; KV of one being computed and one being copied
+        if self._order == "layers" and offloaded:  # rows between layers; KV of one being computed, one copied
             parts["activations"] += 2 * self._hidden + 2 * self._paged_kv
         return parts
 

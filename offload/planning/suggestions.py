@@ -117,7 +117,8 @@ def _contexts(request: PlanRequest) -> Iterator[Suggestion]:
             failing = middle
     if fitting:
         tokens = fitting * CONTEXT_STEP
-        yield Suggestion(f"a context of {tokens:,} tokens or fewer", replace(request, tokens=tokens))
+        text = f"a context of {tokens:,} tokens or fewer, such as the parts of `summarize --map-reduce`"
+        yield Suggestion(text, replace(request, tokens=tokens))
 
 
 def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Suggestion]:

@@ -11,6 +11,7 @@ from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
 
 from ..exit_codes import DONE, FAILED
+from .plan_flags import Argument, command_line
 from .plan_json import measured_fields, plan_fields
 from .plan_text import comparison_text, plan_text
 from .renderers import json_line
@@ -25,12 +26,16 @@ class PlanReport:
         suggestions: changes that would fit, if the plan does not.
         measured: where the plan's rates come from, if not from a data sheet.
         profile: printed beside the plan in JSON.
+        source: where a well-known model's weights come from, with its licence.
+        arguments: what the command line has beside the plan's own flags.
     """
 
     plan: Plan
     suggestions: Sequence[Suggestion] = ()
     measured: Measured | None = None
     profile: Profile | None = None
+    source: str = ""
+    arguments: Sequence[Argument] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class PlanComparison:
 def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool) -> int:
     """Print the plan to stdout and what is missing to stderr; return the exit code.
 
-    The text ends with the line of `triforce <command>` that the plan stands for.
+    The text of a plan that fits ends with the line of `triforce <command>` for it.
     """
     plan = report.plan
     if json:
@@ -56,7 +61,9 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
         fields = plan_fields(plan, report.suggestions)
         terminal.write(json_line(type="plan", **profile, measured=measured_fields(report.measured), plan=fields))
     else:
-        terminal.write(plan_text(plan, terminal.stdout_is_terminal, report.measured, command))
+        text = plan_text(plan, terminal.stdout_is_terminal, report.measured, report.source)
+        line = f"\n{command_line(command, plan, report.arguments)}\n" if plan.fits else ""
+        terminal.write(text + line)
     if plan.fits:
         return DONE
     terminal.error(plan.shortage(), suggestions_text(report.suggestions))

@@ -1,9 +1,9 @@
-"""A plan as text: hardware, a bar for each memory, predictions, and the command line that it stands for."""
+"""A plan as text: hardware, a bar for each memory and predictions; several plans as a table."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 
 from offload.hardware.calibration import Measured
 from offload.hardware.rates import Hardware
@@ -13,30 +13,31 @@ from offload.planning.plan import Plan
 from offload.units import GIB, counted
 
 from .format import duration, milliseconds
-from .plan_flags import flags_of
 
 WIDTH = 60  # cells of a bar
 _DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
 _EMPTY = "."
-_HEAD = ("profile", "fits", "offload", "resident", "device", "host", "TTFT", "plain ms", "method", "ms")
-_HEAD += ("speedup", "bound by")
-_LEFT = ("profile", "fits", "offload", "method", "bound by")  # columns; the others are numbers
+_HEAD = ("profile", "resident", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
+_LEFT = ("profile", "method")  # columns; the others are numbers
 
 
-def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, command: str = "generate") -> str:
+def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, source: str = "") -> str:
     """Return the whole plan; every line ends with a newline.
 
     Args:
         drawn: with block characters, for a terminal.
         measured: where the rates come from, if not from a data sheet.
-        command: whose command line comes last.
+        source: where the weights come from, for a well-known model.
     """
     lines = list(hardware_lines(plan.request.hardware))
     if measured is not None:
         lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
-    lines += [_model(plan), ""]
+    lines.append(_model(plan))
+    if source:
+        lines.append(f"weights    {source}")
+    lines.append("")
     lines += memory_lines(plan, drawn)
-    lines += [*_predictions(plan), "", f"triforce {command} {shlex.join(flags_of(plan))}"]
+    lines += _predictions(plan)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -131,8 +132,12 @@ def _placement(plan: Plan) -> str:
 
 
 def comparison_text(plans: Sequence[Plan]) -> str:
-    """Return a table with a row for each plan, under a line with the model and the context."""
-    rows = [_HEAD, *(_cells(plan) for plan in plans)]
+    """Return a table with a row for each plan that fits, the fastest first, below a line with model and context.
+
+    Plans that do not fit are listed below it. No line is longer than 80 characters.
+    """
+    fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.chosen.tbt.seconds)
+    rows = [_HEAD, *(_cells(plan) for plan in fitting)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
 
     def line(row: Sequence[str]) -> str:
@@ -142,18 +147,20 @@ def comparison_text(plans: Sequence[Plan]) -> str:
         )
         return "  ".join(cells).rstrip() + "\n"
 
-    return f"{_model(plans[0])}; memory in GiB\n\n" + "".join(line(row) for row in rows)
+    parts = [f"{_model(plans[0])}; memory in GiB\n"]
+    if fitting:
+        parts.append("".join(line(row) for row in rows))
+    if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
+        parts.append(fill(f"{counted(len(missing), 'profile')} too small: {', '.join(missing)}", 80) + "\n")
+    return "\n".join(parts)
 
 
 def _cells(plan: Plan) -> tuple[str, ...]:
     memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
-    name = plan.request.hardware.name
-    if not plan.fits:
-        return (name, "no", "", "", *memory, "", "", "", "", "", "")
     layers = f"{plan.placed.resident_layers}/{plan.request.shape.layers}"
     times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
-    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}", plan.chosen.tbt.bound)
-    return (name, "yes", plan.offload, layers, *memory, *times, *chosen)
+    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}x")
+    return (plan.request.hardware.name, layers, *memory, *times, *chosen)
 
 
 def _gib(size: int | None) -> str:
