@@ -14,6 +14,7 @@ from typing import IO, Any
 from rich.console import Console
 
 from .cursor import Cursor, visible
+from .wrapping import wrapped
 
 COLORS = ("auto", "always", "never")
 _RED, _YELLOW, _CYAN = "1;31", "1;33", "1;36"
@@ -46,7 +47,8 @@ class Terminal:
         self.color = self._uses_color(color)
         self.cursor = Cursor(self.size()[0])
         self.before_line: Callable[[], None] | None = None  # erases what is drawn on stderr before a line
-        self._line_open = False
+        self._line_open = False  # on the screen
+        self._text_open = False  # stdout does not end with a newline
 
     def _uses_color(self, choice: str) -> bool:
         if choice != "auto":
@@ -104,7 +106,8 @@ class Terminal:
             text = visible(text)
             self.cursor.resize(self.size()[0])
             self.cursor.feed(text)
-        self._line_open = not text.endswith("\n")  # before writing: an interrupt may leave the rest in the buffer
+        # Before writing: an interrupt may leave the rest in the buffer.
+        self._line_open = self._text_open = not text.endswith("\n")
         raw = getattr(self._stdout, "buffer", None)
         if raw is None:
             self._stdout.write(text)
@@ -113,12 +116,18 @@ class Terminal:
         self._stdout.flush()
 
     def end_line(self) -> None:
-        """End the line that the text has left open, on a terminal; files and pipes stay exact."""
+        """End the line that the text has left open on the screen; files and pipes are not changed."""
         if self.stdout_is_terminal and self._line_open:
             self.write("\n")
         elif self._line_open and self.stderr_is_terminal and self.text_may_show:
             self._line_open = False
             self.draw("\n")  # on stderr: what goes through the pipe stays exact
+
+    def end_text(self) -> None:
+        """End the complete text with a newline, in files and pipes too, unless it has one or is empty."""
+        if self._text_open:
+            self.write("\n")
+        self.end_line()
 
     def after_ctrl_c(self) -> None:
         """Begin a new line on stderr: the terminal has echoed ^C into the current one."""
@@ -126,24 +135,25 @@ class Terminal:
             self.draw("\n")
 
     def note(self, text: str) -> None:
-        """Print one line to stderr."""
-        self._lines(_one_line(text))
+        """Print one line to stderr. On a terminal, this and all messages are wrapped between words."""
+        self._lines(("", "", text))
 
     def warn(self, text: str) -> None:
         """Print one line to stderr: `warning: …`."""
-        self._lines(f"{self._label('warning:', _YELLOW)} {_one_line(text)}")
+        self._lines(("warning:", _YELLOW, text))
 
     def error(self, message: str, hint: str = "") -> None:
         """Print two lines to stderr: `error: …` and, if there is a hint, `hint: …`."""
-        lines = [f"{self._label('error:', _RED)} {_one_line(message)}"]
-        if hint:
-            lines.append(f"{self._label('hint:', _CYAN)} {_one_line(hint)}")
-        self._lines(*lines)
+        self._lines(("error:", _RED, message), *([("hint:", _CYAN, hint)] if hint else []))
 
-    def _label(self, word: str, style: str) -> str:
-        return f"\x1b[{style}m{word}\x1b[0m" if self.color else word
+    def _message(self, label: str, style: str, text: str) -> str:
+        """Return a message with its label in colour, wrapped on a terminal."""
+        line = f"{label} {_one_line(text)}" if label else _one_line(text)
+        text = "\n".join(wrapped(line, self.size()[0])) if self.stderr_is_terminal else line
+        return f"\x1b[{style}m{label}\x1b[0m{text[len(label) :]}" if label and self.color else text
 
-    def _lines(self, *lines: str) -> None:
+    def _lines(self, *messages: tuple[str, str, str]) -> None:
+        """Print messages to stderr, each a label, its style and a text."""
         if self.before_line is not None:
             self.before_line()
         if self.stderr_is_terminal:
@@ -151,7 +161,7 @@ class Terminal:
                 self.end_line()
             except OSError:
                 pass  # the next write to stdout raises it; the message must still be printed
-        self.draw("".join(f"{line}\n" for line in lines))
+        self.draw("".join(f"{self._message(*message)}\n" for message in messages))
 
     def draw(self, text: str) -> None:
         """Write raw text to stderr, escape sequences included. Nothing is raised if stderr is closed."""

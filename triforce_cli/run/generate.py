@@ -82,7 +82,7 @@ class TextGenerator:
 
 def renderer_for(terminal: Terminal, output: OutputOptions) -> TextRenderer | JsonRenderer:
     """Return the renderer that the options ask for."""
-    return (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet)
+    return (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet, output.verbose)
 
 
 def run_request(
