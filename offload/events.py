@@ -10,15 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """`done` of `total` prompt tokens are in the KV cache."""
+    """`done` of `total` prompt tokens are in the KV cache.
+
+    `restored`: those since the previous event were read from a prompt cache instead of being run.
+    """
 
     done: int
     total: int
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """So many prompt tokens were read from a prompt cache on disk instead of being run: bytes, and seconds it took."""
+    """The end of restoring from a prompt cache: prompt tokens that need not be run, bytes read, and seconds."""
 
     tokens: int
     bytes: int

@@ -1,4 +1,4 @@
-"""Tiny engines that remember prompts, in this process or in others that may be killed."""
+"""Tiny engines with a prompt cache, in this process or in others that may be killed."""
 
 import multiprocessing
 import os
@@ -33,7 +33,7 @@ LENGTH = 900  # of a prompt: 7 whole blocks
 
 
 def files(home):
-    """The blocks that are on disk."""
+    """Return the block files."""
     return sorted(home.glob("*/*.safetensors"))
 
 
@@ -45,7 +45,7 @@ def spoil(path):
 
 
 def tensors(home):
-    """What the files hold, but for the times in their headers."""
+    """Return the tensors of all files."""
     return [{name: tensor.tolist() for name, tensor in load_file(path).items()} for path in files(home)]
 
 
@@ -59,7 +59,7 @@ def engine_on(
     chunk=CHUNK,
     room=0,
 ):
-    """An engine with a tiny model; `home` None: without a memory on disk. Prompts up to `room` share their caches."""
+    """Return a tiny engine, without a prompt cache if `home` is None. Prompts up to `room` share caches."""
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
     link = SimulatedLink(1e12, poison=True)
@@ -76,7 +76,7 @@ def engine_on(
 
 
 def said(engine, prompt, method="ar", on_event=lambda event: None):
-    """The tokens after a prompt, and how many tokens of it were read from disk."""
+    """Return the tokens after a prompt, and how many of its tokens were restored."""
     out, restored = [], 0
     settings = Speculation(method, budget=64, chunk=16, sink=16)
     for event in engine.generate(prompt, Sampling(temperature=0), GenerationConfig(max_new_tokens=NEW), settings):
@@ -88,13 +88,13 @@ def said(engine, prompt, method="ar", on_event=lambda event: None):
     return out, restored
 
 
-# In processes of their own. They are forked from one that has imported everything and run nothing.
+# Other processes are forked from a server that has imported everything and run nothing.
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def _start_server():
-    """Its imports are done once; it does not look where this process would, unless it is told."""
+    """Start the fork server, with this process's import path."""
     _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache", "transformers.models.llama.configuration_llama"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -106,7 +106,7 @@ def _start_server():
 
 def _speak(pipe, folder, home, prompt, largest_file):
     torch.set_num_threads(1)
-    if largest_file is not None:  # a full disk, as far as a write call can see
+    if largest_file is not None:  # a write call fails as on a full disk
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     restoring.TRIAL = saving.PATIENCE = 1000.0  # see conftest.patience_with_disks
@@ -119,7 +119,7 @@ def _speak(pipe, folder, home, prompt, largest_file):
 
 
 class Process:
-    """Another process that loads the tiny model, says that it is ready, and then answers a prompt."""
+    """Another process that loads the tiny model, reports that it is ready, and then answers a prompt."""
 
     def __init__(self, folder: Path, home: Path, prompt, largest_file=None):
         _start_server()
@@ -130,13 +130,13 @@ class Process:
         assert self._pipe.recv() == "ready"
 
     def answer(self):
-        """Tokens, how many were read from disk, and warnings."""
+        """Return the tokens, how many tokens were restored, and the warnings."""
         found = self._pipe.recv()
         self._process.join()
         return found
 
     def kill(self, after: float):
-        """kill -9 after so many seconds; whether it had answered by then."""
+        """Kill the process (SIGKILL) after so many seconds; return whether it had answered."""
         done = self._pipe.poll(after)
         self._process.kill()
         self._process.join()

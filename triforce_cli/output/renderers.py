@@ -88,7 +88,7 @@ class JsonOutput:
 
     def of(self, event: Event, meter: Meter) -> str:
         if isinstance(event, Prefilled):
-            return json_line(type="prefill", done=event.done, total=event.total)
+            return json_line(type="prefill", **asdict(event))
         if isinstance(event, Restored):
             return json_line(type="cache", **rounded(asdict(event)))
         if isinstance(event, Text) and event.text:

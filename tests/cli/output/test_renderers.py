@@ -81,8 +81,8 @@ def test_json_lines():
     summary = play(JsonRenderer(Terminal(out, stream(), stream(), {})))
     lines = [json.loads(line) for line in written(out).splitlines()]
     assert lines[:-1] == [
-        {"type": "prefill", "done": 0, "total": 1000},
-        {"type": "prefill", "done": 1000, "total": 1000},
+        {"type": "prefill", "done": 0, "total": 1000, "restored": False},
+        {"type": "prefill", "done": 1000, "total": 1000, "restored": False},
         {"type": "text", "text": "Once", "tokens": 1},
         {"type": "text", "text": " upon é", "tokens": 3},
     ]
