@@ -99,7 +99,8 @@ def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> 
     """Read the prompt into the caches that all runs share; return the seconds."""
     meter = Meter(len(benchmark.ids))
     context = benchmark.model.checkpoint.shape.context
-    display.start(RunFacts(benchmark.settings.engine.model, BASE, context, meter))
+    names, tokens = (benchmark.settings.engine.model, BASE), lambda: engine.model.pass_tokens
+    display.start(RunFacts(*names, context, meter, pass_tokens=tokens))
     method = benchmark.speculations[BASE]
     with closing(engine.generate(benchmark.ids, benchmark.sampling, benchmark.config, method)) as events:
         for event in meter.watch(events):

@@ -11,8 +11,10 @@ from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
 
 from ..exit_codes import DONE, FAILED
+from .cursor import visible
 from .plan_json import measured_fields, plan_fields
-from .plan_text import comparison_text, plan_text
+from .plan_layout import laid_out
+from .plan_text import DRAWN, WIDTH, comparison_text, plan_text
 from .renderers import json_line
 from .terminal import Terminal
 
@@ -56,11 +58,20 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
         fields = plan_fields(plan, report.suggestions)
         terminal.write(json_line(type="plan", **profile, measured=measured_fields(report.measured), plan=fields))
     else:
-        terminal.write(plan_text(plan, terminal.stdout_is_terminal, report.measured, command))
+        _print_text(report, command, terminal)
     if plan.fits:
         return DONE
     terminal.error(plan.shortage(), suggestions_text(report.suggestions))
     return FAILED
+
+
+def _print_text(report: PlanReport, command: str, terminal: Terminal) -> None:
+    columns = terminal.table_width
+    if columns is None:
+        terminal.write(plan_text(report.plan, False, report.measured, command))
+    else:
+        text = plan_text(report.plan, True, report.measured, command, max(4, min(WIDTH, columns - 2)))
+        terminal.print(laid_out(visible(text), DRAWN, columns))
 
 
 def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool) -> int:
@@ -73,7 +84,7 @@ def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool)
     if measured is not None:
         names = ", ".join(comparison.measured_names)
         terminal.write(f"measured   on {measured.date}: the rates of {names}, of {measured.machine}\n")
-    terminal.write(comparison_text([plan for plan, _ in plans]))
+    terminal.print(comparison_text([plan for plan, _ in plans], terminal.table_width))
     return DONE
 
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 SEPARATOR = " · "  # between the segments of a line
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|%|[kKMGT]?i?B)(?!\w))")  # a number and its unit are one word
-_JOINER = "\0"
+_JOINER = "\0"  # stands for a space at which no line is broken
 
 
 def wrapped(text: str, columns: int) -> list[str]:

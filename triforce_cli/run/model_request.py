@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from offload.config import Sampling, Speculation
+from offload.engine import Engine
 from offload.errors import PromptError
 from offload.loader import OpenModel, open_model
 from offload.metrics import Meter
@@ -89,13 +90,12 @@ class ModelRequest:
         )
         return stretched
 
-    def run_facts(self, meter: Meter, label: str = "") -> RunFacts:
+    def run_facts(self, meter: Meter, engine: Engine, label: str = "") -> RunFacts:
         """Return the facts that the display shows of a generation."""
         on_gpu = self.model.device.type == "cuda"
         in_use = partial(torch.cuda.memory_allocated, self.model.device) if on_gpu else None
-        return RunFacts(
-            self.settings.engine.model, self.settings.speculation.method, self.context, meter, in_use, label
-        )
+        names = self.settings.engine.model, self.settings.speculation.method
+        return RunFacts(*names, self.context, meter, in_use, label, lambda: engine.model.pass_tokens)
 
     def summary_facts(self, new_tokens: int) -> dict[str, Any]:
         """Return the fields of a run's summary that the meter does not know."""
