@@ -107,12 +107,12 @@ class OpenModel:
         if prompt_tokens >= context:
             raise PromptError(
                 f"the prompt has {counted(prompt_tokens, 'token')}, which leaves no room in {limit}",
-                "shorten the prompt, split the document, use --model with a longer context, or --extend-context",
+                "use `triforce summarize --map-reduce`, --extend-context, or --model with a longer context",
             )
         if exact and prompt_tokens + wanted > context:
             raise PromptError(
                 f"{counted(prompt_tokens, 'prompt token')} and {counted(wanted, 'new one')} exceed {limit}",
-                f"use --max-new-tokens {context - prompt_tokens} or fewer, or shorten the prompt",
+                f"use --max-new-tokens {context - prompt_tokens} or fewer, --extend-context, or shorten the prompt",
             )
         return min(wanted, context - prompt_tokens)
 

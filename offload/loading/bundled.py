@@ -68,7 +68,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     final = home / "models" / name
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(final.parent)
+        sweep(final.parent)
         staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
     except OSError as error:
         raise FetchError(
@@ -94,7 +94,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     return final
 
 
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
     """Remove what killed processes left behind."""
     for leftover in folder.glob(".partial-*"):
         owner = leftover.name.split("-")[1]

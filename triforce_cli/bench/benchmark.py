@@ -14,7 +14,7 @@ from offload.units import counted
 from ..options.request import Request
 from ..options.settings import Settings
 from ..output.terminal import Terminal
-from ..run.model_request import open_shared_model
+from ..run.model_request import open_shared_model, stretch
 from ..run.plan import fewest_on_device, plan_tiers
 from .methods import BASE, speculations
 
@@ -59,8 +59,11 @@ def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benc
     # Opened for the method with the largest needs: a draft model is found and loaded if any of them uses one.
     widest = next((method for method in methods.values() if has_draft_model(method)), methods[BASE])
     compared = {"methods": list(methods), "repeats": bench.repeats, "context": bench.context}
+    compared["extend_context"] = request.extend_context
     model = open_shared_model(request, widest, compared, terminal, quiet)
     ids = _first_tokens(model.tokenizer.encode(bench.text, special_tokens=True), bench.context)
+    if request.extend_context:
+        model = stretch(model, len(ids) + settings.generation.max_new_tokens, terminal)
     model.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
     sampling = settings.sampling(model.sampling)
     benchmark = Benchmark(settings, bench.repeats, model, ids, sampling, methods, None)

@@ -46,8 +46,9 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput) 
     """Run every method and write the comparison; return the exit code. Raises TriforceError, BrokenPipeError."""
     benchmark = open_benchmark(bench, terminal, output.quiet)
     if bench.request.dry_run:
-        plan = plan_run(benchmark.model, benchmark.settings, benchmark.length, terminal)
-        return print_plan(plan, bench.request.command, terminal, output.json)
+        report = plan_run(benchmark.model, benchmark.settings, benchmark.length, terminal)
+        report = replace(report, arguments=bench.request.arguments)
+        return print_plan(report, bench.request.command, terminal, output.json)
     status = StatusLine(terminal)  # drawn once a run: a spinner would take time from what is measured
 
     def show(text: str) -> None:

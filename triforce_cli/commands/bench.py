@@ -16,7 +16,7 @@ from ..distributed.rank import broadcast
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.request import Request, start_or_join_ranks
+from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft
 from ..options.settings import given_options, resolve
 
 NEW_TOKENS = 128
@@ -64,6 +64,7 @@ def bench(
     rebuild_every: options.RebuildEvery = None,
     gamma1: options.Gamma1 = None,
     gamma2: options.Gamma2 = None,
+    extend_context: options.ExtendContext = False,
     profile: options.ProfileName = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -102,7 +103,10 @@ def bench(
     if plot is not None:
         check_plot(plot)
     terminal = ctx.obj.terminal
-    request = Request(resolve(flags, origins, profile), ctx.obj.home, ctx.info_name, dry_run=dry_run)
+    settings = resolve(flags, origins, profile)
+    warn_unused_draft(settings, names or ["auto"], terminal)
+    rest = {"dry_run": dry_run, "extend_context": extend_context, "arguments": given_arguments(ctx)}
+    request = Request(settings, ctx.obj.home, ctx.info_name, **rest)
     request, code = start_or_join_ranks(request, terminal)
     if code is not None:
         return code

@@ -99,13 +99,13 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
 
 def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
     """Raise SettingsError for more ranks than the model has heads, before the processes are started."""
-    from offload.architecture.known import shape_of
+    from offload.architecture.known import read_shape
     from offload.loading.hub import locate, open_checkpoint
     from offload.parallel import split
 
     path = locate(settings.engine.model, home)
-    has_config = (path / "config.json").is_file()
-    split(shape_of(str(path))[1] if has_config else open_checkpoint(path).shape, 0, count)
+    config = path / "config.json"
+    split(read_shape(config) if config.is_file() else open_checkpoint(path).shape, 0, count)
 
 
 def _prepare(folder: Path, count: int) -> None:

@@ -21,9 +21,9 @@ def _setting(name: str, help: str, default: str | None = None, *names: str, **re
 
 
 def _complete_model(incomplete: str) -> list[str]:
-    from offload.loading.bundled import EMBEDDED
+    from offload.loading.registry import EMBEDDED, HUB_MODELS
 
-    return [name for name in EMBEDDED if name.startswith(incomplete)]
+    return [name for name in (*EMBEDDED, *HUB_MODELS) if name.lower().startswith(incomplete.lower())]
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -38,17 +38,14 @@ def _complete_from(*names: str) -> Any:
 
 _MODELS_ELSE = "the model's, else {}"
 
-Model = Annotated[
-    str | None,
-    _setting(
-        "model",
-        "A folder (config.json + safetensors), a .gguf file, a hub id, or the embedded model.",
-        None,
-        "--model",
-        "-m",
-        autocompletion=_complete_model,
-    ),
-]
+
+def model_option(default: str | None = None) -> Any:
+    """Return the option --model; `default` describes a command's own default."""
+    help = "A folder (config.json + safetensors), a .gguf file, a hub id, or a name such as Llama-3.1-8B."
+    return _setting("model", help, default, "--model", "-m", autocompletion=_complete_model)
+
+
+Model = Annotated[str | None, model_option()]
 Device = Annotated[str | None, _setting("device", "Where to run.", autocompletion=_complete_from(*DEVICES))]
 Dtype = Annotated[
     str | None,

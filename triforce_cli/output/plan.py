@@ -12,6 +12,7 @@ from offload.planning.suggestions import Suggestion
 
 from ..exit_codes import DONE, FAILED
 from .cursor import visible
+from .plan_flags import Argument, command_line
 from .plan_json import measured_fields, plan_fields
 from .plan_layout import laid_out
 from .plan_text import DRAWN, WIDTH, comparison_text, plan_text
@@ -27,12 +28,16 @@ class PlanReport:
         suggestions: changes that would fit, if the plan does not.
         measured: where the plan's rates come from, if not from a data sheet.
         profile: printed beside the plan in JSON.
+        source: where a well-known model's weights come from, with its licence.
+        arguments: what the command line has beside the plan's own flags.
     """
 
     plan: Plan
     suggestions: Sequence[Suggestion] = ()
     measured: Measured | None = None
     profile: Profile | None = None
+    source: str = ""
+    arguments: Sequence[Argument] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class PlanComparison:
 def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool) -> int:
     """Print the plan to stdout and what is missing to stderr; return the exit code.
 
-    The text ends with the line of `triforce <command>` that the plan stands for.
+    The text of a plan that fits ends with the line of `triforce <command>` for it.
     """
     plan = report.plan
     if json:
@@ -66,11 +71,14 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
 
 
 def _print_text(report: PlanReport, command: str, terminal: Terminal) -> None:
-    columns = terminal.table_width
+    plan, columns = report.plan, terminal.table_width
+    width = WIDTH if columns is None else max(4, min(WIDTH, columns - 2))
+    text = plan_text(plan, columns is not None, report.measured, report.source, width)
+    if plan.fits:
+        text += f"\n{command_line(command, plan, report.arguments)}\n"
     if columns is None:
-        terminal.write(plan_text(report.plan, False, report.measured, command))
+        terminal.write(text)
     else:
-        text = plan_text(report.plan, True, report.measured, command, max(4, min(WIDTH, columns - 2)))
         terminal.print(laid_out(visible(text), DRAWN, columns))
 
 

@@ -1,8 +1,7 @@
-"""A plan as text: hardware, a bar for each memory, predictions, and the command line that it stands for."""
+"""A plan as text: hardware, a bar for each memory and predictions; several plans as a table."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from rich.text import Text
@@ -16,37 +15,37 @@ from offload.units import GIB, counted
 
 from .cursor import visible
 from .format import duration, milliseconds
-from .plan_flags import flags_of
 from .tables import Column, table
 from .wrapping import wrapped
 
 WIDTH = 60  # cells of a bar
 DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
 _EMPTY = "."
-_HEAD = ("profile", "fits", "offload", "resident", "device", "host", "TTFT", "plain ms", "method", "ms")
-_HEAD += ("speedup", "bound by")
+_USUAL_WIDTH = 80  # of a table that is not written to a terminal
+_HEAD = ("profile", "resident", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
 # In a narrow terminal the columns with the highest number are left out first.
-_DROPPED = {"bound by": 8, "resident": 7, "host": 6, "plain ms": 5, "device": 4, "TTFT": 3, "offload": 2, "method": 1}
-_LEFT = ("profile", "fits", "offload", "method", "bound by")  # columns; the others are numbers
+_DROPPED = {"resident": 6, "host": 5, "ar ms": 4, "device": 3, "TTFT": 2, "method": 1}
+_LEFT = ("profile", "method")  # columns; the others are numbers
 
 
-def plan_text(
-    plan: Plan, drawn: bool, measured: Measured | None = None, command: str = "generate", width: int = WIDTH
-) -> str:
+def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, source: str = "", width: int = WIDTH) -> str:
     """Return the whole plan; every line ends with a newline.
 
     Args:
         drawn: with block characters, for a terminal.
         measured: where the rates come from, if not from a data sheet.
-        command: whose command line comes last.
+        source: where the weights come from, for a well-known model.
         width: cells of a bar.
     """
     lines = list(hardware_lines(plan.request.hardware))
     if measured is not None:
         lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
-    lines += [_model(plan), ""]
+    lines.append(_model(plan))
+    if source:
+        lines.append(f"weights    {source}")
+    lines.append("")
     lines += memory_lines(plan, drawn, width)
-    lines += [*_predictions(plan), "", f"triforce {command} {shlex.join(flags_of(plan))}"]
+    lines += _predictions(plan)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -141,26 +140,30 @@ def _placement(plan: Plan) -> str:
 
 
 def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
-    """Return a table with a row for each plan, under a line with the model and the context.
+    """Return a table with a row for each plan that fits, the fastest first, below a line with model and context.
 
-    `width` is the terminal's in cells; None for as much as the table needs.
+    Plans that do not fit are listed below it. `width` is the terminal's in cells; None stands for 80, which no line
+    exceeds.
     """
-    title = f"{_model(plans[0])}; memory in GiB"
-    lines = [title] if width is None else wrapped(visible(title), width)
-    columns = [Column(name, right=name not in _LEFT, dropped=_DROPPED.get(name, 0)) for name in _HEAD]
-    columns[0] = Column("profile", least=8, style="cyan")
-    return Text("\n".join([*lines, "", ""])).append_text(table(columns, [_cells(plan) for plan in plans], width))
+    fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.chosen.tbt.seconds)
+    width = width or _USUAL_WIDTH
+    parts = [Text("\n".join(wrapped(visible(f"{_model(plans[0])}; memory in GiB"), width)) + "\n")]
+    if fitting:
+        columns = [Column(name, right=name not in _LEFT, dropped=_DROPPED.get(name, 0)) for name in _HEAD]
+        columns[0] = Column("profile", least=12, style="cyan")
+        parts.append(table(columns, [_cells(plan) for plan in fitting], width))
+    if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
+        text = f"{counted(len(missing), 'profile')} too small: {', '.join(missing)}"
+        parts.append(Text("\n".join(wrapped(visible(text), width)) + "\n"))
+    return Text("\n").join(parts)
 
 
 def _cells(plan: Plan) -> tuple[str, ...]:
     memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
-    name = plan.request.hardware.name
-    if not plan.fits:
-        return (name, "no", "", "", *memory, "", "", "", "", "", "")
     layers = f"{plan.placed.resident_layers}/{plan.request.shape.layers}"
     times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
-    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}", plan.chosen.tbt.bound)
-    return (name, "yes", plan.offload, layers, *memory, *times, *chosen)
+    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}x")
+    return (plan.request.hardware.name, layers, *memory, *times, *chosen)
 
 
 def _gib(size: int | None) -> str:

@@ -100,8 +100,9 @@ def run_request(
     """
     model, settings = opened.model, opened.settings
     if opened.request.dry_run:
-        plan = plan_run(model, settings, longest, terminal)
-        return print_plan(plan, opened.request.command, terminal, output.json)
+        report = plan_run(model, settings, longest, terminal)
+        report = replace(report, arguments=opened.request.arguments)
+        return print_plan(report, opened.request.command, terminal, output.json)
     tiers = plan_tiers(model, settings, longest, terminal)
     renderer.loading(f"loading {settings.engine.model}")
     prompt_cache = open_prompt_cache(model, settings, opened.request.home)

@@ -80,15 +80,7 @@ class ModelRequest:
     def stretched(self, prompts: Sequence[list[int]], terminal: Terminal) -> ModelRequest:
         """Return the request with a context for the longest prompt and its answer; warn if that extends the model's."""
         longest = max(map(len, prompts)) + self.settings.generation.max_new_tokens
-        model = self.model.stretched(longest)
-        if model is self.model:
-            return self
-        stretched = replace(self, model=model)
-        terminal.warn(
-            f"the context is extended from {self.context:,} to {stretched.context:,} tokens (YaRN, factor "
-            f"{stretched.context // self.context}): the model was not trained for that, and answers get worse"
-        )
-        return stretched
+        return replace(self, model=stretch(self.model, longest, terminal))
 
     def run_facts(self, meter: Meter, engine: Engine, label: str = "") -> RunFacts:
         """Return the facts that the display shows of a generation."""
@@ -124,6 +116,18 @@ class ModelRequest:
         for name, value in self.resolved(new_tokens).items():
             origin = self.settings.origins.get(name, "")
             terminal.note(f"{name}: {value}" + (f"  ({origin})" if origin else ""))
+
+
+def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:
+    """Return the model with a context for `tokens`; warn if it is stretched. Raises UnsupportedModel."""
+    stretched = model.stretched(tokens)
+    if stretched is not model:
+        before, after = model.checkpoint.shape.context, stretched.checkpoint.shape.context
+        terminal.warn(
+            f"the context is extended from {before:,} to {after:,} tokens (YaRN, factor "
+            f"{after // before}): the model was not trained for that, and answers get worse"
+        )
+    return stretched
 
 
 def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequest:

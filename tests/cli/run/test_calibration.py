@@ -167,7 +167,7 @@ def test_an_unusable_file_is_a_warning(triforce, config):
     for args in (["profile"], ["profile", "--gpu", "cpu", "--json"], ["generate", "hi", "--dry-run"]):
         code, out, err = triforce(*args)
         assert code == 0 and out
-        assert err.startswith("warning: ") and "data sheets serve instead" in err and err.count("\n") == 1
+        assert err.startswith("warning: ") and "data sheets are used instead" in err and err.count("\n") == 1
     code, _, err = triforce("generate", "hi", "-n", "1", "--quiet")  # asks for no rates
     assert (code, err) == (0, "")
 
