@@ -63,6 +63,14 @@ class Model:
         self._layers = layers
         self._norm = norm
         self._head = head
+        self._progress = (0, 0)  # tokens of the forward pass under way, and the layers that it has run
+
+    @property
+    def pass_tokens(self) -> float:
+        """How far the forward pass under way is: its tokens times the share of layers that it has run; 0 between
+        passes. Any thread may ask, such as that of a progress bar."""
+        tokens, layers = self._progress
+        return tokens * layers / self.shape.layers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,6 +106,8 @@ class Model:
         x = self._embedding(ids)
         for index, layer in enumerate(self._layers):
             x = self._forward_layer(index, layer, x, cache)
+            self._progress = (len(ids), index + 1)
+        self._progress = (0, 0)
         return x
 
     @property

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """`done` of `total` prompt tokens are in the KV cache."""
+    """`done` of `total` prompt tokens are in the KV cache.
+
+    `restored`: those since the previous event were read from a prompt cache instead of being run.
+    """
 
     done: int
     total: int
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

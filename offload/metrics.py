@@ -23,7 +23,7 @@ class Summary:
     prefilled_tokens: int  # fewer than the prompt's if interrupted
     new_tokens: int
     prefill_s: float | None
-    prefill_tokens_per_s: float | None
+    prefill_tokens_per_s: float | None  # of the computed tokens, without the time of restoring
     ttft_s: float | None
     tbt_median_s: float | None
     tbt_p95_s: float | None
@@ -38,7 +38,11 @@ class Summary:
     tokens_per_verification: float | None = None
     acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
     time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
-    cached_tokens: int = 0  # prompt tokens that were not run: already in memory, or read from disk
+    cached_tokens: int = 0  # of the prompt, that were not run: in memory before, or restored
+    restored_tokens: int = 0  # of those, read from a prompt cache on disk
+    restore_s: float | None = None
+    restored_tokens_per_s: float | None = None
+    computed_tokens: int = 0  # of the prompt, that were run
     link_bytes: int | None = None  # transferred between host memory and the device; None without offloading
     link_utilisation: float | None = None  # share of the time that the link was busy
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
@@ -52,7 +56,10 @@ class Meter:
 
     def __init__(self, prompt_tokens: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.prompt_tokens = prompt_tokens
-        self.prefilled_tokens = self.cached_tokens = 0
+        self.prefilled_tokens = 0
+        self.restored_tokens = 0  # read from a prompt cache on disk
+        self.restore_s: float | None = None
+        self._cached_before = 0  # tokens in memory before the prefill
         self.ids: list[int] = []  # the tokens emitted so far
         self.finish_reason: str | None = None  # of the Finished event
         self._clock = clock
@@ -75,11 +82,9 @@ class Meter:
     def observe(self, event: Event) -> None:
         """Record an event, at the time of this call."""
         if isinstance(event, Prefilled):
-            if self._prefilled_at is None:
-                self.cached_tokens = event.done
-            self.prefilled_tokens, self._prefilled_at = event.done, self._clock()
+            self._observe_prefill(event, self._clock())
         elif isinstance(event, Restored):
-            self.cached_tokens += event.tokens
+            self.restored_tokens, self.restore_s = event.tokens, event.seconds
         elif isinstance(event, Tokens) and event.ids:
             self._count(len(event.ids), self._clock())
             self.ids += event.ids
@@ -91,6 +96,17 @@ class Meter:
             self.transferred = event
         elif isinstance(event, Finished):
             self.finish_reason = event.reason
+
+    def _observe_prefill(self, event: Prefilled, now: float) -> None:
+        new = event.done - self.prefilled_tokens
+        if self._prefilled_at is None:
+            self._cached_before = event.done
+        elif event.restored:
+            self.restored_tokens += new
+            self.restore_s = (self.restore_s or 0.0) + now - self._prefilled_at
+        elif new < 0:  # restored tokens that have to be run: of a chunk of which others are damaged
+            self.restored_tokens = max(self.restored_tokens + new, 0)
+        self.prefilled_tokens, self._prefilled_at = event.done, now
 
     def _count(self, tokens: int, now: float) -> None:
         if self._last_at is None:
@@ -113,9 +129,24 @@ class Meter:
         return None if self._prefilled_at is None else self._prefilled_at - self._start
 
     @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not run: in memory before, or restored."""
+        return self._cached_before + self.restored_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were run."""
+        return max(self.prefilled_tokens - self.cached_tokens, 0)
+
+    @property
+    def restored_tokens_per_s(self) -> float | None:
+        return _rate(self.restored_tokens, self.restore_s)
+
+    @property
     def prefill_tokens_per_s(self) -> float | None:
-        """The rate of the tokens that were run; cached tokens are not counted."""
-        return _rate(self.prefilled_tokens - self.cached_tokens, self.prefill_s)
+        """The computed tokens over the time of prefill without restoring; None if none were run."""
+        seconds = None if self.prefill_s is None else self.prefill_s - (self.restore_s or 0.0)
+        return _rate(self.computed_tokens, seconds)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -155,6 +186,10 @@ class Meter:
             acceptance=acceptance(self.levels),
             time_share=time_share(self.levels),
             cached_tokens=self.cached_tokens,
+            restored_tokens=self.restored_tokens,
+            restore_s=self.restore_s,
+            restored_tokens_per_s=self.restored_tokens_per_s,
+            computed_tokens=self.computed_tokens,
             link_bytes=None if self.transferred is None else self.transferred.bytes,
             link_utilisation=self.link_utilisation,
             **facts,
@@ -208,5 +243,5 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def _rate(tokens: int, amount: float | None) -> float | None:
-    return tokens / amount if amount and tokens else None
+def _rate(tokens: int, each: float | None) -> float | None:
+    return tokens / each if each and each > 0 and tokens else None

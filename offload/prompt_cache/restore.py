@@ -89,7 +89,7 @@ class Restoration:
                 yield from self._fill_gap()
                 self._restore_block(index, block, reading)
                 if (index + 1) % self._reusable.blocks == 0:  # else a damaged block may still drop it
-                    yield Prefilled(self._runner.num_cached, total)
+                    yield Prefilled(self._runner.num_cached, total, restored=True)
                 if self._race.lost:
                     return
 

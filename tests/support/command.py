@@ -14,7 +14,7 @@ from tests.support.terminal import Pty
 COMMAND = [sys.executable, "-m", "triforce_cli"]
 
 
-STATISTICS = re.compile(r"prompt token.* · .*seed \d+")
+STATISTICS = re.compile(r"tokens? read in .* · \d+ written at")
 
 
 def start(model, home):

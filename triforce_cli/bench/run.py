@@ -29,8 +29,10 @@ from ..run.machine import processor
 from ..run.plan import plan_run
 from .benchmark import Benchmark, BenchRequest, open_benchmark
 from .methods import BASE
+from .noise import OtherLoad
 from .plot import plot as draw
 from .report import Comparison, MethodRuns, Sample
+from .table import report_text, title
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput) 
         engine = benchmark.model.load(tiers=benchmark.tiers).without_end()
         runs = [MethodRuns(name, _memory(benchmark, method)) for name, method in benchmark.speculations.items()]
         interrupted, prefill_s = False, None
+        load = OtherLoad() if benchmark.model.group.size == 1 else None  # other ranks are not other load
         try:
             prefill_s = _prefill(benchmark, engine, display)
             _measure(benchmark, engine, runs, prefill_s, show)
@@ -72,7 +75,8 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput) 
             status.clear()
     if interrupted:
         terminal.after_ctrl_c()
-    comparison = Comparison(_facts(benchmark, engine, prefill_s), benchmark.sampling.greedy, runs)
+    facts = _facts(benchmark, engine, prefill_s)
+    comparison = Comparison(facts, benchmark.sampling.greedy, runs, None if load is None else load.cores())
     _write(comparison, terminal, output, interrupted)
     return INTERRUPTED if interrupted else DONE
 
@@ -83,10 +87,10 @@ def _write(comparison: Comparison, terminal: Terminal, output: BenchOutput, inte
     if output.json:
         terminal.write(json_line(**comparison.as_json(interrupted)))
     elif any_run:
-        terminal.write(comparison.as_table(drawn=terminal.stdout_is_terminal))
+        terminal.print(report_text(comparison, terminal.table_width))
     if output.plot is not None and any_run:
         rates = {row["method"]: row["tokens_per_s"] or 0.0 for row in comparison.rows()}
-        draw(output.plot, rates, comparison.title())
+        draw(output.plot, rates, title(comparison))
 
 
 def _memory(benchmark: Benchmark, method: Speculation) -> int:
@@ -100,7 +104,8 @@ def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> 
     """Read the prompt into the caches that all runs share; return the seconds."""
     meter = Meter(len(benchmark.ids))
     context = benchmark.model.checkpoint.shape.context
-    display.start(RunFacts(benchmark.settings.engine.model, BASE, context, meter))
+    names, tokens = (benchmark.settings.engine.model, BASE), lambda: engine.model.pass_tokens
+    display.start(RunFacts(*names, context, meter, pass_tokens=tokens))
     method = benchmark.speculations[BASE]
     with closing(engine.generate(benchmark.ids, benchmark.sampling, benchmark.config, method)) as events:
         for event in meter.watch(events):

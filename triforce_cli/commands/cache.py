@@ -17,7 +17,7 @@ from offload.units import parse_size, size_text
 
 from ..exit_codes import WRONG_USE
 from ..options import declarations as options
-from ..output.prompt_cache import details, table
+from ..output.prompt_cache import details, entries_table
 from ..output.renderers import json_line
 from ..run.prompt_cache import prompt_folder
 
@@ -68,7 +68,7 @@ def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> 
         total = sum(block.size for block in folder.blocks())
         terminal.write(json_line(type="cache", folder=str(folder.path), limit=folder.limit, size=total, entries=shown))
         return
-    terminal.write(table(found, folder, time.time()))
+    terminal.print(entries_table(found, folder, time.time(), terminal.table_width))
 
 
 @cache.command()

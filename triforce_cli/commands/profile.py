@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from offload.config import DEFAULT_MODEL, check_part
 from offload.errors import SettingsError
@@ -17,6 +18,7 @@ from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.settings import given_options
 from ..output.plan import print_comparison, print_plan
+from ..output.tables import Column, table
 from ..output.terminal import Terminal
 from ..run.calibration import load_measured, load_or_measure, measure_here, rates_text, save_measured
 from ..run.profile_plans import (
@@ -107,7 +109,7 @@ def profile(
     if compare:
         return print_comparison(plan_all_profiles(target.found, asked, measured), terminal, json)
     if gpu is None and not measure and not json:
-        terminal.write(_list(target.profile))
+        terminal.print(_list(target.profile, terminal.table_width))
     return print_plan(plan_target(target, asked, measured), "generate", terminal, json)
 
 
@@ -130,12 +132,9 @@ def _measure(target: Target, terminal: Terminal, json: bool, save: bool) -> Meas
     return measured
 
 
-def _list(chosen: Profile | None) -> str:
+def _list(chosen: Profile | None, width: int | None) -> Text:
     """Return a line for each profile, the chosen one marked."""
-    names = profiles.available()
-    width = max(map(len, names))
-    marks = ["*" if chosen is not None and chosen.name == name else " " for name in names]
-    lines = [
-        f"{mark} {name:<{width}}  {profiles.load(name).description}\n" for mark, name in zip(marks, names, strict=True)
-    ]
-    return "".join(lines) + "\n"
+    marked = None if chosen is None else chosen.name
+    rows = [("*" if name == marked else " ", name, profiles.load(name).description) for name in profiles.available()]
+    columns = (Column("", style="bold green"), Column("", style="cyan"), Column("", least=16))
+    return table(columns, rows, width, headed=False).append("\n")

@@ -98,7 +98,7 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
 
 
 def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
-    """Raise SettingsError for more ranks than the model has heads for: before so many processes are started."""
+    """Raise SettingsError for more ranks than the model has heads, before the processes are started."""
     from offload.architecture.known import read_shape
     from offload.loading.hub import locate, open_checkpoint
     from offload.parallel import split

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Callable
 
 from offload.errors import PromptError
+from offload.units import counted
 
-from ..output.format import counted
 from .repair import Replaced, replace_broken, replace_broken_marked
 
 # Longest first: the mark of UTF-32 LE begins with that of UTF-16 LE.

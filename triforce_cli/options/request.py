@@ -32,8 +32,8 @@ class Request:
         system: a system message for the chat template; `raw` bypasses the template.
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
-        extend_context: stretch the model's context where it is too short.
-        group: the ranks that share the model; None where this process has all of it.
+        extend_context: extend the model's context where it is too short.
+        group: the ranks that share the model; None where this process runs all of it.
         arguments: what was given on the command line, to repeat it beside a plan's flags.
     """
 

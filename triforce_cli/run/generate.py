@@ -39,7 +39,7 @@ class TextGenerator:
         """
         opened, settings = self._opened, self._opened.settings
         meter = Meter(len(prompt.ids))
-        renderer.start(opened.run_facts(meter, label))
+        renderer.start(opened.run_facts(meter, self._engine, label))
         if self._prompt_cache is not None:
             self._prompt_cache.label = short_label(prompt.name or label)
         config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
@@ -84,7 +84,7 @@ class TextGenerator:
 
 def renderer_for(terminal: Terminal, output: OutputOptions) -> TextRenderer | JsonRenderer:
     """Return the renderer that the options ask for."""
-    return (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet)
+    return (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet, output.verbose)
 
 
 def run_request(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from offload.config import Sampling, Speculation
+from offload.engine import Engine
 from offload.errors import PromptError
 from offload.loader import OpenModel, open_model
 from offload.metrics import Meter
@@ -81,13 +82,12 @@ class ModelRequest:
         longest = max(map(len, prompts)) + self.settings.generation.max_new_tokens
         return replace(self, model=stretch(self.model, longest, terminal))
 
-    def run_facts(self, meter: Meter, label: str = "") -> RunFacts:
+    def run_facts(self, meter: Meter, engine: Engine, label: str = "") -> RunFacts:
         """Return the facts that the display shows of a generation."""
         on_gpu = self.model.device.type == "cuda"
         in_use = partial(torch.cuda.memory_allocated, self.model.device) if on_gpu else None
-        return RunFacts(
-            self.settings.engine.model, self.settings.speculation.method, self.context, meter, in_use, label
-        )
+        names = self.settings.engine.model, self.settings.speculation.method
+        return RunFacts(*names, self.context, meter, in_use, label, lambda: engine.model.pass_tokens)
 
     def summary_facts(self, new_tokens: int) -> dict[str, Any]:
         """Return the fields of a run's summary that the meter does not know."""
@@ -124,7 +124,7 @@ def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:
     if stretched is not model:
         before, after = model.checkpoint.shape.context, stretched.checkpoint.shape.context
         terminal.warn(
-            f"the context is stretched from {before:,} to {after:,} tokens (YaRN, factor "
+            f"the context is extended from {before:,} to {after:,} tokens (YaRN, factor "
             f"{after // before}): the model was not trained for that, and answers get worse"
         )
     return stretched

@@ -42,7 +42,7 @@ def test_a_second_question_reads_the_document_from_disk(ask):
     done = second[-1]
     assert done["cached_tokens"] == restored["tokens"] > 500
     assert done["prefilled_tokens"] == done["prompt_tokens"]
-    assert f"{restored['tokens']:,} of them cached" in err
+    assert f"({restored['tokens']:,} from the cache)" in err
     assert done["settings"]["cache"] is True
     other, _ = ask("When, and in which month of the year did he behold it?")
     assert other[-1]["cached_tokens"] >= 384
