@@ -9,14 +9,15 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from offload.config import Sampling
 from offload.errors import SettingsError
-from offload.speculation.penalties import LARGEST_DRY, Penalties, dry_penalties
+from offload.speculation.penalties import Penalties
+from offload.speculation.repeats import LARGEST_DRY, dry_penalties
 from offload.speculation.sampling import Sampler
 from tests.support.table_models import chi_square_p, counted, hierarchy, penalised_joint
 
 CPU = torch.device("cpu")
 TEXTS = st.lists(st.integers(0, 5), max_size=30)
 SIZE = 12  # of the vocabulary in most tests
-SIGNIFICANCE = 1e-3
+RUNS, SIGNIFICANCE = 500, 1e-3  # enough to detect a sampler that ignores the draft
 
 
 def logits(rows=1, seed=0, vocab=SIZE):
@@ -28,6 +29,14 @@ def penalised(scores, sampling, prompt=(), generated=(), draft=(), breakers=()):
     penalties.observe(prompt, generated=False)
     penalties.observe(generated)
     return penalties.apply(scores, draft)
+
+
+def test_rows_before_the_first_draft_token_follow_the_history_alone():
+    """More rows than draft tokens: the first ones have the same history."""
+    scores, sampling = logits(3), Sampling(presence_penalty=1, no_repeat_ngram=1)
+    found = penalised(scores, sampling, generated=[1], draft=[2])
+    assert (found[:2].isinf().sum(1)).tolist() == [1, 1]
+    assert found[2].isinf().nonzero()[:, 0].tolist() == [1, 2]
 
 
 def slow_dry(tokens, sampling, breakers):
@@ -162,14 +171,14 @@ def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
     gammas = (None, None) if method == "auto" else (2, 3)
     top = hierarchy(method, draft, PENALISED, gammas, penalised=True).top
     expected = penalised_joint(PENALISED)
-    assert chi_square_p(counted(top, 1_000), expected) > SIGNIFICANCE
+    assert chi_square_p(counted(top, RUNS), expected) > SIGNIFICANCE
 
 
 def test_a_sampler_that_forgets_the_draft_is_detected(monkeypatch):
     apply = Penalties.apply
     monkeypatch.setattr(Penalties, "apply", lambda self, scores, draft=(): apply(self, scores))
     top = hierarchy("naive", "good", PENALISED, (2, 3), penalised=True).top
-    counts = counted(top, 500)
+    counts = counted(top, RUNS)
     monkeypatch.undo()
     assert chi_square_p(counts, penalised_joint(PENALISED)) < SIGNIFICANCE
 

@@ -27,7 +27,7 @@ def logits(rows=3, seed=0, scale=3.0):
 
 
 def distribution(scores, sampling, seen):
-    return warp(repetition_penalty(scores, sampling.repetition_penalty, seen), sampling)
+    return warp(torch.where(seen, repetition_penalty(scores, sampling.repetition_penalty), scores), sampling)
 
 
 def transformers_distribution(scores, sampling, context):
