@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model
@@ -14,6 +14,7 @@ from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .short_repr import short_repr
 from .speculation.lossless import Replay, replay
+from .speculation.sampling import Sampler
 
 
 class Engine:
@@ -37,11 +38,16 @@ class Engine:
         draft: Model | None = None,
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
+        dry_breakers: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """Without `stores`, full caches are on the device; without `prompts`, no prompt is cached on disk."""
+        """Without `stores`, full caches are on the device; without `prompts`, no prompt is cached on disk.
+
+        `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY.
+        """
         self.model = model
         self.stores = stores
         self.prompts = prompts
+        self._dry_breakers = dry_breakers
         self.draft = draft
         self.eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
@@ -76,25 +82,34 @@ class Engine:
         ids = _token_ids(ids)
         self._check(ids, len(ids) + config.max_new_tokens)
         session = self._session(len(ids) + config.max_new_tokens)
+        settings, breakers = speculation or Speculation(), self._breakers(sampling)
         try:
-            yield from session.generate(ids, sampling, config, speculation or Speculation(), self.eos_ids)
+            yield from session.generate(ids, sampling, config, settings, self.eos_ids, breakers)
         finally:
             self.idle_session = session
 
     def replay(
-        self, ids: Sequence[int], emitted: Sequence[int], sampling: Sampling | None = None, length: int = 0
+        self,
+        ids: Sequence[int],
+        emitted: Sequence[int],
+        sampling: Sampling | None = None,
+        length: int = 0,
+        generated: int = 0,
     ) -> Replay:
         """Decode plainly and greedily after `ids`, with the penalties of `sampling`; compare with the emitted tokens.
 
         `length` is the sequence's limit, prompt and `max_new_tokens`, if it is more than its actual length: some RoPE
-        scalings depend on it. Raises PromptError as `generate` does.
+        scalings depend on it. The last `generated` of `ids` count as generated tokens, for the penalties that need it.
+        Raises PromptError as `generate` does.
         """
         ids, emitted = _token_ids(ids), _token_ids(emitted)
         self._check(ids, len(ids) + len(emitted))
         self._check_vocabulary(emitted)
         session = self._session(max(len(ids) + len(emitted), length))
+        sampling = sampling or Sampling(temperature=0)
+        sampler = Sampler(sampling, 0, self.model.shape.vocab, self.model.device, self._breakers(sampling))
         try:
-            return replay(session.full, ids, emitted, sampling or Sampling(temperature=0))
+            return replay(session.full, ids, emitted, sampler, generated)
         finally:
             self.idle_session = session
 
@@ -102,6 +117,9 @@ class Engine:
         """Drop all cached tokens but keep the memory: the next request runs its whole prompt."""
         if self.idle_session is not None:
             self.idle_session.full.truncate(0)
+
+    def _breakers(self, sampling: Sampling) -> Collection[int]:
+        return self._dry_breakers() if sampling.dry_multiplier > 0 else ()
 
     def _check(self, ids: Sequence[int], length: int) -> None:
         if not ids:
@@ -134,7 +152,7 @@ class Engine:
 
     def without_end(self) -> Engine:
         """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""
-        return Engine(self.model, (), self._prefill_chunk, self.draft, self.stores)
+        return Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, dry_breakers=self._dry_breakers)
 
     def describe(self) -> str:
         """Return device, dtype, kernel, ranks and offloading as text: everything that may affect rounding."""

@@ -11,13 +11,31 @@ from .validation import require, require_tokens
 
 HIGHEST_TEMPERATURE = 1_000_000  # far above, all tokens are equally likely; infinity would divide to NaN
 LEAST_PENALTY, LARGEST_PENALTY = 0.01, 100  # beyond, logits exceed the range of float32
+DRY_BREAKERS = ("\n", ":", '"', "*")  # repetitions that DRY penalises do not cross tokens that contain one of these
+_KEYS = {"no_repeat_ngram": "no_repeat_ngram_size"}  # in generation_config.json, where it is not the field's name
+_INTEGERS = ("top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a token is sampled from logits; the same at every level of the hierarchy.
 
-    A temperature of 0 is argmax. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch that step off.
+    The steps, in the order of transformers and llama.cpp: repetition, frequency and presence penalty, DRY, no-repeat
+    n-gram, temperature, top-k, top-p, min-p. Each is off at its default, but for temperature and top-p (off at 1).
+
+    Attributes:
+        temperature: divides logits; 0 is argmax.
+        top_p, top_k, min_p: keep the likeliest tokens: up to this sum, this many, at least this likely relative to the
+            likeliest. Off at 1, 0 and 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
+        frequency_penalty, presence_penalty: subtracted from the logits of tokens in the output, once for every
+            occurrence and once in all. The prompt does not count. OpenAI's definition.
+        dry_multiplier, dry_base, dry_allowed_length, dry_range: if the last n tokens occur earlier in the last
+            `dry_range` tokens of prompt and output (0 is all), a token that followed them there loses multiplier * base
+            ** (n - allowed length), from the allowed length on. Matches do not cross tokens that contain one of
+            `DRY_BREAKERS`. A multiplier of 0 is off. As in llama.cpp and text-generation-webui.
+        no_repeat_ngram: no n-gram of this size occurs twice in prompt and output; 0 is off. If that would leave no
+            token at all, it does not apply.
     """
 
     temperature: float = 0.6
@@ -25,6 +43,13 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int = 0
+    no_repeat_ngram: int = 0
 
     def __post_init__(self) -> None:
         require(
@@ -41,6 +66,20 @@ class Sampling:
             f"repetition-penalty is {self.repetition_penalty}",
             f"use a number from {LEAST_PENALTY} to {LARGEST_PENALTY}; 1 switches it off, 1.1 is mild",
         )
+        self._check_counted_penalties()
+
+    def _check_counted_penalties(self) -> None:
+        for name, penalty in (("frequency", self.frequency_penalty), ("presence", self.presence_penalty)):
+            require(-2 <= penalty <= 2, f"{name}-penalty is {penalty}", "use a number from -2 to 2; 0 switches it off")
+        require(
+            0 <= self.dry_multiplier <= 100,
+            f"dry-multiplier is {self.dry_multiplier}",
+            "use a number from 0 to 100; 0 switches it off, 0.8 is usual",
+        )
+        require(1 <= self.dry_base <= 100, f"dry-base is {self.dry_base}", "use a number from 1 to 100, such as 1.75")
+        require_tokens("dry-allowed-length", self.dry_allowed_length, 1, "use a positive number of tokens, such as 2")
+        require_tokens("dry-range", self.dry_range, 0, "use a number of tokens, or 0 for all of them")
+        require_tokens("no-repeat-ngram", self.no_repeat_ngram, 0, "use a size such as 3; 0 switches it off")
 
     @property
     def greedy(self) -> bool:
@@ -53,12 +92,13 @@ class Sampling:
         `do_sample` is ignored: it is false in many files that also give a temperature, and does not mean greedy.
         Raises SettingsError for unusable values.
         """
-        known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}
+        keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(cls)}
+        known = {name: values[key] for name, key in keys.items() if values.get(key) is not None}
         try:
             for name, value in known.items():
-                kinds = (int,) if name == "top_k" else (int, float)
+                kinds = (int,) if name in _INTEGERS else (int, float)
                 if type(value) not in kinds:
-                    raise TypeError(f"{name} is {short_repr(value)}")
+                    raise TypeError(f"{keys[name]} is {short_repr(value)}")
             return replace(cls(), **known)
         except (SettingsError, TypeError) as error:
             raise SettingsError(

@@ -19,12 +19,13 @@ from .config import EngineConfig, Sampling, Speculation
 from .decoder import Model
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
+from .generation_config import DRY_BREAKERS
 from .kernels.ops import Operations, check_kernel, choose_operations
 from .levels import has_draft_model
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
 from .loading.safetensors import Checkpoint
 from .loading.tokenizer import Tokenizer
-from .loading.vocabulary import check_draft
+from .loading.vocabulary import check_draft, tokens_containing
 from .loading.weights import Progress, check_tensors, load_model
 from .offloading import TieredStoreFactory, TierSettings, WeightTier, make_link
 from .parallel import ALONE, Group, Share, split
@@ -98,6 +99,11 @@ class OpenModel:
     def sampling(self) -> Sampling:
         """Return the model's own sampling defaults."""
         return Sampling.from_generation_config(self.checkpoint.generation)
+
+    @cached_property
+    def dry_breakers(self) -> frozenset[int]:
+        """The ids of DRY's sequence breakers."""
+        return tokens_containing(self.tokenizer.vocabulary, DRY_BREAKERS)
 
     def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
         """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
@@ -173,7 +179,8 @@ class OpenModel:
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
         model, draft = self._load(progress, weights), self._load_draft(progress)
         stores = None if tiers is None else TieredStoreFactory(model.operations, self.device, tiers, link)
-        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, stores, prompts)
+        eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
+        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers)
 
     def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
         """Return the cache of this model's prompts of at least `least` tokens, in a folder.

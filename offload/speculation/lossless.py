@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..config import Sampling
 from ..sequence import TokenSequence
 from .runner import Runner
 from .sampling import Sampler
@@ -79,15 +78,18 @@ class Replay:
         return all(divergence.is_tie for divergence in self.divergences)
 
 
-def replay(runner: Runner, prompt: Sequence[int], emitted: Sequence[int], sampling: Sampling) -> Replay:
-    """Run plain greedy decoding after `prompt` along the emitted tokens, with the penalties of `sampling`; compare.
+def replay(
+    runner: Runner, prompt: Sequence[int], emitted: Sequence[int], sampler: Sampler, generated: int = 0
+) -> Replay:
+    """Run plain greedy decoding after `prompt` along the emitted tokens, with the sampler's penalties; compare.
 
+    The last `generated` tokens of the prompt count as generated ones. The sampler must be a new one.
     Without a divergence, plain decoding emits the same tokens. After a divergence the comparison continues along the
     emitted tokens, so that a fault after a tie is found as well.
     """
     sequence = TokenSequence(prompt)
-    sampler = Sampler(sampling, 0, runner.model.shape.vocab, runner.model.device)
-    sampler.observe(sequence.tokens)
+    sampler.observe_prompt(prompt[: len(prompt) - generated])
+    sampler.observe(prompt[len(prompt) - generated :])
     divergences: list[Divergence] = []
     closest: Choice | None = None
     for position, token in enumerate(emitted):

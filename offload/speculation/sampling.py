@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from ..config import Sampling
 from ..errors import TriforceError
+from .penalties import Penalties
 
 _NEVER = float("-inf")
 
 
-def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """Return the distribution: repetition penalty, temperature, top-k, top-p, min-p, softmax, in transformers' order.
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Return the distribution of penalised logits: temperature, top-k, top-p, min-p, softmax, in transformers' order.
 
     Args:
         logits: `[rows, vocab]` in fp32.
-        seen: bool `[vocab]` or `[rows, vocab]`: tokens in the context of each row, for the repetition penalty.
 
     Returns:
         `[rows, vocab]` in fp32, rows summing to 1. Temperature 0 gives one-hot rows at the largest logit.
@@ -26,8 +26,6 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
     Raises:
         TriforceError: if a logit is NaN or a row has no finite logit.
     """
-    if sampling.repetition_penalty != 1 and seen is not None:
-        logits = penalise(logits, sampling.repetition_penalty, seen)
     best = logits.amax(dim=-1, keepdim=True)
     if not torch.isfinite(best).all():  # amax carries NaN along
         raise TriforceError(
@@ -44,11 +42,6 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
         probs = logits.softmax(dim=-1)
         logits = logits.masked_fill(probs < sampling.min_p * probs.amax(dim=-1, keepdim=True), _NEVER)
     return logits.softmax(dim=-1)
-
-
-def penalise(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
-    """Return logits `[..., vocab]` with those of `seen` tokens (bool, broadcast) lowered (arXiv 1909.05858)."""
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -80,20 +73,24 @@ def sample(probs: Tensor, generator: torch.Generator) -> int:
 
 
 class Sampler:
-    """The sampling settings, the random generator and the tokens seen so far, of one sequence."""
+    """The sampling settings, the random generator and the penalties, of one sequence."""
 
-    def __init__(self, sampling: Sampling, seed: int, vocab: int, device: torch.device) -> None:
+    def __init__(
+        self, sampling: Sampling, seed: int, vocab: int, device: torch.device, breakers: Collection[int] = ()
+    ) -> None:
+        """`breakers` are the ids of DRY's sequence breakers."""
         self.sampling = sampling
         self.vocab = vocab
         self.generator = torch.Generator(device).manual_seed(seed)
-        # Only the repetition penalty needs the tokens seen.
-        penalises = sampling.repetition_penalty != 1
-        self._seen = torch.zeros(vocab, dtype=torch.bool, device=device) if penalises else None
+        self._penalties = Penalties(sampling, vocab, device, breakers)
 
-    def observe(self, ids: Sequence[int] | Tensor) -> None:
-        """Append tokens to the history."""
-        if self._seen is not None:
-            self._seen[torch.as_tensor(ids, dtype=torch.long, device=self._seen.device)] = True
+    def observe_prompt(self, ids: Sequence[int]) -> None:
+        """Append tokens of the prompt to the history."""
+        self._penalties.observe(ids, generated=False)
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Append generated tokens to the history."""
+        self._penalties.observe(ids)
 
     @torch.inference_mode()
     def distribution(self, logits: Tensor, tentative: Sequence[int] = ()) -> Tensor:
@@ -102,17 +99,9 @@ class Sampler:
         The last row follows the history and all `tentative` tokens; each row before it follows one token less. The
         tentative tokens are not added to the history.
         """
-        return warp(logits, self.sampling, self._seen_before(len(logits), tentative))
+        return warp(self._penalties.apply(logits, tentative), self.sampling)
 
     @torch.inference_mode()
     def penalised(self, logits: Tensor) -> Tensor:
-        """Return logits `[rows, vocab]` after the repetition penalty alone, for the history."""
-        return logits if self._seen is None else penalise(logits, self.sampling.repetition_penalty, self._seen)
-
-    def _seen_before(self, rows: int, tentative: Sequence[int]) -> Tensor | None:
-        if self._seen is None or not tentative:
-            return self._seen
-        seen = self._seen.repeat(rows, 1)
-        for position, token in enumerate(reversed(tentative)):
-            seen[max(rows - 1 - position, 0) :, token] = True
-        return seen
+        """Return logits `[rows, vocab]` after the penalties alone, for the history."""
+        return self._penalties.apply(logits)

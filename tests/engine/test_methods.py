@@ -19,15 +19,41 @@ def test_greedy_is_plain_greedy(endless_engine, method, draft, gammas):
     assert found == expected
 
 
+PENALTIES = [
+    {"repetition_penalty": 1.5},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.4},
+    {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    {"no_repeat_ngram": 2},
+]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=lambda penalty: next(iter(penalty)))
 @pytest.mark.parametrize("method", METHODS[1:])
-def test_penalties_follow_drafts_position_by_position(endless_engine, method):
-    prompt, sampling = ids(60), Sampling(temperature=0, repetition_penalty=1.5)
+def test_penalties_follow_drafts_position_by_position(endless_engine, method, penalty):
+    prompt, sampling = ids(60), Sampling(temperature=0, **penalty)
     expected = tokens(run(fresh(endless_engine), prompt, 60, sampling=sampling))
     assert (
         tokens(run(fresh(endless_engine), prompt, 60, method, "model", sampling=sampling, gamma1=2, gamma2=5))
         == expected
     )
     assert expected != tokens(run(fresh(endless_engine), prompt, 60))
+
+
+def test_dry_stops_at_the_breakers_of_the_engine(endless_engine):
+    prompt, sampling = ids(8) * 6, Sampling(temperature=0, dry_multiplier=5)
+    free = tokens(run(fresh(endless_engine), prompt, 30, sampling=sampling))
+    every = range(endless_engine.model.shape.vocab)
+    broken = Engine(endless_engine.model, (), 16, dry_breakers=lambda: every)
+    assert tokens(run(broken, prompt, 30, sampling=sampling)) == tokens(run(fresh(endless_engine), prompt, 30)) != free
+    assert broken.replay(prompt, free[:1], sampling).tokens == 1
+
+
+def test_a_replay_in_two_parts_counts_the_generated_tokens(endless_engine):
+    engine, prompt = fresh(endless_engine), ids(60)
+    sampling = Sampling(temperature=0, presence_penalty=2, frequency_penalty=2)
+    emitted = tokens(run(engine, prompt, 40, sampling=sampling))
+    assert engine.replay([*prompt, *emitted[:20]], emitted[20:], sampling, generated=20).equal
+    assert not engine.replay([*prompt, *emitted[:20]], emitted[20:], sampling).equal
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -16,6 +16,7 @@ VOCAB = 8
 PROMPT = [3, 1, 4, 1, 5, 1, 4, 1]  # repetitive, so that lookup has something to propose
 
 TOKENS = 3
+BREAKERS = [5]  # of DRY
 
 
 def table(seed: int, sharpness: float = 1.5) -> torch.Tensor:
@@ -72,17 +73,22 @@ def warped(logits, sampling):
     return warp(logits.flatten(0, 1), sampling).view_as(logits)
 
 
-def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE):
+def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
-    Each rank of a group has other random numbers and another clock.
+    Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
+    apply, which the table cannot contain.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1])
     tables = [TARGET, MIDDLE, DRAFTS.get(draft, TARGET)]
-    full, middle, drafting = (TableRunner(warped(logits, sampling)) for logits in tables)
+    full, middle, drafting = (TableRunner(each if penalised else warped(each, sampling)) for each in tables)
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
-    sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))
+    if penalised:
+        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS)
+        sampler.observe_prompt(PROMPT)
+    else:
+        sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))
     delays = random.Random(group.rank)
     times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
     return build(runners, settings, sampler, clock=lambda: next(times), group=group)
@@ -114,6 +120,22 @@ def joint(probs: torch.Tensor, tokens: int) -> torch.Tensor:
             chance *= float(probs[text[-2], text[-1], token])
             text = [*text, token]
         result[number] = chance
+    return result
+
+
+def penalised_joint(sampling: Sampling) -> torch.Tensor:
+    """`joint` with the penalties of `sampling`, from plain decoding after every prefix."""
+    result = torch.ones(VOCAB**TOKENS, dtype=torch.float64)
+    for length in range(TOKENS):
+        for prefix in itertools.product(range(VOCAB), repeat=length):
+            text = [*PROMPT, *prefix]
+            sampler = Sampler(sampling, 0, VOCAB, torch.device("cpu"), BREAKERS)
+            sampler.observe_prompt(PROMPT)
+            sampler.observe(prefix)
+            probs = sampler.distribution(TARGET[text[-2], text[-1]].unsqueeze(0))[0].double()
+            block = VOCAB ** (TOKENS - length)  # runs that begin with the prefix
+            start = number(prefix) * block
+            result[start : start + block] *= probs.repeat_interleave(block // VOCAB)
     return result
 
 

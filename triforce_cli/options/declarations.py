@@ -64,7 +64,7 @@ PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Tokens run at on
 
 Temperature = Annotated[
     float | None,
-    _setting("temperature", "0 is greedy; higher is more varied.", _MODELS_ELSE.format(_DEFAULTS["temperature"])),
+    _setting("temperature", "0 is plain greedy; higher is more varied.", _MODELS_ELSE.format(_DEFAULTS["temperature"])),
 ]
 TopP = Annotated[
     float | None,
@@ -78,6 +78,40 @@ MinP = Annotated[
 RepetitionPenalty = Annotated[
     float | None,
     _setting("repetition_penalty", "Above 1, tokens that occurred become less likely.", _MODELS_ELSE.format("off")),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    _setting(
+        "frequency_penalty", "Lower tokens of the output by this for each occurrence.", _MODELS_ELSE.format("off")
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    _setting("presence_penalty", "Lower tokens of the output by this once.", _MODELS_ELSE.format("off")),
+]
+DryMultiplier = Annotated[
+    float | None,
+    _setting("dry_multiplier", "Lower tokens that would extend a repetition (DRY).", _MODELS_ELSE.format("off")),
+]
+DryBase = Annotated[
+    float | None,
+    _setting("dry_base", "DRY grows by this with each repeated token.", _MODELS_ELSE.format(_DEFAULTS["dry_base"])),
+]
+DryAllowedLength = Annotated[
+    int | None,
+    _setting(
+        "dry_allowed_length",
+        "DRY begins after this many repeated tokens.",
+        _MODELS_ELSE.format(_DEFAULTS["dry_allowed_length"]),
+    ),
+]
+DryRange = Annotated[
+    int | None,
+    _setting("dry_range", "DRY looks at this many of the latest tokens; 0 is all.", _MODELS_ELSE.format("all")),
+]
+NoRepeatNgram = Annotated[
+    int | None,
+    _setting("no_repeat_ngram", "Forbid n-grams of this size to occur twice.", _MODELS_ELSE.format("off")),
 ]
 Seed = Annotated[int | None, _setting("seed", "Seed of the random draws.", "drawn and reported")]
 MaxNewTokens = Annotated[
