@@ -1,8 +1,7 @@
 """Builds the native kernel, an optional extension: without it triforce is installed and runs on torch alone.
 
-The kernel is a plain shared library, loaded by ctypes. It needs GCC (torch's Linux wheels carry GCC's OpenMP, and Clang
-generates code for another runtime) but no headers of Python or torch. It is compiled for OpenMP but not linked to a
-runtime, so that its symbols resolve to the runtime that torch has loaded. The reason of a failed build is stored beside
+The kernel is a plain shared library, loaded by ctypes. It needs a C compiler with GCC's vector extensions, but no
+headers of Python or torch and no OpenMP: it has a thread pool of its own. The reason of a failed build is stored beside
 it, for `triforce doctor`.
 """
 
@@ -17,7 +16,8 @@ KERNEL = Extension(
     "offload.kernels.native._kernel",
     sources=[str(FOLDER / "kernel.c")],
     depends=[str(path) for path in sorted(FOLDER.glob("*.h"))],
-    extra_compile_args=["-std=gnu11", "-O3", "-fopenmp", "-Wno-psabi"],
+    extra_compile_args=["-std=gnu11", "-O3", "-pthread", "-Wno-psabi"],
+    extra_link_args=["-pthread"],
     libraries=["m"],
     optional=True,
     py_limited_api=True,  # in its file name: one build for every Python version

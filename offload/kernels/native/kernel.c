@@ -1,12 +1,11 @@
 /*
  * Attention, linears and norms for a host CPU, near its memory bandwidth.
  *
- * Plain C with GCC's vector extensions and OpenMP. The same source is compiled once per level (portable, AVX2 with FMA,
+ * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once per level (portable, AVX2 with FMA,
  * AVX-512 with bf16 dot products); the caller takes a level for which `triforce_level` is not NULL. Functions return 0,
  * or 1 if an allocation failed.
  */
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +60,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
         return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+
+#include "pool.h"
 
 #include "store.h"
 
@@ -137,9 +138,29 @@ int triforce_norm(const struct level *level, const struct norm *n) { return leve
 
 int triforce_gate(const struct level *level, const struct norm *n) { return level->gate(n); }
 
-int triforce_append(const struct append *a) {
-#pragma omp parallel for schedule(static) if (a->tokens > 16)
-    for (int64_t token = 0; token < a->tokens; token++)
-        append_token(a, token);
-    return 0;
+int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
+
+/*
+ * While `limited`, torch's own operations in this thread run on this thread alone, and only the kernel uses as many as
+ * were set: torch's idle threads would spin beside the kernel's. Calls may be nested if each is undone in turn.
+ */
+void triforce_limit_torch(int limited) {
+    if (!omp_get_max_threads || !omp_set_num_threads)
+        return;
+    limits += limited ? 1 : -1;
+    if (limited && limits == 1) {
+        own_threads = omp_get_max_threads();
+        omp_set_num_threads(1);
+    } else if (!limited && limits == 0) {
+        omp_set_num_threads(own_threads);
+        own_threads = 0;
+    }
+}
+
+/* The number of workers that are parked now, because others compete for their processors. */
+int triforce_parked(void) {
+    int64_t now = now_ns(), parked = 0;
+    for (int i = 0; i < atomic_load(&pool.started); i++)
+        parked += pool.workers[i].parked_until > now;
+    return (int)parked;
 }

@@ -53,3 +53,9 @@ static void append_token(const struct append *a, int64_t token) {
         }
     }
 }
+
+static int append_tokens(const void *call, int64_t first, int64_t last) {
+    for (int64_t token = first; token < last; token++)
+        append_token(call, token);
+    return 0;
+}
