@@ -5,7 +5,7 @@
 
 The links are simulated, one for each rank, so this runs without a GPU; ranks communicate over gloo. The model is seeded
 and has an even number of KV heads; its weights are small, so that the link is the bottleneck, as it is for a large
-model on GPUs. All KV is streamed. Measured are plain decoding steps, and verifications of drafts from the retrieval cache.
+model on GPUs. All KV is streamed. Measured are plain steps, and verifications of retrieval drafts.
 """
 
 from __future__ import annotations
