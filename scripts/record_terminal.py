@@ -54,7 +54,8 @@ def record(command: Sequence[str], columns: int, rows: int, at: float | None = N
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     python = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
-    environment |= {"TERM": "xterm-256color", "PYTHONPATH": python}
+    # No prompt cache: a picture must not depend on what ran before.
+    environment |= {"TERM": "xterm-256color", "PYTHONPATH": python, "TRIFORCE_CACHE": "0"}
     argv = [sys.executable, "-m", "triforce_cli", *command[1:]] if command[0] == "triforce" else list(command)
     process = subprocess.Popen(
         argv, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True, close_fds=True
@@ -144,14 +145,18 @@ def _colour(name: str, default: str) -> str:
 def main() -> int:
     """Record, and write the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.epilog = f"Command, after --; default: {shlex.join(DEFAULT)}"
     parser.add_argument("output", type=Path, metavar="FILE.svg")
-    parser.add_argument("command", nargs="*", default=DEFAULT, help=f"default: {shlex.join(DEFAULT)}")
     parser.add_argument("--columns", type=int, default=80)
     parser.add_argument("--rows", type=int, default=40, help="rows of the terminal; blank ones at the end are cut off")
     parser.add_argument("--at", type=float, metavar="SECONDS", help="take the screen then, and interrupt the command")
-    args = parser.parse_args()
-    screen = record(args.command, args.columns, args.rows, args.at)
-    args.output.write_text(draw(screen, args.command), "utf-8")
+    own = sys.argv[1:]
+    command: Sequence[str] = DEFAULT
+    if "--" in own:  # what follows is the command's, options included
+        own, command = own[: own.index("--")], own[own.index("--") + 1 :]
+    args = parser.parse_args(own)
+    screen = record(command, args.columns, args.rows, args.at)
+    args.output.write_text(draw(screen, command), "utf-8")
     return 0
 
 
