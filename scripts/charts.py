@@ -47,7 +47,7 @@ def context() -> Picture:
     )
     _curves(picture, 70, measured)
     picture.text(474, 32, "Predicted", 15, "bold")
-    picture.text(474, 50, "Llama-2-7B-128K on one RTX 4090 (24 GB), KV in host memory", 11, "muted")
+    picture.text(474, 50, "Llama-2-7B-128K on an RTX 4090, KV streamed; acceptance .92 assumed", 11, "muted")
     _curves(picture, 520, predicted())
     return picture
 
