@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, Picture
@@ -10,37 +11,71 @@ from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, Picture
 ROOT = Path(__file__).parents[1]
 
 
+@dataclass(frozen=True)
+class Level:
+    """A level of speculation: its lines of text, its colour, the cells that it attends to, and its output."""
+
+    lines: tuple[str, str, str, str]
+    colour: str
+    read: set[int]
+    output: str
+
+
+CELLS = 40
+ENDS = {0, *range(CELLS - 3, CELLS)}  # the sink and the most recent tokens
+LEVELS = (
+    Level(
+        ("Drafter", "n-gram lookup, or a draft model", "microseconds, or about 1 ms a token", ""),
+        GREEN,
+        ENDS,
+        "γ1 tokens, drawn from q",
+    ),
+    Level(
+        (
+            "The model on the retrieval cache",
+            "sink, best chunks, recent tokens: a few percent",
+            "verifies what the drafter proposed, and drafts itself",
+            "keeps x with min(1, p̂(x) / q(x)), else draws from max(p̂ − q, 0)",
+        ),
+        ORANGE,
+        ENDS | {7, 8, 16, 17, 25, 30, 31},
+        "γ2 tokens, distributed exactly as p̂",
+    ),
+    Level(
+        (
+            "The model on the full KV cache",
+            "expensive: all keys and values are read",
+            "verifies many tokens in one pass",
+            "keeps x with min(1, p(x) / p̂(x)), else draws from max(p − p̂, 0)",
+        ),
+        BLUE,
+        set(range(CELLS)),
+        "tokens distributed exactly as p",
+    ),
+)
+
+
 def hierarchy() -> Picture:
-    """Draw the three levels, what part of the KV cache each reads, and what each hands on."""
+    """Draw the three levels, what part of the sequence each attends to, and what each passes on."""
     picture = Picture("The levels of hierarchical speculative decoding", 780, 470)
-    whole = set(range(40))
-    ends = {0, *range(37, 40)}
-    levels = (
-        ("Drafter", "n-gram lookup, or a draft model", "microseconds, or about 1 ms a token", GREEN, ends),
-        ("The model on the retrieval cache", "sink, best chunks, recent tokens: a few percent", "drafts, and verifies "
-         "what the drafter proposed", ORANGE, ends | {7, 8, 16, 17, 25, 30, 31}),
-        ("The model on the full KV cache", "expensive: all keys and values are read once", "verifies many tokens in "
-         "one pass", BLUE, whole),
-    )  # fmt: skip
-    hands = ("γ1 tokens, drawn from q", "γ2 tokens, distributed exactly as p̂", "tokens distributed exactly as p")
-    rules = ("", "keeps x with min(1, p̂(x) / q(x)), else draws from max(p̂ − q, 0)",
-             "keeps x with min(1, p(x) / p̂(x)), else draws from max(p − p̂, 0)")  # fmt: skip
-    for number, (name, what, why, colour, read) in enumerate(levels):
-        y = 24 + number * 134
-        picture.box(24, y, 732, 92, colour, 0.1)
-        picture.text(40, y + 25, name, 15, "bold")
-        picture.text(40, y + 46, what)
-        picture.text(40, y + 64, why, 12, "muted")
-        picture.text(40, y + 82, rules[number], 11, "mono muted")
-        picture.text(392, y + 25, "part of the KV cache that it reads" if not number else "", 11, "muted")
-        for cell in range(40):
-            picture.box(
-                392 + cell * 8.8, y + 32, 6.4, 22, colour if cell in read else GREY, 0.75 if cell in read else 0
-            )
-        picture.arrow(200, y + 94, 200, y + 130)
-        picture.text(214, y + 117, hands[number], 12)
-    picture.text(40, 452, "your text: what the model alone would have said", 15, "bold")
+    for number, level in enumerate(LEVELS):
+        _level(picture, 24 + number * 134, level)
+    picture.text(392, 49, "tokens that it attends to (a draft model)", 11, "muted")
+    picture.text(40, 452, "your text, with the distribution of the model alone", 15, "bold")
     return picture
+
+
+def _level(picture: Picture, y: float, level: Level) -> None:
+    picture.box(24, y, 732, 92, level.colour, 0.1)
+    styles = ((25, 15, "bold"), (46, 13, ""), (64, 12, "muted"), (82, 11, "mono muted"))
+    for text, (offset, size, kind) in zip(level.lines, styles, strict=True):
+        if text:
+            picture.text(40, y + offset, text, size, kind)
+    for cell in range(CELLS):
+        colour, fill = (level.colour, 0.75) if cell in level.read else (GREY, 0)
+        picture.box(392 + cell * 8.8, y + 32, 6.4, 22, colour, fill)
+    picture.arrow(200, y + 94, 200, y + 130)
+    picture.text(214, y + 117, level.output, 12)
 
 
 def tiers() -> Picture:
