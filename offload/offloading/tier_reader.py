@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from .page import NativePageFormat
 from .tiers import Tiers
 
 
@@ -43,6 +44,24 @@ class TierReader:
         if tiers.resident is None:
             return tuple(away)
         return tuple(torch.cat(both) for both in zip(tiers.resident.export(start, end), away, strict=True))
+
+    def dump(self, start: int, end: int) -> Tensor:
+        """See `Store`."""
+        tiers, grain = self.tiers, self.tiers.format.grain
+        if not self._dumps_blocks:
+            return torch.stack(self.export(start, end), 3)
+        runs = []
+        for page in range(start // self.span, -(-end // self.span)):
+            base, source = page * self.span, self._source(page).cpu()
+            at = slice(max(start - base, 0) // grain, min(end - base, self.span) // grain)
+            runs.append(tiers.format.grains(source)[:, :, at])
+        away = torch.cat(runs, dim=2)
+        return away if tiers.resident is None else torch.cat((tiers.resident.dump(start, end), away))
+
+    @property
+    def _dumps_blocks(self) -> bool:
+        """Return whether `dump` returns the native kernel's blocks, as its other stores do."""
+        return isinstance(self.tiers.format, NativePageFormat)
 
     def _run(self, page: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Some tokens of a page, of all layers that are not resident."""
