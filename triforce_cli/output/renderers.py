@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from offload.events import Event, Prefilled, Restored, Text
+from offload.events import DraftPrefilled, Event, Prefilled, Restored, Text
 from offload.metrics import Meter, Summary
 
 from .format import statistics_line
@@ -92,6 +92,8 @@ class JsonOutput:
     def of(self, event: Event, meter: Meter) -> str:
         if isinstance(event, Prefilled):
             return json_line(type="prefill", **asdict(event))
+        if isinstance(event, DraftPrefilled):
+            return json_line(type="draft_prefill", **asdict(event))
         if isinstance(event, Restored):
             return json_line(type="cache", **asdict(event))
         if isinstance(event, Text) and event.text:
