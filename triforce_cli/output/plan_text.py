@@ -17,7 +17,7 @@ from .format import duration, milliseconds
 WIDTH = 60  # cells of a bar
 _DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
 _EMPTY = "."
-_HEAD = ("profile", "resident", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
+_HEAD = ("profile", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
 _LEFT = ("profile", "method")  # columns; the others are numbers
 
 
@@ -147,7 +147,7 @@ def comparison_text(plans: Sequence[Plan]) -> str:
         )
         return "  ".join(cells).rstrip() + "\n"
 
-    parts = [f"{_model(plans[0])}; memory in GiB\n"]
+    parts = [f"{_model(plans[0])}\nmemory     in GiB, on each device and on the host; ar is plain decoding\n"]
     if fitting:
         parts.append("".join(line(row) for row in rows))
     if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
@@ -157,10 +157,9 @@ def comparison_text(plans: Sequence[Plan]) -> str:
 
 def _cells(plan: Plan) -> tuple[str, ...]:
     memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
-    layers = f"{plan.placed.resident_layers}/{plan.request.shape.layers}"
     times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
     chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}x")
-    return (plan.request.hardware.name, layers, *memory, *times, *chosen)
+    return (plan.request.hardware.name, *memory, *times, *chosen)
 
 
 def _gib(size: int | None) -> str:
