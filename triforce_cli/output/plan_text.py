@@ -46,7 +46,7 @@ def hardware_lines(hardware: Hardware) -> Iterator[str]:
     assumed = {name: " (assumed)" if name in hardware.assumed else "" for name in ("host bandwidth", "host rate")}
     if hardware.device == "cuda":
         count = "" if hardware.gpus == 1 else f"{hardware.gpus} x "
-        rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s bf16"
+        rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s {hardware.dtype}"
         yield f"GPU        {count}{_gib(hardware.memory)}, {rates}, link {hardware.link / 1e9:g} GB/s"
     memory = "memory not known" if hardware.host_memory is None else f"{_gib(hardware.host_memory)} free"
     rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s{assumed['host bandwidth']}"
@@ -147,7 +147,8 @@ def comparison_text(plans: Sequence[Plan]) -> str:
         )
         return "  ".join(cells).rstrip() + "\n"
 
-    parts = [f"{_model(plans[0])}\nmemory     in GiB, on each device and on the host; ar is plain decoding\n"]
+    head = _model(plans[0]).replace("; ", "\ncontext    ")
+    parts = [f"{head}\nmemory     in GiB, on each device and on the host; ar is plain decoding\n"]
     if fitting:
         parts.append("".join(line(row) for row in rows))
     if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:

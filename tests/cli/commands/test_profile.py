@@ -46,7 +46,7 @@ def test_profile_compares_all_profiles(triforce):
     assert result.returncode == 0
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    rows = [line.split() for line in lines[4:] if line]
+    rows = [line.split() for line in lines[5:] if line]
     assert {row[0] for row in rows} >= {"a100", "rtx-4090", "2x-rtx-4090"}
     shown = json.loads(triforce("profile", "--compare", "--model", "llama-3.1-8b", "--context", "32K", "--json").stdout)
     fast = {plan["hardware"]["name"]: plan["chosen"]["tbt"]["seconds"] for plan in shown["plans"] if plan["fits"]}
@@ -65,7 +65,7 @@ def test_a_comparison_counts_the_profiles_that_are_too_small(triforce):
 
 def test_profile_says_where_a_known_model_comes_from(triforce):
     result = triforce("profile", "--gpu", "a100", "--model", "llama-3.1-8b", "--context", "8K")
-    assert "weights    meta-llama/Llama-3.1-8B-Instruct: Llama 3 Community License; gated" in result.stdout
+    assert "weights    meta-llama/Llama-3.1-8B-Instruct: Llama 3.1 Community License; gated" in result.stdout
     assert "weights" not in triforce("profile", "--gpu", "a100", "--model", "smollm2-135m").stdout.split("memory")[0]
 
 
