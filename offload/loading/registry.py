@@ -46,9 +46,7 @@ HUB_MODELS = {
     "Qwen3-0.6B": HubModel("Qwen/Qwen3-0.6B", "Apache 2.0"),
     "Qwen3-4B-2507": HubModel("Qwen/Qwen3-4B-Instruct-2507", "Apache 2.0"),
     "Qwen3-8B": HubModel("Qwen/Qwen3-8B", "Apache 2.0"),
-    "Mistral-Nemo": HubModel(
-        "mistralai/Mistral-Nemo-Instruct-2407", "Apache 2.0; the hub may ask to share your contact information"
-    ),
+    "Mistral-Nemo": HubModel("mistralai/Mistral-Nemo-Instruct-2407", "Apache 2.0; the hub may ask for contact details"),
     "Llama-68M": HubModel("JackFram/llama-68m", "Apache 2.0"),
 }
 EMBEDDED_KNOWN = {"SmolLM2-135M": "smollm2-135m"}  # well-known models that come embedded
