@@ -146,10 +146,6 @@ def test_the_total_size_counts_shared_blocks_once(model_dir, home):
     there = sum(path.stat().st_size for path in files(home))
     text = entries_table(found, PromptFolder(home), time.time(), None).plain
     assert text.splitlines()[-1].startswith(f"{there / 2**20:.1f} MiB")
-        entries_table(found, PromptFolder(home), time.time(), None)
-        .plain.splitlines()[-1]
-        .startswith(f"{there / 2**20:.1f} MiB")
-    )
 
 
 def test_many_questions_on_one_document_are_one_entry_and_listed_in_linear_time(home, monkeypatch):
