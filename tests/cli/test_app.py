@@ -5,9 +5,8 @@ import re
 import subprocess
 import sys
 
-from tests.support.command import (
-    COMMAND,
-)
+from tests.support.command import COMMAND
+from triforce_cli.options.declarations import PANELS
 
 
 def test_help_answers_with_examples(triforce, process):
@@ -41,3 +40,18 @@ def test_debug_shows_the_traceback(triforce):
     assert result.returncode == 2
     assert "Traceback" in result.stderr
     assert "error: no model at no-such-model" in result.stderr
+
+
+def test_help_of_generate_fits_a_screen_or_two(triforce, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = triforce("generate", "--help").stdout.splitlines()
+    assert len(lines) < 110
+    first = next(number for number, line in enumerate(lines) if line.startswith("╭─ Options"))
+    names = [line.split()[1] for line in lines[first + 1 : first + 12]]
+    assert names == [
+        *("--prompt-file", "--model", "--max-new-tokens", "--temperature", "--system", "--stop", "--seed"),
+        *("--json", "--quiet", "--verbose", "--help"),
+    ]
+    assert lines[first + 12].startswith("╰")  # one line each
+    panels = [line.split("─")[1].strip() for line in lines if line.startswith("╭─ ")]
+    assert panels[2:] == list(dict.fromkeys(PANELS.values()))
