@@ -5,7 +5,11 @@ import re
 import subprocess
 import sys
 
+import typer
+
 from tests.support.command import COMMAND
+from tests.support.paths import ROOT
+from triforce_cli.app import app
 from triforce_cli.options.declarations import PANELS
 
 
@@ -55,3 +59,12 @@ def test_help_of_generate_fits_a_screen_or_two(triforce, monkeypatch):
     assert lines[first + 12].startswith("╰")  # one line each
     panels = [line.split("─")[1].strip() for line in lines if line.startswith("╭─ ")]
     assert panels[2:] == list(dict.fromkeys(PANELS.values()))
+
+
+def test_every_option_of_generate_is_documented():
+    text = (ROOT / "docs" / "options.md").read_text("utf-8")
+    command = typer.main.get_command(app).commands["generate"]
+    options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
+    missing = [name for param in options for name in param.opts if f"`{name}`" not in text]
+    assert len(options) > 30
+    assert missing == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from .wrapping import wrapped
+from .wrapping import JOINER, wrapped
 
 STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")  # of a bar's segments, in order
 _INDENT = " " * 11  # of the facts, which stand behind their names
@@ -33,7 +33,7 @@ def _colored(line: str, marks: str) -> Text:
 
 def _as_segments(legend: str) -> str:
     """Return a bar's legend with no line break within one of its entries."""
-    return "  ".join(entry.replace(" ", "\0") for entry in legend.split("  "))
+    return "  ".join(entry.replace(" ", JOINER) for entry in legend.split("  "))
 
 
 def _indented(line: str, columns: int) -> list[str]:
