@@ -1,4 +1,4 @@
-"""What this machine and this installation are: facts for `triforce doctor`, and two rates that are measured."""
+"""Collects facts about this machine and this installation for `triforce doctor`, and measures two rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .system import default_home, free_memory
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A CUDA device. `link_gb_s` is 10^9 bytes a second from pinned host memory; None where it was not measured."""
+    """A CUDA device. `link_gb_s` is 10^9 bytes a second from pinned host memory; None if it was not measured."""
 
     name: str
     memory_bytes: int
@@ -31,17 +31,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the model runs: `used` is "cpu" or "cuda", or None where what was asked for is not there, and `reason`."""
+    """The device of the model: `used` is "cpu" or "cuda", or None with a `reason` if `asked` is not available."""
 
     asked: str
     used: str | None
     reason: str
-    gpus: tuple[Gpu, ...]  # all there are, used or not
+    gpus: tuple[Gpu, ...]  # all GPUs, used or not
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The CPU; `cores` are physical, None where the system does not tell. `threads` are those of torch."""
+    """The CPU. `cores` are physical, None if the system does not report them. `threads` are torch's."""
 
     name: str
     cores: int | None
@@ -51,7 +51,7 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Host memory. `read_gb_s` is 10^9 bytes a second for all threads together; None where it was not measured."""
+    """Host memory. `read_gb_s` is 10^9 bytes a second for all threads together; None if it was not measured."""
 
     total_bytes: int
     free_bytes: int
@@ -60,7 +60,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """The native kernel: the `level` in use on a CPU, or None and the `reason`; `levels` are all there are."""
+    """The native kernel: the `level` in use on a CPU, or None with a `reason`; `levels` are all available levels."""
 
     asked: str
     level: str | None
@@ -71,7 +71,7 @@ class KernelState:
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """An embedded model that has been fetched."""
+    """A fetched embedded model."""
 
     name: str
     size_bytes: int
@@ -79,7 +79,7 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """The folder of the embedded models; it may not exist yet."""
+    """triforce's cache folder and the embedded models in it; the folder may not exist yet."""
 
     folder: Path
     size_bytes: int
@@ -88,7 +88,7 @@ class ModelCache:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Of what matters for a report of an error; `openmp` says whether torch was built with it."""
+    """The versions that matter for a bug report; `openmp` says whether torch was built with OpenMP."""
 
     triforce: str
     python: str
@@ -99,7 +99,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it."""
+    """Everything that `triforce doctor` shows."""
 
     device: Device
     processor: Processor
@@ -110,12 +110,12 @@ class Report:
 
 
 def examine(config: EngineConfig, processor: str, home: Path | None = None, measure: bool = True) -> Report:
-    """Look at everything; nothing is fetched or changed but torch's number of threads, to that of `config`.
+    """Collect the report. Fetches nothing; sets torch's number of threads to that of `config`.
 
     Args:
         processor: the CPU's name.
         home: triforce's cache folder; None for the platform's.
-        measure: take the rates too, which needs a second and up to a quarter of the free memory.
+        measure: whether to measure the rates, which takes a second and up to a quarter of the free memory.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -146,14 +146,14 @@ def _gpu(index: int, measure: bool) -> Gpu:
 
 
 def kernel_state(asked: str) -> KernelState:
-    """The native kernel, as `EngineConfig.kernel` asks for it."""
+    """Return the state of the native kernel for a value of `EngineConfig.kernel`."""
     levels = []
     why_none = ""
     for level in LEVELS:
         try:
             levels.append(find_kernel(level).level)
         except KernelUnavailable as error:
-            why_none = " ".join(str(error).split())  # a compiler's complaint has many lines
+            why_none = " ".join(str(error).split())  # compiler errors have many lines
     found = tuple(levels)
     if asked == "off":
         return KernelState(asked, None, "switched off", "", found)
@@ -166,10 +166,10 @@ def kernel_state(asked: str) -> KernelState:
 
 
 def model_cache(home: Path) -> ModelCache:
-    """What lies in triforce's cache folder. Half-made models, whose names begin with a dot, count in its size alone."""
+    """Return the contents of triforce's cache folder. Partial downloads, named with a dot, count in its size only."""
     try:
         folders = sorted(path for path in (home / "models").iterdir() if path.is_dir() and path.name[0] != ".")
-    except OSError:  # not there yet, or closed to us
+    except OSError:  # it does not exist yet, or may not be read
         folders = []
     return ModelCache(home, bytes_below(home), tuple(CachedModel(path.name, bytes_below(path)) for path in folders))
 

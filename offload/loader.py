@@ -1,6 +1,6 @@
-"""From a configuration to an engine: find a model, see whether the request fits, load the weights.
+"""Builds an engine from a configuration: finds the model, checks that the request fits, loads the weights.
 
-Opening reads headers only, so everything that can be wrong with a request is said before the weights are loaded.
+Opening a model reads headers only, so that wrong requests are refused before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .config import EngineConfig, Sampling, Speculation
 from .decoder import Model
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
+from .generation_config import DRY_BREAKERS
 from .kernels.ops import Operations, check_kernel, choose_operations
 from .levels import has_draft_model
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
 from .loading.safetensors import Checkpoint
 from .loading.tokenizer import Tokenizer
-from .loading.vocabulary import check_draft
+from .loading.vocabulary import check_draft, tokens_containing
 from .loading.weights import Progress, check_tensors, load_model
 from .offloading import TieredStoreFactory, TierSettings, WeightTier, make_link
 from .parallel import ALONE, Group, Share, split
@@ -37,7 +38,10 @@ from .units import counted
 
 
 def resolve_device(name: str, index: int = 0) -> torch.device:
-    """`auto` is the CUDA GPU of that index, else the CPU. Raises SettingsError for a device that is not there."""
+    """Return the device of a name; `auto` is the CUDA GPU of that index, else the CPU.
+
+    Raises SettingsError for a device that is not available.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("no CUDA device is available to this torch", "use --device cpu, or install torch for CUDA")
     if name == "auto":
@@ -50,7 +54,7 @@ def resolve_device(name: str, index: int = 0) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bf16 (fp16 on GPUs without it): half the bytes of fp32, and bytes are what decoding waits for."""
+    """Return the dtype of a name; `auto` is bf16, or fp16 on GPUs without bf16: decoding is bound by bytes read."""
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -60,45 +64,51 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model whose files have been found and checked, but not loaded."""
+    """A model whose files have been found and checked, but whose weights are not loaded."""
 
     config: EngineConfig
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
     speculation: Speculation
-    draft: Checkpoint | None  # the draft model's, where the method uses one
-    group: Group = ALONE  # who shares the model; each rank has all of the draft model
+    draft: Checkpoint | None  # of the draft model, if the method uses one
+    group: Group = ALONE  # the ranks that share the model; each loads the whole draft model
 
     @cached_property
     def share(self) -> Share | None:
-        """What this rank has of the model; None for all of it. Raises SettingsError for too many ranks."""
+        """Return this rank's share of the model; None for all of it. Raises SettingsError for too many ranks."""
         return None if self.group.size == 1 else split(self.checkpoint.shape, self.group.rank, self.group.size)
 
     @property
     def shape(self) -> ModelShape:
-        """Of what is in this rank's memory."""
+        """Return the shape of the part of the model in this rank's memory."""
         return self.checkpoint.shape if self.share is None else self.share.stored
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, loading it on first use. Raises CheckpointError."""
         return Tokenizer(self.checkpoint.load_tokenizer())
 
     @property
     def kernel(self) -> str:
-        """The level of the native kernel that will compute; "off" where torch does."""
+        """Return the level of the native kernel that will be used; "off" if torch computes."""
         kernel = self._operations(self.shape).kernel
         return "off" if kernel is None else kernel.level
 
     @property
     def sampling(self) -> Sampling:
-        """The model's own sampling defaults."""
+        """Return the model's own sampling defaults."""
         return Sampling.from_generation_config(self.checkpoint.generation)
 
-    def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
-        """How many tokens may follow the prompt: `wanted`, or what the context leaves if that is not `exact`.
+    @cached_property
+    def dry_breakers(self) -> frozenset[int]:
+        """The ids of DRY's sequence breakers."""
+        return tokens_containing(self.tokenizer.vocabulary, DRY_BREAKERS)
 
-        Raises PromptError with the numbers if the prompt, or with `exact` prompt and answer, exceed the context.
+    def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
+        """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
+
+        Raises PromptError with the numbers if the prompt exceeds the context, or with `exact` prompt and answer do.
         """
         context = self.checkpoint.shape.context
         limit = f"the model's context of {counted(context, 'token')}"
@@ -117,9 +127,9 @@ class OpenModel:
         return min(wanted, context - prompt_tokens)
 
     def stretched(self, tokens: int) -> OpenModel:
-        """The model with a context for `tokens`: itself if they fit, else stretched by YaRN to a multiple of its own.
+        """Return the model with a context of at least `tokens`, extended by YaRN to a multiple of its own if need be.
 
-        Raises UnsupportedModel where that cannot be done.
+        Raises UnsupportedModel if that is not possible.
         """
         factor = factor_for(self.checkpoint.shape, tokens)
         if factor <= 1:
@@ -129,7 +139,7 @@ class OpenModel:
         return replace(self, checkpoint=checkpoint)
 
     def estimate(self, tokens: int) -> MemoryEstimate:
-        """Estimate the memory for a sequence of `tokens` that lies on this device as a whole."""
+        """Estimate the memory for a sequence of `tokens` whose KV cache is completely on this device."""
         return estimate(
             self.shape,
             tokens,
@@ -142,7 +152,7 @@ class OpenModel:
         )
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
-        """Raises OutOfMemory if a sequence of `tokens` does not fit the device (or `memory_limit` bytes of it)."""
+        """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
         free = int(free_memory(self.device) * USABLE)
         if self.device.type == "cpu":
             free //= self.group.mates
@@ -154,8 +164,13 @@ class OpenModel:
         tiers: TierSettings | None = None,
         prompts: PromptCache | None = None,
     ) -> Engine:
-        """Read the weights. `tiers` says how the full KV cache is spread, where it does not stay on the device;
-        `prompts` is what remembers prompts from one process to the next."""
+        """Load the weights and return the engine.
+
+        Args:
+            progress: called after every layer.
+            tiers: how the full KV cache is split between memories; None if it stays on the device.
+            prompts: the cache of prompts on disk; None for none.
+        """
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         link = weights = None
@@ -164,12 +179,13 @@ class OpenModel:
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
         model, draft = self._load(progress, weights), self._load_draft(progress)
         stores = None if tiers is None else TieredStoreFactory(model.operations, self.device, tiers, link)
-        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, stores, prompts)
+        eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
+        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers)
 
     def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
-        """What remembers this model's prompts of at least so many tokens, in a folder.
+        """Return the cache of this model's prompts of at least `least` tokens, in a folder.
 
-        Reads the weight files once, to know them again. Raises OSError if the folder cannot be made.
+        Reads the weight files once, for their fingerprint. Raises OSError if the folder cannot be created.
         """
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
@@ -185,11 +201,11 @@ class OpenModel:
         return load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
 
     def _operations(self, shape: ModelShape) -> Operations:
-        """Each model has its own: they keep the memory of their results. Raises SettingsError."""
+        """Return the operations of one model, which own its result buffers. Raises SettingsError."""
         return choose_operations(self.config.kernel, shape, self.dtype, self.device)
 
     def check_kernel(self) -> None:
-        """Raises SettingsError if a level was asked for that cannot serve both models."""
+        """Raise SettingsError if the configured level cannot run both models."""
         for name, shape in (("", self.shape), ("the draft model: ", self.draft and self.draft.shape)):
             try:
                 if shape is not None:
@@ -205,12 +221,12 @@ def open_model(
     speculation: Speculation | None = None,
     group: Group = ALONE,
 ) -> OpenModel:
-    """Find a model (fetching it if need be), and check its config, its headers, device, dtype and kernel.
+    """Find a model, fetching it if necessary, and check its config, headers, device, dtype and kernel.
 
     Args:
         home: triforce's cache folder; None for the platform's.
-        progress: called while something is fetched.
-        speculation: how it will decode; a draft model is found and checked as well.
+        progress: called during a fetch.
+        speculation: the decoding method; a draft model is found and checked as well.
         group: the ranks that share the model.
 
     Raises:
@@ -219,7 +235,7 @@ def open_model(
     device = resolve_device(config.device, group.local)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    check_kernel(config.kernel)  # before a model is fetched for nothing
+    check_kernel(config.kernel)  # before a model is fetched in vain
     checkpoint = _open_checked(config.model, home, progress)
     settings = speculation or Speculation()
     draft = None

@@ -1,4 +1,4 @@
-"""Metrics of a generation: a meter that observes its events, and the summary that it returns. Knows no terminal."""
+"""Metrics of a generation: a meter that observes its events, and the summary that it returns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from .events import Event, Finished, LevelStatistics, Prefilled, Restored, Speculated, Text, Tokens, Transferred
 
-FULL = "full"  # the verifier whose distribution is what comes out
+FULL = "full"  # the verifier of the top level
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One generation in numbers. Times in seconds, rates in tokens per second; None is what never happened."""
+    """The metrics of one generation. Times in seconds, rates in tokens per second; None for what did not happen."""
 
     finish_reason: str  # "eos", "stop", "length" or "interrupted"
     prompt_tokens: int
@@ -43,15 +43,15 @@ class Summary:
     restore_s: float | None = None
     restored_tokens_per_s: float | None = None
     computed_tokens: int = 0  # of the prompt, that were run
-    link_bytes: int | None = None  # that went between host memory and the device; None where nothing does
-    link_utilisation: float | None = None  # the share of the time in which the link was busy
-    verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if it was asked for
+    link_bytes: int | None = None  # transferred between host memory and the device; None without offloading
+    link_utilisation: float | None = None  # share of the time that the link was busy
+    verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
 
 class Meter:
-    """Measures one generation from its own construction on, and keeps what was emitted.
+    """Measures one generation, from the construction of the meter on, and keeps the emitted tokens and text.
 
-    It must see every event once, when it comes: through `watch`, or by `observe`. Displays read from it.
+    It must observe every event once, when the event is yielded: through `watch` or `observe`.
     """
 
     def __init__(self, prompt_tokens: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -111,7 +111,7 @@ class Meter:
     def _count(self, tokens: int, now: float) -> None:
         if self._last_at is None:
             self._first_at, self._first_run = now, tokens
-        else:  # a run of verified tokens arrives at once: each took its share of the wait
+        else:  # verified tokens arrive together: the wait is divided equally among them
             self.gaps += [(now - self._last_at) / tokens] * tokens
         self._last_at = now
 
@@ -150,24 +150,24 @@ class Meter:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Decoding only: the tokens after the first event over the time since it."""
+        """The decoding rate: tokens after the first event over the time since it."""
         if self._first_at is None or self._last_at is None:
             return None
         return _rate(self.new_tokens - self._first_run, self._last_at - self._first_at)
 
     @property
     def link_utilisation(self) -> float | None:
-        """The share of the time since the beginning in which the link was busy; None where there is none."""
-        took = self._clock() - self._start
-        return None if self.transferred is None or took <= 0 else min(self.transferred.busy_s / took, 1.0)
+        """The share of the time so far that the link was busy; None without offloading."""
+        elapsed = self._clock() - self._start
+        return None if self.transferred is None or elapsed <= 0 else min(self.transferred.busy_s / elapsed, 1.0)
 
     @property
     def levels(self) -> tuple[LevelStatistics, ...]:
-        """What each drafter did for each verifier so far."""
+        """The statistics of each drafter and verifier so far."""
         return () if self.speculated is None else self.speculated.levels
 
     def summary(self, finish_reason: str, **facts: Any) -> Summary:
-        """The numbers so far. `facts` are the fields of `Summary` that only the caller knows: seed, method, …"""
+        """Return the metrics so far. `facts` are the fields of `Summary` that only the caller knows: seed, method, …"""
         return Summary(
             finish_reason=finish_reason,
             prompt_tokens=self.prompt_tokens,
@@ -181,7 +181,7 @@ class Meter:
             tokens_per_s=self.tokens_per_s,
             total_s=self._clock() - self._start,
             verifications=verifications(self.levels) or None,
-            # Of what was kept: a stop string or the end of the text may have cut the last run short.
+            # Emitted tokens only: a stop string or an end-of-sequence token may have cut the last run.
             tokens_per_verification=_rate(self.new_tokens, verifications(self.levels)),
             acceptance=acceptance(self.levels),
             time_share=time_share(self.levels),
@@ -197,26 +197,26 @@ class Meter:
 
 
 def verifications(levels: Sequence[LevelStatistics]) -> int:
-    """Passes over the full KV cache."""
+    """Return the number of passes over the full KV cache."""
     return sum(row.verifications for row in _over_full(levels))
 
 
 def tokens_per_verification(levels: Sequence[LevelStatistics]) -> float | None:
-    """Every verification emits the tokens that it accepts and one of its own."""
+    """Return the mean tokens per verification: the accepted ones and one more. None without a verification."""
     passes = verifications(levels)
     return 1 + sum(row.accepted for row in _over_full(levels)) / passes if passes else None
 
 
 def acceptance(levels: Sequence[LevelStatistics]) -> dict[str, float]:
-    """Acceptance rates by "drafter -> verifier"; pairs with no judged token are left out."""
+    """Return acceptance rates by "drafter -> verifier", without pairs that judged no token."""
     return {f"{row.drafter} -> {row.verifier}": row.acceptance for row in levels if row.acceptance is not None}
 
 
 def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:
-    """How the time of decoding divides: "draft", "middle" and "verify"; {} if there was none.
+    """Return the shares of the decoding time: "draft", "middle" and "verify"; {} if there was none.
 
-    A level's draft_s holds all the time of the levels below it, so the top level's sum is everything, and what neither
-    verifier took was spent on drafts.
+    A level's draft_s includes all levels below it, so the top level's sum is the total. The time of neither verifier
+    was spent on drafts.
     """
     full = _over_full(levels)
     total = sum(row.draft_s + row.verify_s for row in full)
@@ -236,7 +236,7 @@ def _over_full(levels: Sequence[LevelStatistics]) -> list[LevelStatistics]:
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The value below which this fraction of them lies, interpolated between neighbours (numpy's default)."""
+    """Return the percentile at `fraction`, interpolated linearly between neighbours (numpy's default)."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * fraction
     low, high = math.floor(position), math.ceil(position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model
@@ -55,6 +55,7 @@ class Session:
         config: GenerationConfig,
         settings: Speculation,
         eos_ids: frozenset[int],
+        breakers: Collection[int] = (),
     ) -> Generator[Event, int | None]:
         """See Engine.generate."""
         sequence = self.sequence
@@ -64,9 +65,9 @@ class Session:
         if runners.draft is not None:
             runners.draft.rows(sequence)
         if drafter_kind(settings) == LOOKUP:
-            runners.lookup.outlook(sequence)  # indexing the prompt does not count as decoding
-        sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
-        sampler.observe(sequence.tokens)
+            runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
+        sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device, breakers)
+        sampler.observe_prompt(sequence.tokens)
         hierarchy = build(runners, settings, sampler, group=self._model.group)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)
 

@@ -1,1 +1,1 @@
-"""What a model is, as numbers: dimensions, RoPE, known models. Knows no weights and no memory."""
+"""Describes models by numbers: dimensions, RoPE, well-known models. Knows neither weights nor memory."""

@@ -1,4 +1,4 @@
-"""The numbers that describe a model, read from its config; refuses by name what the decoder cannot run."""
+"""Reads a model's dimensions and features from its config, and refuses models that the decoder cannot run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 @dataclass(frozen=True)
 class ModelShape(Dimensions):
-    """Everything about a decoder but its weights.
+    """The dimensions and features of a decoder.
 
-    `context` is the longest sequence, in tokens, for which full attention is what the model was made for: its
-    `max_position_embeddings`, stretched by its RoPE scaling, or its sliding window where that is shorter.
+    `context` is the longest sequence, in tokens, that the model supports with full attention:
+    `max_position_embeddings` times its RoPE scaling, or its sliding window if that is shorter.
     """
 
     family: str
@@ -33,18 +33,18 @@ class ModelShape(Dimensions):
     qk_norm: bool
     eos_ids: tuple[int, ...]
     hf_config: Any  # transformers' config, kept for its RoPE functions
-    rope_divisors: tuple[float, ...] | None = None  # per frequency, where a GGUF file carries them as a tensor
+    rope_divisors: tuple[float, ...] | None = None  # one per frequency, from the tensor of a GGUF file
 
     @property
     def rope_depends_on_length(self) -> bool:
-        """Whether the angles at a position depend on how long the sequence may become."""
+        """Return whether the angles at a position depend on the longest length of the sequence."""
         return (self.hf_config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
 
 
 def positions_of(rope: Mapping[str, Any], positions: int) -> int:
-    """Positions that a model can tell apart, from its RoPE parameters and `max_position_embeddings`.
+    """Return how many positions a model supports, from its RoPE parameters and `max_position_embeddings`.
 
-    Configs give llama3's and longrope's after scaling, others' before.
+    Configs give that number after scaling for llama3 and longrope, before scaling for others.
     """
     kind, factor = rope.get("rope_type", "default"), rope.get("factor") or 1.0
     if kind == "yarn":
@@ -70,6 +70,22 @@ def _refuse(config: Any) -> None:
         raise UnsupportedModel(f"the activation {short_repr(config.hidden_act)} is not supported", supported)
 
 
+def _features(config: Any) -> dict[str, Any]:
+    """Return the family, and which of its linears have a bias and whether it normalises q and k.
+
+    Qwen2 always has a bias on q, k and v. Llama and Qwen3 have one on q, k, v and the output with `attention_bias`.
+    """
+    family = config.model_type
+    attention_bias = bool(getattr(config, "attention_bias", False))
+    return {
+        "family": family,
+        "qkv_bias": attention_bias or family == "qwen2",
+        "o_bias": attention_bias and family in ("llama", "qwen3"),
+        "mlp_bias": bool(getattr(config, "mlp_bias", False)) and family == "llama",
+        "qk_norm": family == "qwen3",
+    }
+
+
 def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float, ...] | None = None) -> ModelShape:
     """Read a transformers config.
 
@@ -83,17 +99,14 @@ def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float,
         CheckpointError: for end-of-sequence ids that are none.
     """
     _refuse(config)
-    family = config.model_type
-    attention_bias = bool(getattr(config, "attention_bias", False))
-    # Qwen2 has a bias on q, k and v whatever its config says; Qwen3 and Llama ask `attention_bias`, output included.
     named = (getattr(config, name, None) for name in ("sliding_window", "use_sliding_window"))
-    window = window_in_use(family, *named)
+    window = window_in_use(config.model_type, *named)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     context = positions_of(config.rope_parameters or {}, config.max_position_embeddings)
     check = check_of_config("the model's configuration")
     eos = [id for ids in (config.eos_token_id, generation.get("eos_token_id")) for id in check.token_ids(ids)]
     return ModelShape(
-        family=family,
+        **_features(config),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
@@ -105,10 +118,6 @@ def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float,
         context=min(context, window or context),
         sliding_window=window,
         tied_embeddings=bool(config.tie_word_embeddings),
-        qkv_bias=attention_bias or family == "qwen2",
-        o_bias=attention_bias and family in ("llama", "qwen3"),
-        mlp_bias=bool(getattr(config, "mlp_bias", False)) and family == "llama",
-        qk_norm=family == "qwen3",
         eos_ids=within_vocabulary(eos, config.vocab_size),
         hf_config=config,
         rope_divisors=rope_divisors,

@@ -1,7 +1,7 @@
-"""The numbers in a model's config, checked by name before anything is built from them.
+"""Checks the numbers in a model's config before anything is computed from them.
 
-One table serves config.json and GGUF metadata: what is out of it is no model, and would end in a crash, a long wait or
-nonsense. Imports nothing heavy.
+One table of limits serves config.json and GGUF metadata. A value outside them would end in a crash, a long wait or
+wrong output. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _MOST_IDS = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The numbers from `least` to `most`, both included; `kind` int is whole numbers alone."""
+    """The numbers from `least` to `most`, both included; only whole numbers if `kind` is int."""
 
     kind: type[int] | type[float]
     least: float
     most: float
     example: float
-    null: bool = False  # null stands for a default
+    null: bool = False  # whether null is allowed, and means a default
 
     def allow(self, value: Any) -> bool:
-        """Return whether a value of a config is one of these numbers. NaN and booleans are not."""
+        """Return whether a config's value is within the limits. NaN and booleans are not."""
         if value is None:
             return self.null
         return type(value) in (int, self.kind) and self.least <= value <= self.most
@@ -48,7 +48,7 @@ NUMBERS = {
     "vocab_size": Limits(int, 1, 2**28, 32000),
     "max_position_embeddings": Limits(int, 1, MOST_TOKENS, 4096),
     "sliding_window": Limits(int, 1, MOST_TOKENS, 4096, null=True),
-    "rms_norm_eps": Limits(float, 1e-30, 1, 1e-5),  # fp32 holds nothing below 1e-38
+    "rms_norm_eps": Limits(float, 1e-30, 1, 1e-5),  # fp32 cannot represent numbers below 1e-38
 }
 ROPE_NUMBERS = {
     "rope_theta": Limits(float, 2, 1e30, 10000),
@@ -66,7 +66,7 @@ ROPE_NUMBERS = {
 _DIVISOR = Limits(float, 1e-3, 1e6, 1)  # in the lists of longrope
 _LISTS = ("short_factor", "long_factor")
 _EVERY_ROPE = ("rope_theta", "partial_rotary_factor")
-_OF_ROPE_TYPE = {  # what transformers reads beside these, and what it cannot do without
+_OF_ROPE_TYPE = {  # the parameters that transformers reads, and those that it requires
     "linear": (("factor",), ("factor",)),
     "dynamic": (("factor",), ("factor",)),
     "yarn": (
@@ -82,23 +82,29 @@ _OF_ROPE_TYPE = {  # what transformers reads beside these, and what it cannot do
     ),
     "longrope": (("factor", "original_max_position_embeddings", "attention_factor", *_LISTS), _LISTS),
 }
-_RATIO_TYPES = ("yarn", "longrope")  # whose factor may be left to the ratio of two contexts
+_RATIO_TYPES = ("yarn", "longrope")  # types whose factor may be null: the ratio of two contexts
 _ASCENDING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigCheck:
-    """The checks of one file: `place` names it, `names` has its own names for transformers', `hint` says what to do."""
+    """The checks of one file.
+
+    Attributes:
+        place: the file's name, for error messages.
+        names: the file's own names of the values, by transformers' names.
+        hint: what the user can do about an error.
+    """
 
     place: str
     names: Mapping[str, str]
     hint: str
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Check a config's numbers, flags, token ids, heads and RoPE, by transformers' names.
+        """Check a config's numbers, flags, token ids, heads and RoPE, under transformers' names.
 
-        What is absent is left to transformers' defaults. Raises CheckpointError with the name, the value and what
-        would do.
+        Absent values are not checked: they have defaults. Raises CheckpointError with the name, the value and the
+        values that are allowed.
         """
         named = (values.get(name) for name in ("sliding_window", "use_sliding_window"))
         window = window_in_use(str(values.get("model_type")), *named)
@@ -113,16 +119,17 @@ class ConfigCheck:
         self._rope(self.rope_of(values))
 
     def _number(self, name: str, value: Any, limits: Limits) -> None:
-        """Raises CheckpointError if a value is not within the limits."""
+        """Raise CheckpointError if a value is not within the limits."""
         if not limits.allow(value):
             raise self.error(name, value, str(limits), f", such as {_text(limits.example)}")
 
     def error(self, name: str, value: Any, wanted: str, example: str = "") -> CheckpointError:
-        """The error for one value; `wanted` completes "not ..."."""
+        """Return the error for one value; `wanted` completes "not ..."."""
         message = f"{self.place}: {self.names.get(name, name)} is {short_repr(value)}, not {wanted}{example}"
         return CheckpointError(message, self.hint)
 
     def _heads(self, values: Mapping[str, Any]) -> None:
+        """Check that the numbers of heads and the head dimension are consistent."""
         heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
         kv_heads, head_dim = values.get("num_key_value_heads"), values.get("head_dim")
         if heads and kv_heads and heads % kv_heads:
@@ -135,7 +142,7 @@ class ConfigCheck:
             raise self.error("head_dim", head_dim, "an even number: RoPE turns pairs")
 
     def _rope(self, rope: Mapping[str, Any]) -> None:
-        """Check what the RoPE type reads of the merged parameters."""
+        """Check the merged RoPE parameters that the RoPE type reads."""
         kind = rope.get("rope_type")
         read, required = _OF_ROPE_TYPE.get(kind if isinstance(kind, str) else "", ((), ()))
         for name in required:
@@ -154,14 +161,15 @@ class ConfigCheck:
                 raise self.error(lower, first, f"below {self.names.get(higher, higher)}, which is {short_repr(second)}")
 
     def _divisors(self, name: str, value: Any) -> None:
+        """Check a list of longrope."""
         if not isinstance(value, list) or not value or not all(map(_DIVISOR.allow, value)):
             raise self.error(name, value, f"a list with {_DIVISOR} for every frequency")
 
     def rope_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a config's RoPE parameters in one mapping, merged as transformers does.
+        """Return a config's RoPE parameters as one mapping, merged as transformers does.
 
-        Older files say `rope_scaling`, `type` and, beside them, `rope_theta`. Raises CheckpointError for what is no
-        mapping of values, such as parameters of each kind of layer.
+        Older files have `rope_scaling` with `type`, and `rope_theta` outside of it. Raises CheckpointError for anything
+        but a mapping of values, such as separate parameters for each kind of layer.
         """
         name = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
         rope = values.get(name) or {}
@@ -177,7 +185,7 @@ class ConfigCheck:
         return merged
 
     def token_ids(self, value: Any, name: str = "eos_token_id") -> tuple[int, ...]:
-        """Return the ids in a config's value: null, one id or a list. Raises CheckpointError."""
+        """Return the token ids in a config's value, which is null, one id or a list. Raises CheckpointError."""
         ids = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
         if not all(type(token) is int and 0 <= token < _MOST_IDS for token in ids):
             raise self.error(name, value, "a token id, or a list of them")
@@ -185,30 +193,31 @@ class ConfigCheck:
 
 
 def window_in_use(family: str, window: Any, is_used: Any) -> Any:
-    """Return a config's sliding window, or None where it says one that the model does not use, as Qwen's do."""
+    """Return a config's sliding window, or None if the model does not use it, as in most of Qwen's configs."""
     return None if family.startswith("qwen") and not is_used else window
 
 
 def check_of_config(place: Any) -> ConfigCheck:
-    """The checks of a config.json."""
+    """Return the checks of a config.json."""
     return ConfigCheck(str(place), {}, "correct it there, or fetch the model again")
 
 
 def within_vocabulary(ids: Iterable[int], vocab: int) -> tuple[int, ...]:
-    """Return the end-of-sequence ids that can be drawn, each once.
+    """Return the end-of-sequence ids that are in the vocabulary, each once.
 
-    Fine-tuned models inherit ids that their vocabulary does not have, beside some that it has; those do no harm.
-    Raises CheckpointError where there are ids but none can be drawn: no answer would end.
+    Fine-tuned models may inherit ids outside their vocabulary beside valid ones; these are ignored. Raises
+    CheckpointError if there are ids but none is in the vocabulary: no answer would ever end.
     """
-    known = tuple(dict.fromkeys(ids))
-    drawn = tuple(token for token in known if token < vocab)
-    if known and not drawn:
+    unique = tuple(dict.fromkeys(ids))
+    inside = tuple(token for token in unique if token < vocab)
+    if unique and not inside:
         raise CheckpointError(
-            f"eos_token_id is {short_repr(known[0])}, and the vocabulary has {vocab:,} tokens",
+            f"eos_token_id is {short_repr(unique[0])}, and the vocabulary has {vocab:,} tokens",
             "correct eos_token_id in the model's configuration",
         )
-    return drawn
+    return inside
 
 
 def _text(number: float) -> str:
+    """Format a limit for an error message."""
     return f"{number:,}" if isinstance(number, int) and number < 10**13 else f"{number:g}"

@@ -1,4 +1,4 @@
-"""Counts of parameters and bytes that follow from a decoder's dimensions alone. Imports nothing heavy."""
+"""Computes counts of parameters and bytes from a decoder's dimensions. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What every description of a decoder can say about its size. Numbers of parameters leave out biases and norms,
-    which are under 0.1 % of the whole."""
+    """The dimensions of a decoder. Parameter counts exclude biases and norms, which are under 0.1 % of the total."""
 
     layers: int
     hidden: int
@@ -21,34 +20,34 @@ class Dimensions:
 
     @property
     def group(self) -> int:
-        """Query heads that share one KV head."""
+        """Return how many query heads share one KV head."""
         return self.heads // self.kv_heads
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer."""
+        """Return the number of parameters of one layer."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
     @property
     def outer_parameters(self) -> int:
-        """Parameters of the embeddings and the output head, which may be the same."""
+        """Return the number of parameters of the embeddings and the output head; tied ones count once."""
         return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the decoder."""
+        """Return the number of parameters of the decoder."""
         return self.layers * self.layer_parameters + self.outer_parameters
 
     @property
     def read_parameters(self) -> int:
-        """Parameters that a step reads: all but the embeddings, of which it looks up single rows."""
+        """Return the number of parameters that a decode step reads; of the embeddings it reads one row."""
         return self.layers * self.layer_parameters + self.vocab * self.hidden
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of keys and values for so many tokens."""
+        """Return the bytes of keys and values of all layers for `tokens` tokens."""
         return self.layers * self.layer_kv_bytes(tokens, itemsize)
 
     def layer_kv_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of keys and values of one layer for so many tokens."""
+        """Return the bytes of keys and values of one layer for `tokens` tokens."""
         return 2 * self.kv_heads * self.head_dim * tokens * itemsize

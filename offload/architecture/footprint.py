@@ -1,37 +1,40 @@
-"""The parts that a run keeps in memory beside weights and KV cache, in bytes. Imports nothing heavy."""
+"""Estimates the memory of a run in bytes, apart from weights and the full KV cache. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from ..config import Speculation
-from ..levels import TAIL
+from ..levels import PADDING, TAIL
 from .dims import Dimensions
 
 
 def activation_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int, copies: bool = True) -> int:
-    """What computing on chunks of a sequence of `tokens` takes. `copies` are those in fp32 that old CPUs make."""
+    """Return the bytes of activations for chunks of a sequence of `tokens`.
+
+    `copies` says whether weights and activations are copied to fp32, as on CPUs without bf16 arithmetic.
+    """
     rows = min(chunk, tokens)
     rope = 2 * tokens * shape.head_dim * itemsize
-    # The widest moment is the MLP: gate, up, their product and the residual; norms are made in fp32.
+    # The peak is in the MLP: gate, up, their product and the residual; norms are computed in fp32.
     row = (3 * shape.intermediate + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * max(itemsize, 4 * copies)
     if copies:
         widest = 2 * shape.intermediate * shape.hidden * 4
         return rows * 2 * row + widest + rope + 4 * 4 * shape.vocab
-    logits = 4 * 4 * shape.vocab * TAIL // 4  # of the longest draft, sorted and made into distributions
+    logits = 4 * 4 * shape.vocab * TAIL // 4  # of the longest draft: logits, sorted, and distributions
     return rows * (row + 2 * 4 * shape.hidden) + rope + logits
 
 
 def retrieval_bytes(shape: Dimensions, settings: Speculation, tokens: int, itemsize: int, copies: bool = True) -> int:
-    """The retrieval cache: mean keys of all chunks, and where chunks are copied, those that are selected."""
+    """Return the bytes of the retrieval cache: mean keys of all chunks, and with `copies` the selected chunks."""
     means = shape.kv_bytes(tokens // settings.chunk, itemsize) // 2  # at most
-    selected = shape.kv_bytes(min(settings.budget, tokens) + TAIL + settings.chunk, itemsize)
+    selected = shape.kv_bytes(min(settings.budget, tokens) + TAIL + PADDING + settings.chunk, itemsize)
     return means + (selected if copies else 0)
 
 
-PAGE_BYTES = 8 * 2**20  # of a layer: enough for a link to reach its rate, little enough for two to cost nothing
+PAGE_BYTES = 8 * 2**20  # of one layer: large enough for the link's full rate, small enough for two staging buffers
 _LEAST, _MOST = 512, 1024  # tokens
 
 
 def page_tokens(shape: Dimensions, itemsize: int) -> int:
-    """Tokens whose KV, of one layer, travels over the link in one copy."""
+    """Return the tokens of a page: their KV, of one layer, is copied over the link at once."""
     each = shape.layer_kv_bytes(1, itemsize)
     return min(max(PAGE_BYTES // each // _LEAST * _LEAST, _LEAST), _MOST)

@@ -33,7 +33,7 @@ def _known(
     return PlanShape(layers, hidden, heads, kv_heads, intermediate=intermediate, vocab=vocab, **rest)
 
 
-# From the config.json that each was published with.
+# From each model's published config.json.
 KNOWN = {
     "Llama-2-7B-128K": _known(32, 4096, 32, 32, 11008, 32000),
     "Llama-2-13B-128K": _known(40, 5120, 40, 40, 13824, 32000),
@@ -49,7 +49,7 @@ KNOWN = {
     "Qwen3-8B": _known(36, 4096, 32, 8, 12288, 151936, context=40960),  # four times that with YaRN, as its card says
     "Mistral-Nemo": _known(40, 5120, 32, 8, 14336, 131072),  # heads are narrower than hidden / heads
     "SmolLM2-135M": _known(30, 576, 9, 3, 1536, 49152, head_dim=64, tied_embeddings=True, context=8192),
-    "Llama-68M": _known(2, 768, 12, 12, 3072, 32000, head_dim=64, context=2048),  # JackFram's, which drafts
+    "Llama-68M": _known(2, 768, 12, 12, 3072, 32000, head_dim=64, context=2048),  # JackFram's draft model
 }
 # What publishers write behind a name without changing the dimensions.
 _SUFFIX = re.compile(r"(instruct|chat|base|hf|it|v\d+|\d{4}|gguf|[qf]\d\w*|bf16|12b)+$")

@@ -1,8 +1,8 @@
-"""Rotary position embeddings, their frequencies taken from transformers' own RoPE functions.
+"""Computes rotary position embeddings, with frequencies from transformers' own RoPE functions.
 
-Frequencies are fixed for a sequence before it begins, from the length that it may reach. With `dynamic` and `longrope`,
-whose frequencies depend on the length, every key and query of a sequence then agrees, in whichever cache and however it
-is chunked, drafted or rolled back.
+The frequencies of a sequence are fixed before it begins, from its longest possible length. With `dynamic` and
+`longrope`, whose frequencies depend on the length, all keys and queries of a sequence are therefore consistent, in
+every cache and however the sequence is chunked, drafted or rolled back.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .config import ModelShape
 
 
 def _frequencies(shape: ModelShape, length: int) -> tuple[Tensor, float]:
-    """Inverse frequencies `[head_dim / 2]` in fp32 and the factor on cos and sin, for a sequence of `length` tokens."""
+    """Return inverse frequencies `[head_dim / 2]` in fp32 and the factor on cos and sin, for `length` tokens."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = shape.hf_config.rope_parameters
     kind = parameters.get("rope_type", "default")
-    if kind == "default":  # transformers keeps this one inside each model's class; it is RoFormer's formula
+    if kind == "default":  # transformers has this one only in each model's class; it is RoFormer's formula
         exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
         inverse, factor = 1.0 / parameters["rope_theta"] ** exponents, 1.0
     else:
@@ -36,7 +36,7 @@ def _frequencies(shape: ModelShape, length: int) -> tuple[Tensor, float]:
 
 
 def _check_factors(parameters: dict, wanted: int) -> None:
-    """longrope's lists must have a factor for every frequency; a shorter one would be broadcast silently."""
+    """Check that longrope's lists have a factor for every frequency; a list of one would be broadcast silently."""
     for name in ("short_factor", "long_factor"):
         if name in parameters and len(parameters[name]) != wanted:
             found = len(parameters[name])
@@ -46,7 +46,7 @@ def _check_factors(parameters: dict, wanted: int) -> None:
 
 
 def check_frequencies(shape: ModelShape) -> None:
-    """Raises CheckpointError where the RoPE parameters, each possible by itself, together give no usable angles."""
+    """Raise CheckpointError if the RoPE parameters, each valid by itself, together give no usable frequencies."""
     try:
         inverse, factor = _frequencies(shape, shape.context)
         usable = bool(torch.isfinite(inverse).all() and (inverse > 0).all() and math.isfinite(factor))
@@ -61,10 +61,10 @@ def check_frequencies(shape: ModelShape) -> None:
 
 
 class Rope:
-    """Rows of cos and sin for positions below `length`, for sequences of up to `length` tokens.
+    """Tables of cos and sin for sequences of up to `length` tokens.
 
-    The table grows when later positions are asked for (tokens in flight beyond the end); its frequencies do not change.
-    The angles are computed in fp32 and the rows kept in the model's dtype, as transformers does.
+    The tables grow when later positions are requested (drafted tokens beyond the end); the frequencies do not change.
+    Angles are computed in fp32 and the tables stored in the model's dtype, as in transformers.
     """
 
     def __init__(self, shape: ModelShape, length: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -73,24 +73,25 @@ class Rope:
         self._grow(length)
 
     def _grow(self, length: int) -> None:
+        """Compute the tables for `length` positions."""
         angles = torch.outer(torch.arange(length, dtype=torch.float32), self._inverse)  # [length, head_dim / 2]
         both = torch.cat((angles, angles), dim=-1)
         self._cos = (both.cos() * self._factor).to(self._device, self._dtype)
         self._sin = (both.sin() * self._factor).to(self._device, self._dtype)
 
     def identity(self) -> bytes:
-        """What all the angles follow from."""
+        """Return the frequencies and the factor as bytes; they determine all angles."""
         return self._inverse.numpy().tobytes() + struct.pack("d", self._factor)
 
     def rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions `start` to `end - 1`, each `[tokens, 1, head_dim]`, for `rotate`."""
+        """Return cos and sin of positions `start` to `end - 1`, each `[tokens, 1, head_dim]`, for `rotate`."""
         if end > len(self._cos):
             self._grow(2 * end)
         return self._cos[start:end].unsqueeze(1), self._sin[start:end].unsqueeze(1)
 
 
 def rotate(x: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn `x` `[tokens, heads, head_dim]` to the positions of `rows`; halves are paired, as in Llama's checkpoints."""
+    """Rotate `x` `[tokens, heads, head_dim]` by the positions of `rows`; pairs are halves, as in Llama."""
     cos, sin = rows
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin

@@ -1,6 +1,6 @@
-"""A context longer than the model was made for: YaRN (arXiv 2309.00071) by the factor that is needed.
+"""Extends a model's context by YaRN (arXiv 2309.00071), by the factor that a request needs.
 
-Lossy in quality, though not in exactness: the stretched model is decoded as exactly as any other.
+The quality of answers decreases. Speculative decoding of the extended model is as lossless as of any other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from .config import ModelShape
 
 
 def factor_for(shape: ModelShape, tokens: int) -> int:
-    """How many times the model's context `tokens` take, rounded up: requests of similar length share one RoPE."""
+    """Return how often the model's context fits into `tokens`, rounded up: similar lengths share one factor."""
     return -(-tokens // shape.context)
 
 
 def stretched(shape: ModelShape, factor: int) -> ModelShape:
-    """The model with a context `factor` times as long, by YaRN; the same weights serve.
+    """Return the shape with a context `factor` times as long, by YaRN; the weights stay the same.
 
-    Raises UnsupportedModel for a model whose positions are scaled already, or that attends to a sliding window.
+    Raises UnsupportedModel for a model that already scales its positions, or that uses a sliding window.
     """
     rope = dict(shape.hf_config.rope_parameters or {})
     kind = rope.get("rope_type", "default")

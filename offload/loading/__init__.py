@@ -1,1 +1,1 @@
-"""From a name to weights: hubs, checkpoints, tokenizers."""
+"""Find a model by name, read its checkpoint and load its weights and tokenizer."""

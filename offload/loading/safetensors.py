@@ -1,7 +1,7 @@
-"""Model files on disk: what a checkpoint answers, and the folder of config.json + safetensors.
+"""The protocol of checkpoints, and the reader of folders with config.json and safetensors.
 
-Never pickle, never code from the checkpoint. What is wrong with a file is found from its header,
-before any weight is read.
+Nothing is unpickled and no code from a checkpoint is run. A damaged file is found by its header, before any weight is
+read.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 
 class Checkpoint(Protocol):
-    """A model's shape and, while open, its tensors by the names that transformers gives them."""
+    """A model's shape, and its tensors under transformers' names."""
 
     path: Path
     shape: ModelShape
     generation: dict  # generation_config.json, or {}
 
     def files(self) -> list[Path]:
-        """The files that hold the weights."""
+        """Return the files that contain the weights."""
         ...
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's name and size, from the headers. Raises CheckpointError, UnsupportedModel."""
+        """Return every tensor's name and size, from the headers. Raises CheckpointError, UnsupportedModel."""
         ...
 
     def tensors(self) -> Any:
-        """A context manager that yields `read(name, part=None) -> Tensor`, on the CPU, in the stored dtype.
+        """Return a context manager that yields `read(name, part=None) -> Tensor`, on the CPU, in the stored dtype.
 
-        `part`, slices of rows and columns, leaves the rest on the disk as far as the format lets it.
+        With `part`, slices of rows and columns, only that part is read where the format allows it.
         """
         ...
 
     def load_tokenizer(self) -> Any:
-        """transformers' fast tokenizer. Raises CheckpointError."""
+        """Return transformers' fast tokenizer. Raises CheckpointError."""
         ...
 
 
 def read_json(path: Path) -> dict:
-    """A JSON object from a file of a checkpoint; {} where the file is absent. Raises CheckpointError."""
+    """Read a JSON object from a file of a checkpoint; {} if there is no such file. Raises CheckpointError."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -106,10 +106,10 @@ class FolderCheckpoint:
     def tensors(self) -> Iterator[Any]:
         with ExitStack() as stack:
             files = [stack.enter_context(_opened(self.path / name)) for name in self._files]
-            homes = {key: file for file in files for key in file.keys()}  # noqa: SIM118
+            file_of = {key: file for file in files for key in file.keys()}  # noqa: SIM118
 
             def read(name: str, part: tuple[slice, ...] | None = None) -> Any:
-                return homes[name].get_tensor(name) if part is None else homes[name].get_slice(name)[part]
+                return file_of[name].get_tensor(name) if part is None else file_of[name].get_slice(name)[part]
 
             yield read
 
@@ -118,7 +118,7 @@ class FolderCheckpoint:
 
 
 def _hf_config(path: Path, values: dict) -> Any:
-    """Return transformers' config of the keys that the decoder reads; no number in any other costs time or memory."""
+    """Return transformers' config of the keys that the decoder reads, and of no others, which could cost memory."""
     from transformers import CONFIG_MAPPING
 
     family = values.get("model_type")
@@ -132,13 +132,14 @@ def _hf_config(path: Path, values: dict) -> Any:
     check_of_config(path / "config.json").check(values)
     try:
         return CONFIG_MAPPING[family].from_dict({name: values[name] for name in _READ if name in values})
-    except Exception as error:  # transformers raises whatever its validators raise
+    except Exception as error:  # transformers' validators raise many types
         raise CheckpointError(
             f"{path / 'config.json'} is not a usable config: {short_text(str(error))}", "fetch the model again"
         ) from error
 
 
 def _weight_files(path: Path) -> list[str]:
+    """Return the names of a folder's weight files. Raises CheckpointError, ModelNotFound."""
     index = read_json(path / "model.safetensors.index.json")
     if index:
         shards = index.get("weight_map")
@@ -164,7 +165,7 @@ def _weight_files(path: Path) -> list[str]:
 def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # too long a name, or a NUL in it
+    except (OSError, ValueError):  # a name that is too long or contains NUL
         return False
 
 
@@ -184,7 +185,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def load_hf_tokenizer(folder: Path, options: dict) -> Any:
-    """transformers' fast tokenizer from a folder. Raises CheckpointError."""
+    """Load transformers' fast tokenizer from a folder. Raises CheckpointError."""
     from transformers import AutoTokenizer
 
     files = ("tokenizer.json", "tokenizer.model", "vocab.json")

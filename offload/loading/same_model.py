@@ -1,4 +1,4 @@
-"""Do all ranks mean the same thing? Asked once, before anything is loaded."""
+"""Checks that all ranks run the same model with the same settings, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "*.safetensors")
 
 
 def check_same(group: Group, facts: Mapping[str, Any]) -> None:
-    """Raises SettingsError, on every rank, with the names of what differs from rank 0's; values must be printable."""
-    everyone = group.collect({name: repr(value) for name, value in facts.items()})
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
+    """Raise SettingsError on every rank if a rank's facts differ from rank 0's; values are compared by their repr."""
+    gathered = group.collect({name: repr(value) for name, value in facts.items()})
+    first = gathered[0]
+    for rank, theirs in enumerate(gathered):
         names = [name for name in first | theirs if first.get(name) != theirs.get(name)]
         if names:
             shown = "; ".join(f"{name}: {first.get(name)} and {theirs.get(name)}" for name in names[:4])
@@ -29,7 +29,7 @@ def check_same(group: Group, facts: Mapping[str, Any]) -> None:
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """Of a model's files: their sizes and samples of what is in them. Reading all of them would take minutes."""
+    """Return a digest of the model files' names, sizes and samples; reading whole files would take minutes."""
     path = checkpoint.path
     files = [path] if path.is_file() else sorted(file for pattern in _FILES for file in path.glob(pattern))
     digest = hashlib.sha256()

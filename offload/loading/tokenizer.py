@@ -1,4 +1,4 @@
-"""Tokens <-> text: prompts in, text out as it becomes final. The engine below knows tokens only."""
+"""Encodes prompts and decodes tokens to text as it becomes final. The engine below works on tokens only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..errors import PromptError
 from ..events import Event, Finished, Text, Tokens
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-_MARK = "\ue000{}\ue001"  # private use: stands for a message in a rendered template
+_MARK = "\ue000{}\ue001"  # private-use characters: a placeholder for a message in a rendered template
 _LONGEST_WINDOW = 64  # tokens
-_LONGEST_CHARACTER = 4  # bytes in UTF-8, and so at most so many tokens
+_LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
 
 
 class Tokenizer:
-    """A transformers fast tokenizer, narrowed to what a generation needs."""
+    """Encodes and decodes text with a transformers fast tokenizer."""
 
     def __init__(self, hf: Any) -> None:
         self._hf = hf
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Every token's id."""
+        """Return every token's id."""
         return self._hf.get_vocab()
 
     @property
@@ -32,21 +32,21 @@ class Tokenizer:
         return bool(self._hf.chat_template)
 
     def encode(self, text: str, special_tokens: bool) -> list[int]:
-        """Token ids of a text; with `special_tokens` what the model expects around it (BOS), if anything."""
+        """Return the token ids of a text; with `special_tokens`, also those around it, such as BOS."""
         return self._hf(text, add_special_tokens=special_tokens, verbose=False)["input_ids"]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where each token of a plain text begins and ends in it, in characters."""
+        """Return the start and end of each token in a plain text, in characters."""
         found = self._hf(
             text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
         )
         return found["offset_mapping"]
 
     def chat(self, user: str, system: str | None) -> list[int]:
-        """Token ids of a conversation of one question, ready for the answer. Raises PromptError."""
+        """Return the token ids of one user message in the chat template, up to the answer. Raises PromptError."""
         if not any(token in text for token in self._control_tokens for text in (user, system or "")):
             return self.encode(self._rendered(user, system), special_tokens=False)  # the template wrote BOS already
-        # A document that spells out control tokens must not speak as somebody else: it is encoded apart, as plain text.
+        # A document that contains control tokens as text must not act as another role: encode it apart, as plain text.
         contents = {_MARK.format("user"): user, _MARK.format("system"): system}
         rendered = self._rendered(*(None if text is None else mark for mark, text in contents.items()))
         ids: list[int] = []
@@ -60,16 +60,17 @@ class Tokenizer:
         return [token.content for token in self._hf.added_tokens_decoder.values()]
 
     def _encode_plainly(self, text: str) -> list[int]:
-        """Token ids of a text in which nothing is a control token."""
+        """Return the token ids of a text in which control tokens are encoded as plain text."""
         return self._hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
     def _rendered(self, user: str, system: str | None) -> str:
+        """Render the chat template. Raises PromptError if it fails or drops a message."""
         messages = [{"role": "user", "content": user}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         try:
             text = self._hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates raise any type
             hint = "leave --system out, or use --raw" if system is not None else "use --raw to go without the template"
             raise PromptError(f"the model's chat template refuses this prompt: {error}", hint) from error
         for message in messages:
@@ -78,7 +79,7 @@ class Tokenizer:
         return text
 
     def _drops(self, messages: list[dict], one: dict) -> bool:
-        """Whether the rendering is the same with another text in one of the messages."""
+        """Return whether the rendering stays the same when the content of one message changes."""
         changed = [message | {"content": "something else"} if message is one else message for message in messages]
         texts = [
             self._hf.apply_chat_template(x, add_generation_prompt=True, tokenize=False) for x in (messages, changed)
@@ -86,27 +87,27 @@ class Tokenizer:
         return texts[0] == texts[1]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of some tokens; special tokens are no text."""
+        """Return the text of some tokens, without special tokens."""
         return self._hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 class StreamDecoder:
-    """Text from tokens one by one: whole characters only, and in constant time a token.
+    """Decodes tokens one by one, in constant time a token, and emits whole characters only.
 
-    A tail that decodes to U+FFFD may be the beginning of a character and is held back for as many tokens as a
-    character has bytes. Tokens are decoded after a few earlier ones, because some tokenizers treat the first
-    word of a text otherwise than the rest.
+    A tail that decodes to U+FFFD may be the beginning of a character. It is held back for at most as many tokens as a
+    character has bytes. Tokens are decoded together with a few earlier ones, because some tokenizers treat the first
+    word of a text differently.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
-        self._ids: list[int] = []  # the window: tokens of the context, then those not wholly emitted
-        self._context = 0  # tokens of the window that are context
+        self._ids: list[int] = []  # the window: context tokens, then those not completely emitted
+        self._context = 0  # number of context tokens in the window
         self._sent = 0  # characters of the window's text that have been emitted
-        self._broken = 0  # tokens at the end that have not made a whole character yet
+        self._broken = 0  # tokens at the end that do not form a whole character yet
 
     def feed(self, token: int) -> str:
-        """The text that has become final with this token; often "", never a part of a character."""
+        """Return the text that became final with this token; often "", never a part of a character."""
         self._ids.append(token)
         text = self._decode(self._ids)
         if not text.endswith(_INCOMPLETE):
@@ -118,16 +119,17 @@ class StreamDecoder:
         return self._emit(text[:-1], settled=False)  # broken bytes; only the last may still grow into a character
 
     def flush(self) -> str:
-        """What is left at the end, broken or not."""
+        """Return the remaining text at the end, complete or not."""
         return self._emit(self._decode(self._ids), settled=True) if self._ids else ""
 
     def _emit(self, text: str, settled: bool) -> str:
+        """Return the part of the window's text that was not emitted yet, and shorten the window."""
         piece = text[self._sent :]
         self._sent = max(self._sent, len(text))
         if settled and piece:
             self._ids = self._ids[self._context :]
-        elif len(self._ids) > _LONGEST_WINDOW:  # special tokens or broken bytes without end
-            # UTF-8 finds its feet again within a character, so both windows end in the same text, sent and unsent.
+        elif len(self._ids) > _LONGEST_WINDOW:  # a long run of special tokens or broken bytes
+            # UTF-8 resynchronises within one character, so both windows end in the same text, sent and unsent.
             unsent = len(text) + (not settled) - self._sent
             self._ids, self._context = self._ids[-_LONGEST_WINDOW // 2 :], 0
             self._sent = len(self._decode(self._ids)) - unsent
@@ -140,41 +142,42 @@ class StreamDecoder:
 
 
 class StopStrings:
-    """Text on its way out, watched for the stop string that is complete first; it is never let through."""
+    """Searches streamed text for stop strings. The stop string that is complete first ends it and is not emitted."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
+        self._pending = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Text that is safe to emit, and whether a stop was met; after that, feed no more."""
-        self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:  # what ends first wins, and of those what begins first: the same however the text was cut into pieces
-            safe, self._held = self._held[: min(found)[1]], ""
+        """Return the text that is safe to emit, and whether a stop string was found; after that, feed no more."""
+        self._pending += text
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._pending.find(stop)) >= 0]
+        if found:  # the earliest end wins, then the earliest start: independent of how the text was cut into pieces
+            safe, self._pending = self._pending[: min(found)[1]], ""
             return safe, True
         hold = max((self._overlap(stop) for stop in self._stops), default=0)
-        cut = len(self._held) - hold
-        safe, self._held = self._held[:cut], self._held[cut:]
+        cut = len(self._pending) - hold
+        safe, self._pending = self._pending[:cut], self._pending[cut:]
         return safe, False
 
     def _overlap(self, stop: str) -> int:
-        """Characters at the end of the held text that may be the beginning of `stop`."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+        """Return how many characters at the end of the pending text may be the beginning of `stop`."""
+        longest = min(len(stop) - 1, len(self._pending))
+        return next((n for n in range(longest, 0, -1) if self._pending.endswith(stop[:n])), 0)
 
     def flush(self) -> str:
-        """What was held back in vain."""
-        held, self._held = self._held, ""
-        return held
+        """Return the pending text at the end; it turned out not to be a stop string."""
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 def stream_text(
     events: Generator[Event, int | None], decoder: StreamDecoder, stops: StopStrings
 ) -> Generator[Event, None]:
-    """The engine's events with Text among them; ends at a stop string. Closes the engine's generator in any case.
+    """Yield the engine's events and Text events in between, up to a stop string. Always closes the engine's generator.
 
-    A run of tokens is cut behind the one that completes a stop string, and the engine is told how many are kept.
+    A run of tokens is cut after the one that completes a stop string, and the number of kept tokens is sent to the
+    engine.
     """
     kept = 0
     with closing(events):
@@ -197,7 +200,7 @@ def stream_text(
 
 
 def _until_stop(ids: Sequence[int], decoder: StreamDecoder, stops: StopStrings) -> tuple[int, str, bool]:
-    """How many tokens of a run there are up to a stop string, the text that became final, and whether there was one."""
+    """Return the number of tokens up to a stop string, the text that became final, and whether one was found."""
     text = ""
     for used, token in enumerate(ids, 1):
         safe, met = stops.feed(decoder.feed(token))
@@ -208,7 +211,7 @@ def _until_stop(ids: Sequence[int], decoder: StreamDecoder, stops: StopStrings) 
 
 
 def held_text(decoder: StreamDecoder, stops: StopStrings) -> tuple[str, bool]:
-    """What both hold back when no more tokens come, and whether that met a stop string."""
+    """Return the pending text of both when no more tokens come, and whether it contained a stop string."""
     safe, met = stops.feed(decoder.flush())
     return (safe if met else safe + stops.flush()), met
 

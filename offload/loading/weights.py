@@ -1,4 +1,4 @@
-"""A checkpoint's tensors -> the decoder's fused weights, on one device in one dtype."""
+"""Loads a checkpoint's tensors into the decoder's fused weights, on one device in one dtype."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Progress = Callable[[int, int], None]  # layers done, layers in all
 
 
 def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and size of every tensor that a checkpoint of this shape must hold, one after the other.
+    """Yield the name and size of every tensor that a checkpoint of this shape must contain.
 
-    The number of layers is only what a config says, so nothing is made of all of them before the first is found.
+    They are yielded lazily: the number of layers comes from a config that may be wrong by orders of magnitude.
     """
     hidden, width = shape.hidden, shape.intermediate
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -49,12 +49,12 @@ def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]
 
 
 def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Name and size of every tensor that a checkpoint of this shape must hold."""
+    """Return the name and size of every tensor that a checkpoint of this shape must contain."""
     return dict(expected_tensors(shape))
 
 
 def check_tensors(checkpoint: Checkpoint) -> None:
-    """Every expected tensor is there with its size, from the headers alone. Raises CheckpointError."""
+    """Check by the headers that every expected tensor is there with its size. Raises CheckpointError."""
     found = checkpoint.sizes()
     for name, size in expected_tensors(checkpoint.shape):
         if name not in found:
@@ -76,9 +76,14 @@ def load_model(
     group: Group = ALONE,
     share: Share | None = None,
 ) -> Model:
-    """Read the weights of a checkpoint that `check_tensors` has passed; they are used by `operations` (torch's).
+    """Read the weights of a checkpoint that `check_tensors` has passed.
 
-    `tier` says which layers' weights do not stay on the device; `share` what this rank of `group` has of the model.
+    Args:
+        progress: called after every layer.
+        operations: defines the layout of the weights; None for torch's.
+        tier: which layers' weights do not stay on the device; None for none.
+        group: the ranks that share the model.
+        share: the part of the model that this rank of `group` loads; None for all of it.
     """
     shape, do = checkpoint.shape if share is None else share.shape, operations or TorchOperations()
     with checkpoint.tensors() as read:
@@ -97,13 +102,14 @@ def load_model(
 
 
 def _load_ends(reader: _WeightReader, shape: ModelShape, do: Operations) -> tuple[Callable[[Tensor], Tensor], Linear]:
-    """The embedding and the output head; a tied table lives in the head's layout alone."""
+    """Load the embedding and the output head; a tied table is stored once, in the head's layout."""
     table = reader.stacked("model.embed_tokens.weight")
     head = reader.gathered(do.linear(table if shape.tied_embeddings else reader.stacked("lm_head.weight")))
     return (head if shape.tied_embeddings else reader.gathered(Table(table))).rows, head
 
 
 def _load_layer(reader: _WeightReader, shape: ModelShape, prefix: str) -> Layer:
+    """Load the fused weights of one layer."""
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     norms = [reader.stacked(f"{attention}{x}_norm.weight") if shape.qk_norm else None for x in "qk"]
     return Layer(
@@ -119,8 +125,7 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, prefix: str) -> Layer:
 
 
 class _WeightReader:
-    """Copies tensors, or a rank's part of them, out of the checkpoint's mapped files to where they are used, one at a
-    time."""
+    """Copies tensors, or a rank's part of them, from the checkpoint's mapped files to a device, one at a time."""
 
     def __init__(
         self,
@@ -138,7 +143,7 @@ class _WeightReader:
         self._group, self._share = group, share
 
     def stacked(self, *names: str) -> Tensor:
-        """The tensors under each other, in memory of their own."""
+        """Return the tensors concatenated along their rows, in newly allocated memory."""
         parts = [self._read(name, self._share and self._share.part(name)) for name in names]
         rows = sum(len(part) for part in parts)
         whole = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)
@@ -147,17 +152,18 @@ class _WeightReader:
         return whole
 
     def linear(self, bias: bool, *names: str) -> Linear:
+        """Return the named linears as one, with their rows concatenated."""
         weight = self.stacked(*(f"{name}.weight" for name in names))
         return self._operations.linear(weight, self.stacked(*(f"{name}.bias" for name in names)) if bias else None)
 
     def summed(self, bias: bool, name: str) -> Linear:
-        """A linear that every rank has some columns of; its bias is added once."""
+        """Return a linear split by columns among the ranks; its bias is added once."""
         if self._share is None:
             return self.linear(bias, name)
         return SummedLinear(self.linear(bias and self._group.rank == 0, name), self._group)
 
     def gathered(self, table: Linear | Table) -> Linear | Table:
-        """A table over the vocabulary, of which every rank may have some rows."""
+        """Return a table over the vocabulary, which may be split by rows among the ranks."""
         if self._share is None or not self._share.splits_vocab:
             return table
         return GatheredLinear(table, self._group, self._share.vocab)

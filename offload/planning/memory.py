@@ -8,7 +8,7 @@ from ..architecture.dims import Dimensions
 from ..architecture.footprint import activation_bytes, retrieval_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
-from ..levels import draft_chunk, draft_room, has_draft_model, has_middle
+from ..levels import draft_capacity, draft_chunk, has_draft_model, has_middle
 from ..units import GIB, counted, size_text
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
@@ -85,7 +85,7 @@ def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int,
     """Return the bytes of a draft model's weights, cache and activations; 0 if the method uses none."""
     if draft is None or not has_draft_model(settings):
         return 0
-    room = draft_room(settings)
+    room = draft_capacity(settings)
     activations = activation_bytes(draft, room, draft_chunk(settings), itemsize, copies=on_cpu)
     return draft.parameters * itemsize + draft.kv_bytes(room, itemsize) + activations
 

@@ -28,7 +28,7 @@ class ReusablePrefix:
     def update(self) -> None:
         """Exclude tokens that were rolled back since the last `mark`."""
         cache = self._runner.cache
-        unchanged = cache.marks.look(self, cache.length)
+        unchanged = cache.marks.update(self, cache.length)
         self.length = (
             self._runner.num_cached if self._chunk == 1 else min(self.length, unchanged, self._runner.num_cached)
         )
@@ -42,4 +42,4 @@ class ReusablePrefix:
     def mark(self) -> None:
         """Remember the state after a prefill, whole or interrupted, for the next `update`."""
         cache = self._runner.cache
-        cache.marks.look(self, cache.length)
+        cache.marks.update(self, cache.length)

@@ -1,4 +1,4 @@
-"""The program in pipelines: the README's recipes, full disks, slow readers, the schema of the events."""
+"""The program among others: the recipes of docs/recipes.md, full disks, slow readers, the schema of the events."""
 
 import json
 import os
@@ -19,8 +19,7 @@ STORY = "The cat sat on the mat. The dog saw it, and went away.\n\nIn the evenin
 
 
 def recipes():
-    section = (ROOT / "README.md").read_text("utf-8").partition("\n### Recipes\n")[2].partition("\n### ")[0]
-    return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    return re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text("utf-8"), re.DOTALL)
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def bash(tiny_model_dir, tmp_path):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: re.sub(r"\W+", " ", recipe)[:40])
-def test_recipes_of_the_readme(bash, recipe):
+def test_recipes(bash, recipe):
     if "jq " in recipe and shutil.which("jq") is None:
         pytest.skip("there is no jq")
     before = time.time()

@@ -298,8 +298,8 @@ def test_what_is_no_number_of_tokens(text):
         parse_tokens(text)
 
 
-def test_the_example_of_the_readme_is_a_profile(tmp_path):
-    section = (ROOT / "README.md").read_text("utf-8").partition("### Your own profile")[2]
+def test_the_documented_example_is_a_profile(tmp_path):
+    section = (ROOT / "docs" / "planning.md").read_text("utf-8").partition("## Your own profile")[2]
     (tmp_path / "mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1], "utf-8")
     profile = profiles.load(tmp_path / "mine.yaml")
     assert (profile.name, profile.gpu) == ("mine", profiles.load("4090").gpu)

@@ -37,12 +37,12 @@ def test_flipped_and_missing_bytes_are_detected(model_dir, home):
         if data == whole[index]:
             continue
         path.write_bytes(data if rng.random() < 0.7 else damaged(whole[index], rng)[: rng.randrange(3000)])
-        engine._idle = None  # nothing in memory
+        engine.release()  # nothing in memory
         with pytest.warns(Degraded, match="not used"):
             answer = said(engine, prompt)
         assert answer == (expected, 6 * TOKENS)  # all but the damaged one
         assert path.read_bytes() != data  # it has been replaced
-        engine._idle = None
+        engine.release()
         assert said(engine, prompt) == (expected, 7 * TOKENS)
 
 

@@ -85,7 +85,7 @@ def test_clearing_the_cache_while_a_prompt_is_saved_does_not_end_the_run(model_d
 def test_a_label_that_is_not_utf_8(model_dir, home):
     """File names need not be."""
     engine = engine_on(model_dir, home)
-    engine._prompts.label = os.fsdecode(b"caf\xe9.txt")
+    engine.prompts.label = os.fsdecode(b"caf\xe9.txt")
     expected, _ = said(engine_on(model_dir, None), ids(LENGTH))
     assert said(engine, ids(LENGTH))[0] == expected
     assert read_header(files(home)[0]).label == "caf?.txt"
@@ -205,7 +205,7 @@ def test_torch_restores_the_same_bits_whatever_was_prefilled_before(model_dir, h
     both = [engine_of(512, model_dir, each, dtype=dtype) for each in (home, None)]
     for each in both:
         said(each, prompt)
-    ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in both)
+    ours, theirs = (each.idle_session.full.cache.store.read(0, LENGTH) for each in both)
     assert all(map(torch.equal, ours, theirs))
 
 

@@ -55,7 +55,7 @@ def test_valid_blocks_after_damaged_ones_are_restored(model_dir, home, operation
     with pytest.warns(Degraded, match="not used"):
         answer = said(both[0], prompt)
     assert answer == (said(both[1], prompt)[0], (len(whole) - unit * len(lost)) * TOKENS)
-    ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in both)
+    ours, theirs = (each.idle_session.full.cache.store.read(0, LENGTH) for each in both)
     assert all(map(torch.equal, ours, theirs))
     assert tensors(home) == whole
 

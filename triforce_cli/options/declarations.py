@@ -109,6 +109,13 @@ RepetitionPenalty = Annotated[
     float | None,
     _setting("repetition_penalty", "Above 1: penalize repeats.", _MODELS),
 ]
+FrequencyPenalty = Annotated[float | None, _setting("frequency_penalty", "Penalty for each occurrence.", _MODELS)]
+PresencePenalty = Annotated[float | None, _setting("presence_penalty", "Penalty for any occurrence.", _MODELS)]
+DryMultiplier = Annotated[float | None, _setting("dry_multiplier", "Penalty for repetitions (DRY).", _MODELS)]
+DryBase = Annotated[float | None, _setting("dry_base", "Its growth for each token.", _MODELS)]
+DryAllowedLength = Annotated[int | None, _setting("dry_allowed_length", "Repeated tokens without it.", _MODELS)]
+DryRange = Annotated[int | None, _setting("dry_range", "Latest tokens that it looks at.", _MODELS)]
+NoRepeatNgram = Annotated[int | None, _setting("no_repeat_ngram", "Forbid n-grams to occur twice.", _MODELS)]
 Seed = Annotated[int | None, _setting("seed", "Random seed.", "random")]
 MaxNewTokens = Annotated[
     int | None,

@@ -85,8 +85,13 @@ class Settings:
     origins: Mapping[str, str]
 
     def sampling(self, model_default: Sampling) -> Sampling:
-        """Return the model's own sampling, overridden by the given values."""
-        return replace(model_default, **_subset(Sampling, self.values))
+        """Return the model's own sampling, overridden by the given values.
+
+        A given temperature of 0 is plain greedy decoding: the model's own penalties do not apply.
+        """
+        given = _subset(Sampling, self.values)
+        is_greedy = "temperature" in given and replace(Sampling(), temperature=given["temperature"]).greedy
+        return replace(Sampling() if is_greedy else model_default, **given)
 
     def memory_limit(self, device_type: str) -> int | None:
         """Return the bytes of the device that the profile and --memory allow; None for no limit but free memory."""

@@ -50,7 +50,7 @@ class TextGenerator:
             for event in meter.watch(events):
                 renderer.event(event)
                 if meter.finish_reason is not None:
-                    break  # `events` stays open and keeps its session: --verify reads the prompt again, in a new one
+                    break
         except KeyboardInterrupt:
             events.close()
             for event in meter.watch([Text(held_text(decoder, stops)[0])]):
@@ -60,6 +60,7 @@ class TextGenerator:
         assert meter.finish_reason is not None, "a generation ends with Finished"
         summary = meter.summary(meter.finish_reason, **opened.summary_facts(prompt.new_tokens))
         if opened.request.verify:
+            events.close()  # returns the session to the engine: a second one would double the KV memory
             self._verify(prompt, meter.ids, summary, renderer)
         else:
             renderer.finish(summary)
@@ -70,6 +71,7 @@ class TextGenerator:
         model = self._opened.model
         renderer.verifying("decoding plainly, to compare")
         try:
+            self._engine.forget()  # the comparison runs the prompt itself
             ended_by = model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
             replay = compare(self._engine, prompt.ids, emitted, self._opened.sampling, ended_by, prompt.length)
             verify = verification_fields(replay, model.tokenizer.decode, self._engine.describe())

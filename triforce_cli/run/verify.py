@@ -32,7 +32,7 @@ def compare(
     separately: any of them is correct, and if plain decoding chooses none, the likeliest of them is the divergence.
     """
     replay = engine.replay(ids, emitted, sampling, length)
-    endings = [engine.replay([*ids, *emitted], [token], sampling, length) for token in ended_by]
+    endings = [engine.replay([*ids, *emitted], [token], sampling, length, len(emitted)) for token in ended_by]
     wrong = [ending.divergences[0] for ending in endings if not ending.equal]
     if not endings or len(wrong) < len(endings):
         return replay

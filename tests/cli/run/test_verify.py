@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_model
+from offload.decoder import Model
 from offload.errors import TriforceError
 from offload.events import Tokens
+from offload.session import Session
 from tests.support.command import done, refused
 from triforce_cli.output.verification import verification_line
 from triforce_cli.run.verify import compare, refuse_loss, verification_fields
@@ -34,6 +36,20 @@ def test_verify_prints_one_line_unless_quiet(triforce):
     code, out, err = triforce("generate", PROMPT, *GREEDY, "--verify", "-q")
     assert (code, err) == (0, "")
     assert out
+
+
+def test_verify_uses_the_caches_of_the_run_and_runs_the_prompt_again(triforce, monkeypatch):
+    """One session, so that the KV memory is that of the estimate, and no cached token is trusted."""
+    sessions, forwarded, new, forward = [], [], Session.__init__, Model.forward
+    monkeypatch.setattr(Session, "__init__", lambda self, *args: (sessions.append(args), new(self, *args))[1])
+    monkeypatch.setattr(
+        Model, "forward", lambda self, ids, cache: (forwarded.append(len(ids)), forward(self, ids, cache))[1]
+    )
+    assert triforce("generate", PROMPT, *GREEDY, "--method", "ar")[0] == 0
+    plain, count = sum(forwarded), len(sessions)
+    assert triforce("generate", PROMPT, *GREEDY, "--method", "ar", "--verify")[0] == 0
+    assert len(sessions) == 2 * count
+    assert sum(forwarded) - plain >= 2 * plain - 1
 
 
 def test_verify_needs_greedy_decoding(triforce, tiny_model_dir, tmp_path):
