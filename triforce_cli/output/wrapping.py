@@ -27,6 +27,14 @@ def wrapped(text: str, columns: int) -> list[str]:
     return [line.replace(JOINER, " ") for line in lines]
 
 
+def hanging(text: str, indent: int, columns: int) -> list[str]:
+    """Return the line wrapped, with all but its first line indented; not indented where little room is left."""
+    if cell_len(text) <= columns or columns < 4 * indent:
+        return wrapped(text, columns)
+    first, *rest = wrapped(text[indent:], columns - indent)
+    return [text[:indent] + first, *(" " * indent + line for line in rest)]
+
+
 def _add_words(lines: list[str], words: list[str], columns: int) -> None:
     """Add words to the last line, and to new lines where it is full."""
     lines[-1] = words[0]
