@@ -9,6 +9,7 @@ from .decoder import Model
 from .errors import PromptError
 from .events import Event
 from .kernels.linear import multiplies_natively
+from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .session import Session
@@ -67,7 +68,8 @@ class Engine:
         self._check(ids, len(ids) + config.max_new_tokens)
         session = self._session(len(ids) + config.max_new_tokens)
         try:
-            yield from session.generate(ids, sampling, config, speculation or Speculation(), self._eos_ids)
+            events = session.generate(ids, sampling, config, speculation or Speculation(), self._eos_ids)
+            yield from generate_on_one_thread(self._kernel_of_all_models(), events)
         finally:
             self._idle = session
 
@@ -84,7 +86,8 @@ class Engine:
         self._check_vocabulary(emitted)
         session = self._session(max(len(ids) + len(emitted), length))
         try:
-            return replay(session.full, ids, emitted, sampling or Sampling(temperature=0))
+            with torch_on_one_thread(self._kernel_of_all_models()):
+                return replay(session.full, ids, emitted, sampling or Sampling(temperature=0))
         finally:
             self._idle = session
 
@@ -116,6 +119,12 @@ class Engine:
         if not self.model.shape.rope_depends_on_length:
             capacity = max(capacity, self._reserved)
         return Session(self.model, self._draft, capacity, self._prefill_chunk, self.stores, self._prompts)
+
+    def _kernel_of_all_models(self) -> Kernel | None:
+        """Return the native kernel if it computes all models: only then torch needs no threads of its own."""
+        models = [self.model] if self._draft is None else [self.model, self._draft]
+        kernels = [model.operations.kernel for model in models]
+        return kernels[0] if all(kernels) else None
 
     def without_end(self) -> Engine:
         """Return an engine over the same models that no token ends, so that benchmarked methods emit equally many."""
