@@ -6,12 +6,14 @@ import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
 from .bundled import EMBEDDED, discard, fetch_embedded, installed_path
-from .gguf import GGUFCheckpoint
-from .safetensors import Checkpoint, FolderCheckpoint
+
+if TYPE_CHECKING:
+    from .safetensors import Checkpoint
 
 FetchProgress = Callable[[str, int, int], None]  # the step, units done, units in all
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -39,8 +41,7 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     Raises:
         ModelNotFound, FetchError.
     """
-    if not name:
-        raise ModelNotFound("the model's name is empty", _WAYS)
+    path = check_name(name)
     if name in EMBEDDED:
         home = home or default_home()
         installed = installed_path(name, home)
@@ -48,35 +49,53 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
             discard(installed)
             installed = None
         return installed or fetch_embedded(name, home, progress)
+    return path or _from_hub(name, refresh)
+
+
+def check_name(name: str) -> Path | None:
+    """Check that a name can be located; return its local path, or None for the embedded model and hub ids.
+
+    Raises ModelNotFound. Imports nothing heavy: a mistyped name is refused at once.
+    """
+    if not name:
+        raise ModelNotFound("the model's name is empty", _WAYS)
+    if name in EMBEDDED:
+        return None
     try:
         path = Path(name).expanduser()
         if path.exists():
             return path
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # no such user, too long, no permission
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long, no permission
         raise ModelNotFound(f"{name[:80]} is no usable path: {error}", _WAYS) from error
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
         close = difflib.get_close_matches(name.lower(), EMBEDDED, 1)
         raise ModelNotFound(f"no model at {name}", f"did you mean {close[0]}? " + _WAYS if close else _WAYS)
-    return _from_hub(name, refresh)
+    return None
+
+
+def draft_error(error: TriforceError) -> TriforceError:
+    """Return an error about a model as one about the draft model."""
+    return type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft"))
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
     if path.is_dir():
+        from .safetensors import FolderCheckpoint
+
         return FolderCheckpoint(path)
     with path.open("rb") as file:
         if path.suffix == ".gguf" or file.read(4) == b"GGUF":
+            from .gguf import GGUFCheckpoint  # imports torch
+
             return GGUFCheckpoint(path)
     raise ModelNotFound(f"{path} is neither a folder nor a .gguf file", _WAYS)
 
 
 def _is_sound(path: Path) -> bool:
     """Return whether a folder's config, tensors and tokenizer can be read."""
-    from .weights import check_tensors
+    from .safetensors import FolderCheckpoint
+    from .tensor_checks import check_tensors
 
     try:
         checkpoint = FolderCheckpoint(path)
@@ -91,6 +110,8 @@ def _from_hub(name: str, refresh: bool) -> Path:
     """Return the snapshot folder of a hub model. Raises FetchError, ModelNotFound."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
+
+    from .safetensors import FolderCheckpoint
 
     if not refresh:
         try:

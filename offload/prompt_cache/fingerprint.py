@@ -24,7 +24,7 @@ LEAST = 2000  # tokens of a prompt that is worth the disk
 VERSION = 2  # of what a block's file holds, and of the arithmetic that has made it
 _PIECE = 1 << 24
 # Neither the config, of which RoPE is asked by its angles, nor what only says when to stop, changes keys and values.
-_NO_PART = ("hf_config", "rope_divisors", "eos_ids", "context", "vocab")
+_NO_PART = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab")
 
 
 def weights_digest(files: Sequence[Path], notes: Path) -> str:

@@ -95,7 +95,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 def _start_server():
     """Its imports are done once; it does not look where this process would, unless it is told."""
-    _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache", "transformers.models.llama.configuration_llama"])
+    _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:
