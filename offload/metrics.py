@@ -41,6 +41,7 @@ class Summary:
     cached_tokens: int = 0  # of the prompt, that need not be run: held in memory, or read from disk
     link_bytes: int | None = None  # that went between host memory and the device; None where nothing does
     link_utilisation: float | None = None  # the share of the time in which the link was busy
+    load_s: float | None = None  # to find, check and load the model
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if it was asked for
 
 

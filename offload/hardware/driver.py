@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from shutil import which
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
+_DEVICES = ("nvidia*", "nvhost-gpu", "dxg", "kfd")  # of NVIDIA's drivers, of Tegra, of WSL and of AMD
 _SECONDS = 10  # a driver that sleeps takes a few to wake
 
 
@@ -25,6 +27,13 @@ def gpu_names(visible: str | None = None) -> list[str]:
         return names[: len([each for each in wanted if each != "-1"])]
     inside = [int(each) for each in wanted if int(each) < len(names)]
     return [names[index] for index in inside]
+
+
+def may_have_gpus() -> bool:
+    """Return whether torch may see a GPU: False is certain, and saves the import of torch, which takes seconds."""
+    if any(next(Path("/dev").glob(pattern), None) is not None for pattern in _DEVICES):
+        return True
+    return bool(_from_driver_files(_DRIVER)) or which("nvidia-smi") is not None or "rocm" in version("torch")
 
 
 def _from_driver_files(folder: Path) -> list[str]:

@@ -26,7 +26,7 @@ def pull(
       triforce pull Qwen/Qwen3-0.6B
     """
     from offload.loading.hub import locate, open_checkpoint
-    from offload.loading.weights import check_tensors
+    from offload.loading.tensor_checks import check_tensors
 
     terminal = ctx.obj.terminal
     with DownloadBar(terminal) as progress:
