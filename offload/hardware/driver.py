@@ -8,6 +8,7 @@ from pathlib import Path
 from shutil import which
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
+_DEVICE_FILES = Path("/dev")
 _DEVICES = ("nvidia*", "nvhost-gpu", "dxg", "kfd")  # of NVIDIA's drivers, of Tegra, of WSL and of AMD
 _SECONDS = 10  # a driver that sleeps takes a few to wake
 
@@ -31,7 +32,7 @@ def gpu_names(visible: str | None = None) -> list[str]:
 
 def may_have_gpus() -> bool:
     """Return whether torch may see a GPU: False is certain, and saves the import of torch, which takes seconds."""
-    if any(next(Path("/dev").glob(pattern), None) is not None for pattern in _DEVICES):
+    if any(next(_DEVICE_FILES.glob(pattern), None) is not None for pattern in _DEVICES):
         return True
     return bool(_from_driver_files(_DRIVER)) or which("nvidia-smi") is not None or "rocm" in version("torch")
 
