@@ -1,8 +1,8 @@
-"""The native kernel, an optional extension: where it cannot be built triforce is installed without it.
+"""Builds the native kernel, an optional extension: without it triforce is installed and runs on torch alone.
 
-It is a plain shared library, loaded by ctypes: it needs GCC (torch's Linux wheels carry GCC's OpenMP, and Clang's code
-asks for another), and no headers of Python or torch. It is compiled for OpenMP but not linked to a runtime, so that its
-symbols are found in the one that torch has loaded. Why a build failed is kept beside it, for `triforce doctor`.
+The kernel is a plain shared library, loaded by ctypes. It needs a C compiler with GCC's vector extensions, but no
+headers of Python or torch and no OpenMP: it has a thread pool of its own. The reason of a failed build is stored beside
+it, for `triforce doctor`.
 """
 
 import shutil
@@ -16,15 +16,16 @@ KERNEL = Extension(
     "offload.kernels.native._kernel",
     sources=[str(FOLDER / "kernel.c")],
     depends=[str(path) for path in sorted(FOLDER.glob("*.h"))],
-    extra_compile_args=["-std=gnu11", "-O3", "-fopenmp", "-Wno-psabi"],
+    extra_compile_args=["-std=gnu11", "-O3", "-pthread", "-Wno-psabi"],
+    extra_link_args=["-pthread"],
     libraries=["m"],
     optional=True,
-    py_limited_api=True,  # in its name: it serves every Python
+    py_limited_api=True,  # in its file name: one build for every Python version
 )
 
 
 class BuildKernel(build_ext):
-    """Builds without Python's headers, and remembers why it could not."""
+    """The build step: needs no Python headers, and stores the reason of a failure."""
 
     def build_extension(self, ext):
         library = Path(self.get_ext_fullpath(ext.name))
@@ -33,13 +34,13 @@ class BuildKernel(build_ext):
         try:
             super().build_extension(ext)
         except Exception as error:
-            library.unlink(missing_ok=True)  # of an earlier build: it would be taken for this one
+            library.unlink(missing_ok=True)  # of an earlier build
             reason.parent.mkdir(parents=True, exist_ok=True)
             reason.write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
             raise
 
     def copy_extensions_to_source(self):
-        """For editable installations: what was built, or why it was not, and nothing of an earlier build."""
+        """Copy the library, or the reason of a failure, to the sources; remove those of earlier builds."""
         for old in [*FOLDER.glob("_kernel*"), FOLDER / "build-error.txt"]:
             old.unlink(missing_ok=True)
         super().copy_extensions_to_source()

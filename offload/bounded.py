@@ -1,6 +1,6 @@
-"""Read what a user names, up to a limit: devices have no end, pipes may have none.
+"""Read files, pipes and standard input up to a size limit. Devices are refused; a pipe may have no end.
 
-In chunks, because Python answers signals between two reads: within one of an endless source it never would.
+They are read in chunks, because Python handles signals between two reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHUNK = 2**20  # bytes
 
 
 class Unbounded(ValueError):
-    """It has no end, or more bytes than are read. The message goes on after a name: "is a device, …"."""
+    """A source that is endless or larger than the limit. The message continues a name: "is a device, …"."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -27,12 +27,12 @@ class Unbounded(ValueError):
 
 
 def read_bounded(stream: Any, limit: int) -> bytes:
-    """Return all that a stream gives, text as UTF-8. Raises Unbounded above `limit` bytes and for devices, OSError."""
+    """Return a stream's bytes, text as UTF-8. Raises OSError, and Unbounded above `limit` bytes and for devices."""
     _check(stream, limit)
     read = _reader(stream)
-    found = io.BytesIO()  # grows in place, and gives what it holds without a copy
+    found = io.BytesIO()  # grows in place, and returns its bytes without a copy
     while chunk := read(_CHUNK):
-        if isinstance(chunk, str):  # a text stream without bytes below, as notebooks and tests have
+        if isinstance(chunk, str):  # a text stream without a byte stream, as in notebooks and tests
             chunk = chunk.encode("utf-8", errors="replace")
         if found.tell() + len(chunk) > limit:
             raise _too_large(f"has more than {limit:,} bytes, the most that are read", limit)
@@ -41,44 +41,44 @@ def read_bounded(stream: Any, limit: int) -> bytes:
 
 
 def _reader(stream: Any) -> Callable[[int], bytes | str]:
-    """Return what reads a chunk of what is there, without waiting for all of it; nothing is the end.
+    """Return a function that reads at most so many bytes, as soon as some are available, and nothing at the end.
 
-    A pipe that some parents (Node, for one) have made non-blocking gives nothing also where there is nothing yet: it is
-    waited for.
+    Some parent processes (Node, for example) make a pipe non-blocking. Such a pipe is polled until it has data, because
+    it otherwise returns nothing before its end.
     """
     try:
         number = stream.fileno()
-        waits = os.get_blocking(number)
-    except (AttributeError, OSError, ValueError):  # no real file below, or a system without the question
-        waits = True
-    if waits:
+        blocking = os.get_blocking(number)
+    except (AttributeError, OSError, ValueError):  # no real file, or a system without get_blocking
+        blocking = True
+    if blocking:
         return getattr(stream, "read1", stream.read)
 
     def read(size: int) -> bytes:
         while True:
             select.select([number], [], [])
-            with suppress(BlockingIOError):  # another reader of the same pipe was quicker
+            with suppress(BlockingIOError):  # another reader of the same pipe was faster
                 return os.read(number, size)
 
     return read
 
 
 def _check(stream: Any, limit: int) -> None:
-    """Refuse what can be seen to be a device or too large before anything is read."""
+    """Raise Unbounded for a device or a file above the limit, before anything is read."""
     try:
         number = stream.fileno()
         status = os.fstat(number)
     except (AttributeError, OSError, ValueError):
-        return  # no real file below: an object that holds what it gives
+        return  # no real file: an object in memory
     mode = status.st_mode
     if stat.S_ISREG(mode) and status.st_size - os.lseek(number, 0, os.SEEK_CUR) > limit:
         raise _too_large(f"has {status.st_size:,} bytes, more than the {limit:,} that are read", limit)
     if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _is_harmless(number, status)):
-        raise Unbounded("is a device, which holds no text and may have no end", "give a text file or a pipe")
+        raise Unbounded("is a device, which has no text and may have no end", "give a text file or a pipe")
 
 
 def _is_harmless(number: int, status: os.stat_result) -> bool:
-    """Whether a character device is a terminal, which ends with Ctrl-D, or the null device."""
+    """Return whether a character device is a terminal, which ends with Ctrl-D, or the null device."""
     return os.isatty(number) or status.st_rdev == os.stat(os.devnull).st_rdev
 
 

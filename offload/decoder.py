@@ -1,6 +1,6 @@
-"""The decoder of the Llama family: weights, norms and MLP. Attention, and where KV lies, is the cache's business.
+"""The decoder of the Llama family: embedding, norms, linears and MLP. The cache computes attention and stores the KV.
 
-Rows are flat: `[tokens, hidden]`, whatever they are rows of.
+Rows are flat, `[tokens, hidden]`, whichever sequence they belong to.
 """
 
 from __future__ import annotations
@@ -48,9 +48,14 @@ class Model:
         head: Linear,
         group: Group = ALONE,
     ) -> None:
-        """`embedding` maps token ids `[tokens]` to rows `[tokens, hidden]`. A layer of `layers` must be in memory only
-        from when it is taken from the iterator until the next one is. `shape` is this rank's share if a `group` shares
-        the model; the linears then sum over the ranks, so that hidden rows are those of the whole model."""
+        """Create a model from its weights.
+
+        Args:
+            shape: the model's shape; with tensor parallelism, this rank's share of it.
+            embedding: maps token ids `[tokens]` to rows `[tokens, hidden]`.
+            layers: a layer needs to be in memory only from when it is taken from the iterator until the next one is.
+            group: the ranks that share the model; the linears sum over them, so that hidden rows are complete.
+        """
         self.shape = shape
         self.group = group
         self.operations = operations
@@ -58,6 +63,14 @@ class Model:
         self._layers = layers
         self._norm = norm
         self._head = head
+        self._progress = (0, 0)  # tokens of the forward pass under way, and the layers that it has run
+
+    @property
+    def pass_tokens(self) -> float:
+        """How far the forward pass under way is: its tokens times the share of layers that it has run; 0 between
+        passes. Any thread may ask, such as that of a progress bar."""
+        tokens, layers = self._progress
+        return tokens * layers / self.shape.layers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,7 +94,7 @@ class Model:
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Run `ids` `[tokens]` as the continuation of the tokens in `cache`, and commit them there.
 
-        Returns the hidden rows `[tokens, hidden]` before the final norm; give those that matter to `logits`.
+        Returns the hidden rows `[tokens, hidden]` before the final norm, as `logits` takes them.
         """
         cache.begin(len(ids))
         x = self.through(ids, cache)
@@ -93,25 +106,27 @@ class Model:
         x = self._embedding(ids)
         for index, layer in enumerate(self._layers):
             x = self._forward_layer(index, layer, x, cache)
+            self._progress = (len(ids), index + 1)
+        self._progress = (0, 0)
         return x
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether all layers' weights stay at the same addresses, as recorded CUDA graphs need."""
+        """Whether the weights of all layers stay at fixed addresses, as CUDA graphs require."""
         return isinstance(self._layers, list)
 
     def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
-        """Run `forward` layer by layer, each in chunks of `chunk` tokens: offloaded KV of a layer is then needed once,
-        not once a chunk.
+        """Run `forward` layer by layer, each in chunks of `chunk` tokens: a layer's offloaded KV is then read once, not
+        once a chunk.
 
-        Yields how many layers are done, and returns the hidden rows of the last chunk. Closed early, it leaves the
-        cache at its committed length.
+        Yields the number of layers done, and returns the hidden rows of the last chunk. If the generator is closed
+        early, the cache stays at its committed length.
         """
         with torch.inference_mode():
             cache.begin(len(ids), chunk)
             parts = list(self._embedding(ids).split(chunk))
         for index, layer in enumerate(self._layers):
-            with torch.inference_mode():  # not across a yield: the mode belongs to the thread
+            with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 parts = [self._forward_layer(index, layer, part, cache) for part in parts]
             yield index + 1
         cache.commit()

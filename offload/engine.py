@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model
@@ -14,13 +14,20 @@ from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .short_repr import short_repr
 from .speculation.lossless import Replay, replay
+from .speculation.sampling import Sampler
 
 
 class Engine:
-    """A loaded model, and a draft model if there is one. It knows tokens, not text.
+    """A loaded model, and a draft model if there is one. It works on tokens, not text.
 
-    The caches of the last request are kept, and the prefix that the next prompt shares with it is not run again. Two
-    requests may run at once; the second one then gets caches of its own.
+    The engine keeps the caches of the last request; the prefix that the next prompt shares with it is not run again.
+    Two requests may run at once; the second one then gets its own caches.
+
+    Attributes:
+        model, draft: the target and the draft model.
+        eos_ids: the tokens that end a run.
+        prompts: the prompt cache on disk, or None.
+        idle_session: the session of the last request, while no request uses it.
     """
 
     def __init__(
@@ -31,22 +38,31 @@ class Engine:
         draft: Model | None = None,
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
+        dry_breakers: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """`stores` makes full caches that do not lie on the device as a whole; `prompts` keeps prompts on disk."""
+        """Without `stores`, full caches are on the device; without `prompts`, no prompt is cached on disk.
+
+        `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY.
+        """
         self.model = model
         self.stores = stores
-        self._prompts = prompts
-        self._draft = draft
-        self._eos_ids = frozenset(eos_ids)
+        self.prompts = prompts
+        self._dry_breakers = dry_breakers
+        self.draft = draft
+        self.eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
-        self._idle: Session | None = None
+        self.idle_session: Session | None = None
         self._reserved = 0
 
     def reserve(self, tokens: int) -> None:
-        """Give sessions made from now on room for `tokens` at least, so that a longer request can use the caches of a
+        """Make new sessions with a capacity of at least `tokens`, so that a longer request can reuse the caches of a
         shorter one. Has no effect if RoPE depends on the length: then only requests of the same length share caches.
         """
         self._reserved = tokens
+
+    def release(self) -> None:
+        """Free the caches of the last request."""
+        self.idle_session = None
 
     def generate(
         self,
@@ -55,38 +71,55 @@ class Engine:
         config: GenerationConfig,
         speculation: Speculation | None = None,
     ) -> Generator[Event, int | None]:
-        """Prefill `ids`, then emit up to `config.max_new_tokens` tokens, a run of them at a time.
+        """Prefill `ids`, then emit up to `config.max_new_tokens` tokens, one or more at a time.
 
         Yields Prefilled, then Speculated and Tokens for every verification, then one Finished. An end-of-sequence token
-        ends the run and is not emitted. Without a seed in `config`, the seed is 0. Stop strings are the text layer's
-        (`tokenizer.stream_text`): `send(n)` in answer to Tokens keeps only the first n of all emitted tokens and ends
-        the run. Closing the iterator at any point is safe. Raises PromptError, when it is started, for ids outside the
+        ends the run and is not emitted. Without a seed in `config`, the seed is 0. The text layer handles stop strings
+        (`tokenizer.stream_text`): `send(n)` after Tokens keeps only the first n of all emitted tokens and ends the run.
+        Closing the iterator at any point is safe. Raises PromptError, when it is started, for ids outside the
         vocabulary and for more tokens than the model's context.
         """
         ids = _token_ids(ids)
         self._check(ids, len(ids) + config.max_new_tokens)
         session = self._session(len(ids) + config.max_new_tokens)
+        settings, breakers = speculation or Speculation(), self._breakers(sampling)
         try:
-            yield from session.generate(ids, sampling, config, speculation or Speculation(), self._eos_ids)
+            yield from session.generate(ids, sampling, config, settings, self.eos_ids, breakers)
         finally:
-            self._idle = session
+            self.idle_session = session
 
     def replay(
-        self, ids: Sequence[int], emitted: Sequence[int], sampling: Sampling | None = None, length: int = 0
+        self,
+        ids: Sequence[int],
+        emitted: Sequence[int],
+        sampling: Sampling | None = None,
+        length: int = 0,
+        generated: int = 0,
     ) -> Replay:
-        """Decode plainly and greedily after `ids`, with the penalty of `sampling`; compare with the emitted tokens.
+        """Decode plainly and greedily after `ids`, with the penalties of `sampling`; compare with the emitted tokens.
 
-        `length` is what the sequence might have reached, prompt and `max_new_tokens`, if that is more than what it has:
-        some RoPE scalings depend on it. Raises PromptError as `generate` does.
+        `length` is the sequence's limit, prompt and `max_new_tokens`, if it is more than its actual length: some RoPE
+        scalings depend on it. The last `generated` of `ids` count as generated tokens, for the penalties that need it.
+        Raises PromptError as `generate` does.
         """
         ids, emitted = _token_ids(ids), _token_ids(emitted)
         self._check(ids, len(ids) + len(emitted))
         self._check_vocabulary(emitted)
         session = self._session(max(len(ids) + len(emitted), length))
+        sampling = sampling or Sampling(temperature=0)
+        sampler = Sampler(sampling, 0, self.model.shape.vocab, self.model.device, self._breakers(sampling))
         try:
-            return replay(session.full, ids, emitted, sampling or Sampling(temperature=0))
+            return replay(session.full, ids, emitted, sampler, generated)
         finally:
-            self._idle = session
+            self.idle_session = session
+
+    def forget(self) -> None:
+        """Drop all cached tokens but keep the memory: the next request runs its whole prompt."""
+        if self.idle_session is not None:
+            self.idle_session.full.truncate(0)
+
+    def _breakers(self, sampling: Sampling) -> Collection[int]:
+        return self._dry_breakers() if sampling.dry_multiplier > 0 else ()
 
     def _check(self, ids: Sequence[int], length: int) -> None:
         if not ids:
@@ -109,20 +142,20 @@ class Engine:
 
     def _session(self, capacity: int) -> Session:
         """Return the idle session if it has room, else a new one."""
-        session, self._idle = self._idle, None
+        session, self.idle_session = self.idle_session, None
         if session is not None and session.serves(capacity):
             return session
-        del session  # its memory first
+        del session  # free its memory before the new one is allocated
         if not self.model.shape.rope_depends_on_length:
             capacity = max(capacity, self._reserved)
-        return Session(self.model, self._draft, capacity, self._prefill_chunk, self.stores, self._prompts)
+        return Session(self.model, self.draft, capacity, self._prefill_chunk, self.stores, self.prompts)
 
     def without_end(self) -> Engine:
-        """Return an engine over the same models that no token ends, so that benchmarked methods emit equally many."""
-        return Engine(self.model, (), self._prefill_chunk, self._draft, self.stores)
+        """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""
+        return Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, dry_breakers=self._dry_breakers)
 
     def describe(self) -> str:
-        """Return device, dtype, kernel, ranks and offloading as text: everything that rounding may depend on."""
+        """Return device, dtype, kernel, ranks and offloading as text: everything that may affect rounding."""
         where = f"{self.model.device.type}, {str(self.model.dtype).removeprefix('torch.')}"
         kernel = self.model.operations.kernel
         if kernel is not None:
@@ -135,12 +168,12 @@ class Engine:
 
 
 def _token_ids(ids: Iterable[int]) -> list[int]:
-    """Return token ids as a list: of integers of any kind, or a tensor or array with one axis. Raises PromptError."""
-    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    for place, each in enumerate(found):
-        if type(each) is not int:
-            if isinstance(each, bool) or not hasattr(each, "__index__"):
-                wrong = f"{short_repr(each)} at position {place:,} is no token id"
+    """Return token ids as a list of ints, from any integers or a tensor or array with one axis. Raises PromptError."""
+    result = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    for position, token in enumerate(result):
+        if type(token) is not int:
+            if isinstance(token, bool) or not hasattr(token, "__index__"):
+                wrong = f"{short_repr(token)} at position {position:,} is no token id"
                 raise PromptError(wrong, "give a list of whole numbers, as the tokenizer's encode returns")
-            found[place] = int(each)
-    return found
+            result[position] = int(token)
+    return result

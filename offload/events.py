@@ -1,6 +1,6 @@
-"""What the engine says while it works, in the order in which it says it: prefill, tokens, finished.
+"""The events that the engine yields, in order: prefill, tokens, finished.
 
-Events carry tokens, not text; `text.py` adds `Text` events. Every event is complete in itself and cheap to make.
+Events carry tokens, not text; `loading/tokenizer.py` adds `Text` events.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """`done` of `total` prompt tokens are in the KV cache."""
+    """`done` of `total` prompt tokens are in the KV cache.
+
+    `restored`: those since the previous event were read from a prompt cache instead of being run.
+    """
 
     done: int
     total: int
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """So many prompt tokens were read from a prompt cache on disk instead of being run: bytes, and seconds it took."""
+    """`tokens` of the prompt were read from the prompt cache on disk instead of being run: `bytes`, in `seconds`."""
 
     tokens: int
     bytes: int
@@ -27,14 +31,14 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Newly emitted tokens, in order: one from plain decoding, a run of them from a verification."""
+    """Newly emitted tokens, in order: one from plain decoding, one or more from a verification."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """What has gone over the link so far, both ways, in bytes, and the seconds in which it was busy."""
+    """Bytes transferred over the link so far, in both directions, and the seconds that it was busy."""
 
     bytes: int
     busy_s: float
@@ -42,16 +46,16 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that is final: whole characters, no part of a stop string."""
+    """Final text: whole characters, no part of a stop string."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class LevelStatistics:
-    """What one drafter did for one verifier so far. `drafter` is "none" for plain steps; times in seconds.
+    """Statistics of one drafter and one verifier so far. `drafter` is "none" for plain steps; times in seconds.
 
-    Drafted tokens behind a rejected one are never judged.
+    Drafted tokens after a rejected one are not judged.
     """
 
     drafter: str
@@ -65,11 +69,11 @@ class LevelStatistics:
 
     @property
     def acceptance(self) -> float | None:
-        """The acceptance rate: accepted / judged tokens."""
+        """The acceptance rate, accepted / judged tokens; None if no token was judged."""
         return self.accepted / self.judged if self.judged else None
 
     def plus(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> LevelStatistics:
-        """With one more verification."""
+        """Return the statistics with one more verification."""
         return LevelStatistics(
             self.drafter,
             self.verifier,
@@ -84,7 +88,7 @@ class LevelStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Speculated:
-    """How speculation stands after a verification; `levels` from the target's downwards. `using` is what drafted it."""
+    """Speculation statistics after a verification. `levels` has the target's first; `using` names the last drafter."""
 
     method: str
     using: str

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whatever happens while they are written."""
+"""Atomic writes: a file exists as a whole or not at all, whatever happens while it is written."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import tempfile
 from pathlib import Path
 
-TEMPORARY = ".part-"  # how names of files that are being written begin
+TEMPORARY = ".part-"  # prefix of the names of files that are being written
 
 
 def replace_file(path: Path, *data: bytes) -> None:
-    """Write `data` to `path`, readable by its owner alone: to a temporary name, synced, renamed. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY)  # mkstemp's files are their owner's
+    """Write `data` to a temporary file readable by its owner only, sync it, and rename it to `path`. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY)  # the owner's only
     try:
         with open(handle, "wb") as file:
             file.writelines(data)
@@ -24,7 +24,7 @@ def replace_file(path: Path, *data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder last, where the system can."""
+    """Sync a folder, so that its file names survive a crash. Does nothing where the system cannot."""
     if os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY)

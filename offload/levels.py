@@ -1,6 +1,6 @@
-"""Which levels a request's settings ask for, and how many tokens the caches of those levels hold.
+"""Which levels a request's settings need, and the capacities of their caches in tokens.
 
-For code that runs the levels and for code that only counts their bytes. Imports nothing heavy.
+Shared by the code that runs the levels and the code that estimates their memory. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from .config import LONGEST_GAMMA, Speculation
 from .methods import CHOSEN, LOOKUP, METHODS, MODEL
 
-TAIL = 4 * LONGEST_GAMMA  # tokens that the retrieval cache holds beside its budget: drafts and the newest tokens
-_WORTH = 2  # a retrieval cache must be smaller than the context by this factor to pay
+TAIL = 4 * LONGEST_GAMMA  # tokens in the retrieval cache beside its budget: drafts and the newest tokens
+PADDING = 32  # positions behind the tail that recorded passes may write to: they are filled up to a power of two
+_MIN_RATIO = 2  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 
 def draft_chunk(settings: Speculation) -> int:
@@ -17,8 +18,8 @@ def draft_chunk(settings: Speculation) -> int:
     return max(settings.window, 2 * LONGEST_GAMMA)
 
 
-def draft_room(settings: Speculation) -> int:
-    """Return how many tokens a draft model's cache has room for."""
+def draft_capacity(settings: Speculation) -> int:
+    """Return the capacity of a draft model's cache, in tokens."""
     return settings.sink + 2 * settings.window + 2 * draft_chunk(settings)
 
 
@@ -26,12 +27,12 @@ def has_middle(settings: Speculation, tokens: int) -> bool:
     """Return whether a sequence that may reach `tokens` gets a retrieval cache."""
     method = METHODS[settings.method]
     if method.adaptive:
-        return method.middle is not None and tokens > _WORTH * (settings.budget + TAIL)
+        return method.middle is not None and tokens > _MIN_RATIO * (settings.budget + TAIL)
     return method.middle is not None
 
 
 def drafter_kind(settings: Speculation) -> str | None:
-    """Return what drafts: methods.LOOKUP, methods.MODEL, or None."""
+    """Return the kind of the drafter: methods.LOOKUP, methods.MODEL, or None."""
     kind = METHODS[settings.method].drafter
     if kind != CHOSEN:
         return kind

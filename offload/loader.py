@@ -19,13 +19,15 @@ from .config import EngineConfig, Sampling, Speculation
 from .decoder import Model
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
+from .generation_config import DRY_BREAKERS
 from .kernels.ops import Operations, check_kernel, choose_operations
 from .levels import has_draft_model
-from .loading.hub import FetchProgress, draft_error, locate, open_checkpoint, silent
+from .loading.hub import FetchProgress, locate, open_checkpoint, silent
+from .loading.registry import draft_error
 from .loading.safetensors import Checkpoint
 from .loading.tensor_checks import check_tensors
 from .loading.tokenizer import Tokenizer
-from .loading.vocabulary import check_draft
+from .loading.vocabulary import check_draft, tokens_containing
 from .loading.weights import Progress, load_model
 from .offloading import TieredStoreFactory, TierSettings, WeightTier, make_link
 from .parallel import ALONE, Group, Share, split
@@ -100,6 +102,11 @@ class OpenModel:
         """Return the model's own sampling defaults."""
         return Sampling.from_generation_config(self.checkpoint.generation)
 
+    @cached_property
+    def dry_breakers(self) -> frozenset[int]:
+        """The ids of DRY's sequence breakers."""
+        return tokens_containing(self.tokenizer.vocabulary, DRY_BREAKERS)
+
     def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
         """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
 
@@ -112,12 +119,12 @@ class OpenModel:
         if prompt_tokens >= context:
             raise PromptError(
                 f"the prompt has {counted(prompt_tokens, 'token')}, which leaves no room in {limit}",
-                "shorten the prompt, split the document, use --model with a longer context, or --extend-context",
+                "use `triforce summarize --map-reduce`, --extend-context, or --model with a longer context",
             )
         if exact and prompt_tokens + wanted > context:
             raise PromptError(
                 f"{counted(prompt_tokens, 'prompt token')} and {counted(wanted, 'new one')} exceed {limit}",
-                f"use --max-new-tokens {context - prompt_tokens} or fewer, or shorten the prompt",
+                f"use --max-new-tokens {context - prompt_tokens} or fewer, --extend-context, or shorten the prompt",
             )
         return min(wanted, context - prompt_tokens)
 
@@ -174,7 +181,8 @@ class OpenModel:
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
         model, draft = self._load(progress, weights), self._load_draft(progress)
         stores = None if tiers is None else TieredStoreFactory(model.operations, self.device, tiers, link)
-        return Engine(model, self.checkpoint.shape.eos_ids, self.config.prefill_chunk, draft, stores, prompts)
+        eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
+        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers)
 
     def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
         """Return the cache of this model's prompts of at least `least` tokens, in a folder.

@@ -1,6 +1,6 @@
-"""The decoding methods, a row each: which drafter feeds the target, and through which selection of its KV cache.
+"""The table of decoding methods: the drafter of each, and the middle level between drafter and full KV cache.
 
-A new method is a new row; what it needs that no other method has is then a new value of a field. Imports nothing.
+A new method is a new row. Imports nothing.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 LOOKUP, MODEL = "lookup", "model"  # drafters: n-gram lookup and a draft model
 CHOSEN = "chosen"  # the drafter that `Speculation.draft` names
-RETRIEVAL, STREAMING = "retrieval", "streaming"  # chunks that a middle level selects: scored ones, or the latest
+RETRIEVAL, STREAMING = "retrieval", "streaming"  # how a middle level selects chunks: by score, or the latest
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Which levels stand below the target on its full KV cache.
+    """The levels below the target on its full KV cache.
 
-    `drafter` is LOOKUP, MODEL, CHOSEN or None. `middle` is RETRIEVAL or STREAMING where the target also runs on
-    selected chunks, between the drafter and the full cache, else None. An `adaptive` method switches its levels on and
-    off by what they bring.
+    `drafter` is LOOKUP, MODEL, CHOSEN or None. `middle` is RETRIEVAL or STREAMING if the target also runs on selected
+    chunks, between the drafter and the full cache, else None. An `adaptive` method switches its levels on and off by
+    their measured speed-up.
     """
 
     name: str
@@ -28,12 +28,12 @@ class Method:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether it cannot run without a draft model."""
+        """Whether the method requires a draft model."""
         return self.drafter == MODEL
 
     @property
     def speculates(self) -> bool:
-        """Whether anything is drafted: else the target decodes token by token."""
+        """Whether anything is drafted; otherwise the target decodes token by token."""
         return self.drafter is not None or self.middle is not None
 
 

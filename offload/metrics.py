@@ -1,4 +1,4 @@
-"""Metrics of a generation: a meter that observes its events, and the summary that it returns. Knows no terminal."""
+"""Metrics of a generation: a meter that observes its events, and the summary that it returns."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from .events import Event, Finished, LevelStatistics, Prefilled, Restored, Speculated, Text, Tokens, Transferred
 
-FULL = "full"  # the verifier whose distribution is what comes out
+FULL = "full"  # the verifier of the top level
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One generation in numbers. Times in seconds, rates in tokens per second; None is what never happened."""
+    """The metrics of one generation. Times in seconds, rates in tokens per second; None for what did not happen."""
 
     finish_reason: str  # "eos", "stop", "length" or "interrupted"
     prompt_tokens: int
     prefilled_tokens: int  # fewer than the prompt's if interrupted
     new_tokens: int
     prefill_s: float | None
-    prefill_tokens_per_s: float | None
+    prefill_tokens_per_s: float | None  # of the computed tokens, without the time of restoring
     ttft_s: float | None
     tbt_median_s: float | None
     tbt_p95_s: float | None
@@ -38,22 +38,29 @@ class Summary:
     tokens_per_verification: float | None = None
     acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
     time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
-    cached_tokens: int = 0  # of the prompt, that need not be run: held in memory, or read from disk
-    link_bytes: int | None = None  # that went between host memory and the device; None where nothing does
-    link_utilisation: float | None = None  # the share of the time in which the link was busy
+    cached_tokens: int = 0  # of the prompt, that were not run: in memory before, or restored
+    restored_tokens: int = 0  # of those, read from a prompt cache on disk
+    restore_s: float | None = None
+    restored_tokens_per_s: float | None = None
+    computed_tokens: int = 0  # of the prompt, that were run
+    link_bytes: int | None = None  # transferred between host memory and the device; None without offloading
+    link_utilisation: float | None = None  # share of the time that the link was busy
     load_s: float | None = None  # to find, check and load the model
-    verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if it was asked for
+    verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
 
 class Meter:
-    """Measures one generation from its own construction on, and keeps what was emitted.
+    """Measures one generation, from the construction of the meter on, and keeps the emitted tokens and text.
 
-    It must see every event once, when it comes: through `watch`, or by `observe`. Displays read from it.
+    It must observe every event once, when the event is yielded: through `watch` or `observe`.
     """
 
     def __init__(self, prompt_tokens: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.prompt_tokens = prompt_tokens
-        self.prefilled_tokens = self.cached_tokens = 0
+        self.prefilled_tokens = 0
+        self.restored_tokens = 0  # read from a prompt cache on disk
+        self.restore_s: float | None = None
+        self._cached_before = 0  # tokens in memory before the prefill
         self.ids: list[int] = []  # the tokens emitted so far
         self.finish_reason: str | None = None  # of the Finished event
         self._clock = clock
@@ -76,11 +83,9 @@ class Meter:
     def observe(self, event: Event) -> None:
         """Record an event, at the time of this call."""
         if isinstance(event, Prefilled):
-            if self._prefilled_at is None:
-                self.cached_tokens = event.done
-            self.prefilled_tokens, self._prefilled_at = event.done, self._clock()
+            self._observe_prefill(event, self._clock())
         elif isinstance(event, Restored):
-            self.cached_tokens += event.tokens
+            self.restored_tokens, self.restore_s = event.tokens, event.seconds
         elif isinstance(event, Tokens) and event.ids:
             self._count(len(event.ids), self._clock())
             self.ids += event.ids
@@ -93,10 +98,21 @@ class Meter:
         elif isinstance(event, Finished):
             self.finish_reason = event.reason
 
+    def _observe_prefill(self, event: Prefilled, now: float) -> None:
+        new = event.done - self.prefilled_tokens
+        if self._prefilled_at is None:
+            self._cached_before = event.done
+        elif event.restored:
+            self.restored_tokens += new
+            self.restore_s = (self.restore_s or 0.0) + now - self._prefilled_at
+        elif new < 0:  # restored tokens that have to be run: of a chunk of which others are damaged
+            self.restored_tokens = max(self.restored_tokens + new, 0)
+        self.prefilled_tokens, self._prefilled_at = event.done, now
+
     def _count(self, tokens: int, now: float) -> None:
         if self._last_at is None:
             self._first_at, self._first_run = now, tokens
-        else:  # a run of verified tokens arrives at once: each took its share of the wait
+        else:  # verified tokens arrive together: the wait is divided equally among them
             self.gaps += [(now - self._last_at) / tokens] * tokens
         self._last_at = now
 
@@ -114,30 +130,45 @@ class Meter:
         return None if self._prefilled_at is None else self._prefilled_at - self._start
 
     @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not run: in memory before, or restored."""
+        return self._cached_before + self.restored_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were run."""
+        return max(self.prefilled_tokens - self.cached_tokens, 0)
+
+    @property
+    def restored_tokens_per_s(self) -> float | None:
+        return _rate(self.restored_tokens, self.restore_s)
+
+    @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Of the tokens that were run."""
-        return _rate(self.prefilled_tokens - self.cached_tokens, self.prefill_s)
+        """The computed tokens over the time of prefill without restoring; None if none were run."""
+        seconds = None if self.prefill_s is None else self.prefill_s - (self.restore_s or 0.0)
+        return _rate(self.computed_tokens, seconds)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Decoding only: the tokens after the first event over the time since it."""
+        """The decoding rate: tokens after the first event over the time since it."""
         if self._first_at is None or self._last_at is None:
             return None
         return _rate(self.new_tokens - self._first_run, self._last_at - self._first_at)
 
     @property
     def link_utilisation(self) -> float | None:
-        """The share of the time since the beginning in which the link was busy; None where there is none."""
-        took = self._clock() - self._start
-        return None if self.transferred is None or took <= 0 else min(self.transferred.busy_s / took, 1.0)
+        """The share of the time so far that the link was busy; None without offloading."""
+        elapsed = self._clock() - self._start
+        return None if self.transferred is None or elapsed <= 0 else min(self.transferred.busy_s / elapsed, 1.0)
 
     @property
     def levels(self) -> tuple[LevelStatistics, ...]:
-        """What each drafter did for each verifier so far."""
+        """The statistics of each drafter and verifier so far."""
         return () if self.speculated is None else self.speculated.levels
 
     def summary(self, finish_reason: str, **facts: Any) -> Summary:
-        """The numbers so far. `facts` are the fields of `Summary` that only the caller knows: seed, method, …"""
+        """Return the metrics so far. `facts` are the fields of `Summary` that only the caller knows: seed, method, …"""
         return Summary(
             finish_reason=finish_reason,
             prompt_tokens=self.prompt_tokens,
@@ -151,11 +182,15 @@ class Meter:
             tokens_per_s=self.tokens_per_s,
             total_s=self._clock() - self._start,
             verifications=verifications(self.levels) or None,
-            # Of what was kept: a stop string or the end of the text may have cut the last run short.
+            # Emitted tokens only: a stop string or an end-of-sequence token may have cut the last run.
             tokens_per_verification=_rate(self.new_tokens, verifications(self.levels)),
             acceptance=acceptance(self.levels),
             time_share=time_share(self.levels),
             cached_tokens=self.cached_tokens,
+            restored_tokens=self.restored_tokens,
+            restore_s=self.restore_s,
+            restored_tokens_per_s=self.restored_tokens_per_s,
+            computed_tokens=self.computed_tokens,
             link_bytes=None if self.transferred is None else self.transferred.bytes,
             link_utilisation=self.link_utilisation,
             **facts,
@@ -163,26 +198,26 @@ class Meter:
 
 
 def verifications(levels: Sequence[LevelStatistics]) -> int:
-    """Passes over the full KV cache."""
+    """Return the number of passes over the full KV cache."""
     return sum(row.verifications for row in _over_full(levels))
 
 
 def tokens_per_verification(levels: Sequence[LevelStatistics]) -> float | None:
-    """Every verification emits the tokens that it accepts and one of its own."""
+    """Return the mean tokens per verification: the accepted ones and one more. None without a verification."""
     passes = verifications(levels)
     return 1 + sum(row.accepted for row in _over_full(levels)) / passes if passes else None
 
 
 def acceptance(levels: Sequence[LevelStatistics]) -> dict[str, float]:
-    """Acceptance rates by "drafter -> verifier"; pairs with no judged token are left out."""
+    """Return acceptance rates by "drafter -> verifier", without pairs that judged no token."""
     return {f"{row.drafter} -> {row.verifier}": row.acceptance for row in levels if row.acceptance is not None}
 
 
 def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:
-    """How the time of decoding divides: "draft", "middle" and "verify"; {} if there was none.
+    """Return the shares of the decoding time: "draft", "middle" and "verify"; {} if there was none.
 
-    A level's draft_s holds all the time of the levels below it, so the top level's sum is everything, and what neither
-    verifier took was spent on drafts.
+    A level's draft_s includes all levels below it, so the top level's sum is the total. The time of neither verifier
+    was spent on drafts.
     """
     full = _over_full(levels)
     total = sum(row.draft_s + row.verify_s for row in full)
@@ -202,7 +237,7 @@ def _over_full(levels: Sequence[LevelStatistics]) -> list[LevelStatistics]:
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The value below which this fraction of them lies, interpolated between neighbours (numpy's default)."""
+    """Return the percentile at `fraction`, interpolated linearly between neighbours (numpy's default)."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * fraction
     low, high = math.floor(position), math.ceil(position)
@@ -210,4 +245,4 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 
 def _rate(tokens: int, each: float | None) -> float | None:
-    return tokens / each if each and tokens else None
+    return tokens / each if each and each > 0 and tokens else None

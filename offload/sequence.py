@@ -1,4 +1,4 @@
-"""The token sequence under way, and how those who follow it learn from where on it has changed."""
+"""The token sequence that is being generated, and the watermarks that tell its followers where it has changed."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ from weakref import WeakKeyDictionary
 
 
 class Watermarks:
-    """For every follower of a growing and shrinking sequence: how much of it is as it was at the last look.
+    """For every follower of a sequence, the length of the prefix that is unchanged since its last update.
 
-    That makes bringing a cache in step cost what has changed, not what there is.
+    With it, the cost of synchronising a cache is proportional to the tokens that changed, not to all tokens.
     """
 
     def __init__(self) -> None:
         self._marks: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 
     def lower(self, length: int) -> None:
-        """Whatever came at `length` or later may be different from now on."""
+        """Note that tokens at position `length` and after may have changed."""
         for follower, mark in self._marks.items():
             if mark > length:
                 self._marks[follower] = length
 
-    def look(self, follower: object, length: int) -> int:
-        """Leading tokens that are unchanged since this follower's last look (0 at the first); it now sees `length`."""
+    def update(self, follower: object, length: int) -> int:
+        """Return how many leading tokens are unchanged since this follower's last update (0 at the first one).
+
+        From now on the follower has seen `length` tokens.
+        """
         unchanged = self._marks.get(follower, 0)
         self._marks[follower] = length
         return unchanged
 
 
 class TokenSequence:
-    """Token ids: those that are emitted for good, and behind them those that a level of speculation is trying out.
+    """Token ids: the committed ones, and after them the tentative ones of a level of speculation that is drafting.
 
-    A level appends what it emits while it drafts, and takes it back when the next level has to judge.
+    A level appends the tokens that it drafts, and truncates them before the level above verifies them.
     """
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
@@ -48,30 +51,30 @@ class TokenSequence:
         return self.tokens[self.committed :]
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Try these tokens out."""
+        """Append tentative tokens."""
         self.tokens += ids
 
     def commit(self) -> None:
-        """Everything is emitted now."""
+        """Mark all tokens as committed."""
         self.committed = len(self.tokens)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
         assert 0 <= length <= len(self.tokens), f"cannot truncate {len(self.tokens)} tokens to {length}"
         if length < len(self.tokens):
-            self.marks.lower(length)  # first: an interrupt in between must not leave followers unaware
+            self.marks.lower(length)  # first: after an interrupt in between, followers must still see the change
             del self.tokens[length:]
             self.committed = min(self.committed, length)
 
     def restart(self, ids: Sequence[int]) -> None:
-        """Become this sequence, all of it committed; the prefix that it shares with the old one is unchanged."""
+        """Replace all tokens by `ids`, all committed; followers see the common prefix as unchanged."""
         self.truncate(common_prefix(self.tokens, ids))
         self.extend(ids[len(self.tokens) :])
         self.commit()
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int], known: int = 0) -> int:
-    """Length of the longest common prefix, of which `known` tokens are known already."""
+    """Return the length of the longest common prefix; the first `known` tokens are not compared."""
     length = min(len(first), len(second))
     while known < length and first[known] == second[known]:
         known += 1

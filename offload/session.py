@@ -1,8 +1,8 @@
-"""One sequence and its caches, kept between requests: the prefix that a new prompt shares with it is not run again."""
+"""A session: one sequence and its caches, kept between requests so that a shared prefix is not prefilled again."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model
@@ -19,7 +19,7 @@ from .speculation.sampling import Sampler
 
 
 class Session:
-    """The caches of one sequence of up to `capacity` tokens, and its tokens."""
+    """One sequence of up to `capacity` tokens, with its caches and runners."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Session:
         self._model, self._draft = model, draft
         self._capacity = capacity
         self._lookup = LookupDrafter()
-        # The last ones made, with the settings that they were made for.
+        # The latest runners, with the settings that they were made for.
         self._middle: tuple[Hashable, SelectedRunner] | None = None
         self._drafting: tuple[Hashable, Runner] | None = None
 
@@ -55,6 +55,7 @@ class Session:
         config: GenerationConfig,
         settings: Speculation,
         eos_ids: frozenset[int],
+        breakers: Collection[int] = (),
     ) -> Generator[Event, int | None]:
         """See Engine.generate."""
         sequence = self.sequence
@@ -64,9 +65,9 @@ class Session:
         if runners.draft is not None:
             runners.draft.rows(sequence)
         if drafter_kind(settings) == LOOKUP:
-            runners.lookup.outlook(sequence)  # reading the prompt is no part of decoding
-        sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device)
-        sampler.observe(sequence.tokens)
+            runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
+        sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device, breakers)
+        sampler.observe_prompt(sequence.tokens)
         hierarchy = build(runners, settings, sampler, group=self._model.group)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)
 
@@ -78,7 +79,7 @@ class Session:
     def _decode(
         self, hierarchy: Hierarchy, sampler: Sampler, limit: int, eos_ids: frozenset[int]
     ) -> Generator[Event, int | None]:
-        """Emit up to `limit` tokens after the prompt."""
+        """Decode up to `limit` tokens after the prompt."""
         sequence, prompt = self.sequence, len(self.sequence)
         while (start := len(sequence)) < prompt + limit:
             hierarchy.top.advance(sequence, prompt + limit - start)
@@ -119,15 +120,15 @@ class Session:
     def _middle_for(self, settings: Speculation) -> SelectedRunner:
         key = (METHODS[settings.method].middle, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)
         if self._middle is None or self._middle[0] != key:
-            self._middle = None  # its memory first
+            self._middle = None  # free its memory first
             self._middle = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings))
         self._middle[1].renew()
         return self._middle[1]
 
     def _draft_for(self, settings: Speculation) -> Runner:
-        assert self._draft is not None, "a draft model that was not loaded"
+        assert self._draft is not None, "the draft model was not loaded"
         key = (settings.sink, settings.window)
         if self._drafting is None or self._drafting[0] != key:
-            self._drafting = None  # its memory first
+            self._drafting = None  # free its memory first
             self._drafting = key, Runner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
         return self._drafting[1]

@@ -1,15 +1,15 @@
-"""Values as error messages quote them: cut with an ellipsis, whatever they are. Imports nothing heavy."""
+"""Short representations of values for error messages, cut with an ellipsis. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import reprlib
 from typing import Any
 
-_MOST_BITS = 2048  # of an integer that is printed in digits; Python refuses to print some thousands of digits
+_MOST_BITS = 2048  # of an integer that is printed in digits; Python refuses to print thousands of digits
 
 
 class _ShortRepr(reprlib.Repr):
-    """Cuts strings, numbers and collections, and never walks a whole collection of collections."""
+    """A `reprlib.Repr` that cuts strings, numbers and collections, and never walks a large nested collection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class _ShortRepr(reprlib.Repr):
 
 
 def short_repr(value: Any) -> str:
-    """Return `repr(value)`, cut to some hundred characters."""
+    """Return `repr(value)`, cut to a few hundred characters."""
     return _REPR.repr(value)
 
 
 def short_text(text: str) -> str:
-    """Return a text without its line breaks, cut to some hundred characters with an ellipsis in the middle."""
+    """Return a text in one line, cut to at most 300 characters with an ellipsis in the middle."""
     line = " ".join(text.split())
     return line if len(line) <= 300 else f"{line[:200]}...{line[-90:]}"
 

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine. Imports nothing heavy."""
+"""Facts about this machine from the operating system: free memory, cores, folders. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
-_GROUP_FILES = (  # limit, use and statistics of a control group, version 2 and version 1
+_GROUP_FILES = (  # limit, usage and statistics of a control group, version 2 and version 1
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
 
 
 def free_host_memory() -> int:
-    """Free bytes, within the control group that the process runs in (a container's limit)."""
-    return min([psutil.virtual_memory().available, *_free_in_groups(_CGROUP)])
+    """Return the free bytes of host memory, at most those left in the process's control group (a container's limit)."""
+    return min([psutil.virtual_memory().available, *free_in_groups(_CGROUP)])
 
 
 def free_memory(device: torch.device) -> int:
@@ -33,19 +33,19 @@ def free_memory(device: torch.device) -> int:
 
 
 def cores() -> int:
-    """Physical cores; logical ones where the system does not tell them apart."""
+    """Return the number of physical cores; of logical ones where the system does not distinguish them."""
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
 def default_home() -> Path:
-    """The platform's cache folder for triforce (XDG on Linux)."""
+    """Return the platform's cache folder for triforce (XDG on Linux)."""
     from platformdirs import user_cache_path
 
     return user_cache_path("triforce")
 
 
-def _free_in_groups(root: Path) -> Iterator[int]:
-    """Bytes left under each memory limit that a container sets; file pages that can be dropped count as free."""
+def free_in_groups(root: Path) -> Iterator[int]:
+    """Yield the bytes left under each memory limit of a container; reclaimable file pages count as free."""
     for limit, used, statistics, droppable in _GROUP_FILES:
         try:
             numbers = [int((root / name).read_text()) for name in (limit, used)]

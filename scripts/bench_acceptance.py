@@ -1,10 +1,10 @@
-"""How often the target accepts what its own weights say on a small cache, on real text, by selection and budget.
+"""Measure how often the full cache accepts tokens of the same model on a small cache, by method, budget and chunk.
 
     python scripts/bench_acceptance.py --task continue --temperature 0
     python scripts/bench_acceptance.py --task summarise --temperature 1 --prompt-file pride-and-prejudice.txt
 
-The target decodes plainly; at every token each small cache is asked for the same token's distribution. Acceptance is
-what speculative sampling makes of the two, sum(min(p, q)): the expected rate, without the luck of single draws.
+The model decodes plainly on the full cache (p). At every token each small cache computes its distribution (q) of the
+same token. The acceptance is sum(min(p, q)): the expected rate of speculative sampling, free of sampling noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUESTION = "Summarize the book above in detail, with the main characters and eve
 
 
 def prompt(tokenizer, options: argparse.Namespace) -> list[int]:
-    """So many tokens of the book to go on with, or the book and a question."""
+    """Return the first `prompt_tokens` of the book (`continue`), or the book and a question (`summarise`)."""
     ids = tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=True)
     if options.task == "continue":
         return ids[: options.prompt_tokens]
@@ -36,7 +36,7 @@ def prompt(tokenizer, options: argparse.Namespace) -> list[int]:
 
 @torch.inference_mode()
 def measure(model, ids: list[int], settings: list[Speculation], options: argparse.Namespace) -> list[list[float]]:
-    """For every setting the acceptance at each of the new tokens."""
+    """Return, for each setting, the acceptance at each new token."""
     full = Runner(model, model.new_cache(len(ids) + options.new))
     middles = [SelectedRunner(full, selected_cache(full.cache, each)) for each in settings]
     sampler = Sampler(Sampling(temperature=options.temperature, top_p=1), options.seed, model.shape.vocab, model.device)

@@ -1,12 +1,12 @@
-"""Is `auto` never slower than plain decoding, and much faster where the text allows? Ratios from one process.
+"""Compare `auto` with plain decoding on text that defeats drafts and on text that repeats. Ratios from one process.
 
     python scripts/bench_auto.py --prompt-tokens 8000
     python scripts/bench_auto.py --scenario unpredictable --repeats 9 --json out.json
 
-Two scenarios on one model. `unpredictable`: the book goes on at temperature 1.2, so drafts fail. `quoting`: behind
-the book the model is asked to repeat a passage of it, which greedy decoding does, again and again. Plain decoding and
-the method take turns, so that a drift of the machine's speed hits both; the ratios are of times per token, medians over
-the repeats.
+Two scenarios on one model. `unpredictable`: the model continues the book at temperature 1.2, so drafts fail. `quoting`:
+after the book the model is asked to repeat a passage of it, which greedy decoding does, again and again. Runs of plain
+decoding and of the method are interleaved, so that drift of the machine's speed affects both. A ratio is of times per
+token, the median over the repeats.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is decoded, and the ratio of times, method / plain, that is wanted at most."""
+    """A prompt, its sampling, and the highest acceptable ratio of times per token, method / plain."""
 
     prompt: list[int]
     sampling: Sampling
@@ -37,7 +37,7 @@ class Scenario:
 
 
 def scenarios(tokenizer, text: str, tokens: int) -> dict[str, Scenario]:
-    """Both, on a book's first tokens."""
+    """Return both scenarios, built on the first `tokens` tokens of a book."""
     book = tokenizer.encode(text, special_tokens=True)[:tokens]
     body, passage = (tokenizer.decode(part) for part in (book[: tokens - 200], book[tokens // 4 : tokens // 4 + 60]))
     task = tokenizer.chat(f"{body}\n\nRepeat the following text word for word, three times: {passage}", None)
@@ -48,7 +48,7 @@ def scenarios(tokenizer, text: str, tokens: int) -> dict[str, Scenario]:
 
 
 def timed(engine: Engine, scenario: Scenario, new: int, seed: int, settings: Speculation) -> tuple[float, Speculated]:
-    """Seconds for each token behind the first, and how speculation stood at the end."""
+    """Return seconds per token after the first, and the last speculation statistics."""
     first = emitted = last = 0
     state = None
     generation = GenerationConfig(max_new_tokens=new, seed=seed)
@@ -63,7 +63,7 @@ def timed(engine: Engine, scenario: Scenario, new: int, seed: int, settings: Spe
 
 
 def measure(engine: Engine, scenario: Scenario, options: argparse.Namespace) -> dict:
-    """Plain decoding and the method in turns."""
+    """Run plain decoding and the method alternately; return medians, their ratio and every run."""
     rows = []
     settings = Speculation(options.method, options.draft, budget=options.budget)
     for seed in range(options.repeats):

@@ -1,11 +1,11 @@
-"""The native kernel beside torch's operations, and both beside the memory's bandwidth. Ratios from one process.
+"""Compare the native kernel with torch's operations and with memory bandwidth. Ratios from one process.
 
     python scripts/bench_kernels.py
     python scripts/bench_kernels.py --tokens 8000 --level portable --json out.json
 
-Attention alone, all layers of the model: queries of 1 to 16 tokens over random keys and values. Whole steps: the model
-on a cache of such keys and values, which costs what a real text's costs. Contenders take turns, so that a drift of the
-machine's speed hits all; figures are medians.
+`attention`: attention of all layers alone, 1 to 16 query tokens over random keys and values. `step`: a whole forward
+pass over a cache of such keys and values; its cost does not depend on the text. Runs are interleaved, so that drift of
+the machine's speed affects all; figures are medians.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = (1, 2, 4, 8, 16)
 
 
 def fill(cache: FullCache, tokens: int) -> None:
-    """Give a cache `tokens` tokens of random keys and values, without attending to any."""
+    """Append random keys and values until the cache has `tokens` tokens, without running attention."""
     store, shape = cache.store, cache.store.shape
     generator = torch.Generator().manual_seed(0)
     while cache.length < tokens:
@@ -44,7 +44,7 @@ def fill(cache: FullCache, tokens: int) -> None:
 
 
 def medians(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Seconds of each, medians of interleaved runs after one to warm up."""
+    """Return the median seconds of each function over interleaved runs, after one warm-up run."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(repeats + 1):
         for name, run in contenders.items():
@@ -56,7 +56,7 @@ def medians(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str
 
 
 def attention(cache: FullCache, rows: int) -> Callable[[], None]:
-    """Attention of the last `rows` tokens, layer after layer."""
+    """Return a function that runs attention of the last `rows` tokens in every layer."""
     shape, store = cache.store.shape, cache.store
     q = torch.randn(rows, shape.heads, shape.head_dim, generator=torch.Generator().manual_seed(1)).to(store.dtype)
 
@@ -68,7 +68,7 @@ def attention(cache: FullCache, rows: int) -> Callable[[], None]:
 
 
 def step(model: Model, cache: FullCache, rows: int) -> Callable[[], None]:
-    """One forward pass of `rows` tokens with logits for all, taken back afterwards."""
+    """Return a function that runs a forward pass of `rows` tokens with all logits, then truncates the cache."""
     ids = torch.arange(rows) + 1000
 
     def run() -> None:
@@ -80,9 +80,10 @@ def step(model: Model, cache: FullCache, rows: int) -> Callable[[], None]:
 
 
 def measure(kind: str, models: dict[str, Model], caches: dict[str, FullCache], repeats: int) -> list[Row]:
-    """A row for each number of tokens: times of both, their ratio, and the share of reading's rate that ours reaches.
+    """Return a row for each number of query tokens: times of both, their ratio, and the native share of bandwidth.
 
-    As many bytes as the keys and values have are read in turn with the contenders, by torch's fastest reduction.
+    The bandwidth is that of torch's fastest reduction over as many bytes as the keys and values have; its runs are
+    interleaved with the others.
     """
     length = min(cache.length for cache in caches.values())
     store = caches["native"].store
@@ -111,7 +112,7 @@ HEADER = (
 
 
 def line(row: Row) -> str:
-    """A row for people."""
+    """Format a row of the table."""
     share = f"{row['bandwidth_share']:10.0%}" if "bandwidth_share" in row else ""
     times = f"{row['native_ms']:8.1f} ms{row['torch_ms']:8.1f} ms"
     ratios = f"{row['of_one_token']:9.2f}{row['torch_over_native']:14.2f}"

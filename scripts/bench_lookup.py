@@ -1,4 +1,4 @@
-"""What n-gram lookup costs on a long text: building its index, a proposal behind each new token, and memory.
+"""Measure n-gram lookup on a long text: time to build the index, time per proposal, and memory.
 
 python scripts/bench_lookup.py --prompt-file book.txt --tokens 131072
 """
@@ -18,7 +18,7 @@ from offload.sequence import TokenSequence
 from offload.speculation.ngram import LookupDrafter
 
 ROOT = Path(__file__).parents[1]
-NEW = 2000  # tokens that come one by one
+NEW = 2000  # tokens appended one by one
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     ids = tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=False)[: options.tokens]
     sequence, drafter, before = TokenSequence(ids[:-NEW]), LookupDrafter(), psutil.Process().memory_info().rss
     start = time.perf_counter()
-    drafter.outlook(sequence)
+    drafter.draft_kind(sequence)
     built = time.perf_counter() - start
     times = []
     for token in ids[-NEW:]:

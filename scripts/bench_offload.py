@@ -1,13 +1,13 @@
-"""What speculation, overlap and the host's help bring when the KV cache is streamed. Ratios from one process.
+"""Measure the gain of speculation, of overlap and of host attention with a streamed KV cache. Ratios from one process.
 
     python scripts/bench_offload.py
     python scripts/bench_offload.py --prompt-tokens 4000 --experiment overlap --json out.json
 
-The link is simulated, so this runs without a GPU. `speculation`: all KV streamed at 0.25 GB/s (to the embedded model
-what a 4090's link is to a model of 7 billion weights), greedy; every method against plain streamed decoding, and
-whether the output is the same. `overlap`: a link on which a step's copies take as long as its computation, with copies
-under way while something computes, and without. `hybrid`: a host that attends as fast as the link brings; streaming
-alone, the host alone, and both. The prompt is read once, over a fast link.
+The link is simulated, so this runs without a GPU. `speculation`: all KV is streamed at 0.25 GB/s (the ratio of link to
+computation that an RTX 4090 has with a model of 7 billion weights), greedy; every method against plain streamed
+decoding, and whether the output is the same. `overlap`: a link on which the copies of a step take as long as its
+computation, with prefetch and without. `hybrid`: host attention as fast as the link; streaming alone, host attention
+alone, and both. The prompt is prefilled once, over a fast link.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHODS = ("lookup", "retrieval", "streaming", "triforce", "auto")
 
 
 class Bench:
-    """An engine whose full cache is streamed, and the one store in it, to be slowed down at will."""
+    """An engine with a streamed full cache, whose link and host attention can be throttled."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         opened = open_model(EngineConfig(model=args.model, device="cpu", dtype=args.dtype))
@@ -46,14 +46,14 @@ class Bench:
         self.prompt = opened.tokenizer.encode(args.text.read_text("utf-8"), special_tokens=True)[: args.prompt_tokens]
         self.dtype = loaded.model.dtype
         self.place("stream")
-        self.decode("ar", args.new)  # reads the prompt; makes room for what the measurements will add
+        self.decode("ar", args.new)  # prefills the prompt and reserves the tokens that the measurements add
 
     @property
     def tiers(self):
         return self.stores.store.tiers
 
     def place(self, mode: str, share: float | None = None, overlap: bool = True, bandwidth: float = FAST) -> None:
-        """Attend in another way from now on; `bandwidth` is the link's and the host's."""
+        """Set the mode, the host's share, prefetch and the bandwidth of link and host attention (bytes a second)."""
         self.link.bandwidth = bandwidth
         if self.stores.store is not None:
             tiers = self.tiers
@@ -63,7 +63,7 @@ class Bench:
             tiers.host._bandwidth = bandwidth if bandwidth < FAST else None
 
     def decode(self, method: str, new: int, **settings) -> tuple[list[int], float]:
-        """The tokens after the prompt, and seconds for each behind the first ones."""
+        """Return the new tokens, and the seconds per token after the first event."""
         ids, times = [], []
         generation = GenerationConfig(max_new_tokens=new)
         for event in self.engine.generate(self.prompt, GREEDY, generation, Speculation(method, **settings)):
@@ -74,12 +74,12 @@ class Bench:
         return ids, (last - first) / (after - before)
 
     def bytes(self) -> int:
-        """Bytes of the prompt's keys and values."""
+        """Return the bytes of the prompt's keys and values."""
         return self.engine.model.shape.kv_bytes(len(self.prompt), self.dtype.itemsize)
 
 
 class Recording(TieredStoreFactory):
-    """Remembers its store."""
+    """A store factory that keeps a reference to the last store it made."""
 
     store = None
 
@@ -89,7 +89,7 @@ class Recording(TieredStoreFactory):
 
 
 def speculation(bench: Bench, args: argparse.Namespace) -> dict:
-    """Every method against plain decoding, all KV streamed."""
+    """Compare every method with plain decoding, all KV streamed."""
     bench.place("stream", bandwidth=args.bandwidth * 1e9)
     plain, seconds = bench.decode("ar", args.new)
     rows = {"ar": {"ms": 1e3 * seconds, "speedup": 1.0, "same": True}}
@@ -105,11 +105,11 @@ def speculation(bench: Bench, args: argparse.Namespace) -> dict:
 
 
 def overlap(bench: Bench, args: argparse.Namespace) -> dict:
-    """On and off, in turns, on a link as slow as the computation."""
+    """Compare decoding with and without prefetch on a link as slow as the computation."""
     bench.place("stream")
     compute = statistics.median(bench.decode("ar", 16)[1] for _ in range(args.repeats))
     bandwidth = bench.bytes() / compute
-    found = in_turns(
+    found = interleaved(
         args.repeats,
         on=lambda: (bench.place("stream", bandwidth=bandwidth), bench.decode("ar", 16)[1])[1],
         off=lambda: (bench.place("stream", overlap=False, bandwidth=bandwidth), bench.decode("ar", 16)[1])[1],
@@ -120,9 +120,9 @@ def overlap(bench: Bench, args: argparse.Namespace) -> dict:
 
 
 def hybrid(bench: Bench, args: argparse.Namespace) -> dict:
-    """Streaming, the host and both, in turns, where the first two are equally fast."""
+    """Compare streaming, host attention and both, where the first two are equally fast."""
     bandwidth = args.bandwidth * 1e9
-    found = in_turns(
+    found = interleaved(
         args.repeats,
         **{
             mode: lambda mode=mode: (bench.place(mode, bandwidth=bandwidth), bench.decode("ar", 16)[1])[1]
@@ -135,8 +135,8 @@ def hybrid(bench: Bench, args: argparse.Namespace) -> dict:
     return {"gain": gain, **found}
 
 
-def in_turns(repeats: int, **runs: Callable[[], float]) -> dict[str, float]:
-    """Medians of runs that take turns, so that a drift of the machine hits all."""
+def interleaved(repeats: int, **runs: Callable[[], float]) -> dict[str, float]:
+    """Return the median of each function over interleaved runs, so that drift of the machine's speed affects all."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
@@ -148,7 +148,7 @@ EXPERIMENTS = {"speculation": speculation, "overlap": overlap, "hybrid": hybrid}
 
 
 def main() -> int:
-    """Run, tell, and write the JSON file if one is wanted."""
+    """Run the experiments, print the results, and write the JSON file if one is given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--dtype", default="auto")

@@ -1,11 +1,12 @@
-"""What a second rank brings when the KV cache is streamed: each rank brings its own heads' KV over a link of its own.
+"""Measure the gain of more ranks with a streamed KV cache: each rank streams its own heads over its own link.
 
     python scripts/bench_parallel.py
     python scripts/bench_parallel.py --ranks 1 2 4 --bandwidth 0.05 --json out.json
 
-The links are simulated, one for each rank, so this runs without a GPU; ranks talk over gloo. The model is a seeded one
-with KV heads that can be divided evenly; its weights are small, so that what takes time is the link, as it is for a
-large model on GPUs. All KV is streamed. Plain decoding, and verifications of drafts from the retrieval cache.
+The links are simulated, one for each rank, so this runs without a GPU; ranks communicate over gloo. The model is
+seeded and has an even number of KV heads; its weights are small, so that the link is the bottleneck, as it is for a
+large model on GPUs. All KV is streamed. Measured are plain decoding steps, and verifications of drafts from the
+retrieval cache.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ GREEDY = Sampling(temperature=0)
 
 
 def save_model(folder: str) -> None:
-    """Eight layers of 8 heads and 4 KV heads, narrow."""
+    """Save a narrow Llama of 8 layers with 8 heads and 4 KV heads."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=1024,
@@ -54,14 +55,14 @@ def save_model(folder: str) -> None:
 
 
 def measure(group: Group, folder: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens, seconds a plain step and a verification, and bytes a second over this rank's link."""
+    """Return for each method the tokens, the seconds per verification, and the bytes a second over this rank's link."""
     opened = open_model(EngineConfig(model=folder, device="cpu"), group=group)
     loaded = opened.load()
     link = SimulatedLink(FAST)
     stores = TieredStoreFactory(loaded.model.operations, loaded.model.device, TierSettings("stream"), link)
     engine = Engine(loaded.model, (), 512, stores=stores)
     prompt = torch.randint(3, 1024, (args.prompt_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
-    decode(engine, prompt, "ar", 2)  # reads the prompt
+    decode(engine, prompt, "ar", 2)  # prefills the prompt
     link.bandwidth = args.bandwidth * 1e9
     found = {}
     for method in ("ar", "retrieval"):
@@ -73,7 +74,7 @@ def measure(group: Group, folder: str, args: argparse.Namespace) -> dict[str, An
 
 
 def decode(engine: Engine, prompt: list[int], method: str, new: int) -> tuple[list[int], float]:
-    """The tokens, and the median seconds of a verification by the full cache; a plain step is one of nothing."""
+    """Return the tokens, and the median seconds of a verification by the full cache (plain: of a step)."""
     wanted = Speculation(method, "none", budget=256, chunk=16, gamma2=4)
     tokens, times, done = [], [], 0.0
     for event in engine.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=new), wanted):
@@ -83,21 +84,21 @@ def decode(engine: Engine, prompt: list[int], method: str, new: int) -> tuple[li
             total = sum(level.verify_s for level in event.levels if level.verifier == "full")
             times.append(total - done)
             done = total
-    return tokens, statistics.median(times[1:] or times)  # the first has no pass to wait for
+    return tokens, statistics.median(times[1:] or times)  # the first event comes before any pass
 
 
 def serve(pipe: Any, rank: int, size: int, port: int, folder: str, args: argparse.Namespace) -> None:
-    """A rank in a process of its own."""
+    """Run one rank in this process and send its measurements to the parent."""
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
     os.environ.update({name: str(value) for name, value in where.items()})
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     pipe.send(measure(Ranks(torch.device("cpu")) if size > 1 else ALONE, folder, args))
-    pipe.recv()  # all are done
+    pipe.recv()  # wait until every rank is done
     os._exit(0)
 
 
 def run(size: int, folder: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What each of so many ranks has measured."""
+    """Start `size` ranks and return the measurements of each."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -110,6 +111,27 @@ def run(size: int, folder: str, args: argparse.Namespace) -> list[dict[str, Any]
     for pipe in pipes:
         pipe.send(None)
     return found
+
+
+def combine(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the measurements of all ranks as one: the first rank's seconds and tokens, and the sum of the rates."""
+    rows = {}
+    for method, own in found[0].items():
+        assert all(each[method]["tokens"] == own["tokens"] for each in found), "the ranks emitted different tokens"
+        rows[method] = own | {"bytes_per_s": sum(each[method]["bytes_per_s"] for each in found)}
+    return rows
+
+
+def report(size: int, rows: dict[str, Any], base_size: int, base_rows: dict[str, Any]) -> None:
+    """Print the measurements of `size` ranks beside those of `base_size` ranks."""
+    for method, row in rows.items():
+        base = base_rows[method]
+        same = "the same tokens" if row["tokens"] == base["tokens"] else "other tokens"
+        print(
+            f"  {size} ranks, {method:9} {1e3 * row['s']:6.0f} ms a verification, {row['bytes_per_s'] / 1e9:.3f} GB/s: "
+            f"{base['s'] / row['s']:.2f} and {row['bytes_per_s'] / base['bytes_per_s']:.2f} of {base_size}, {same}",
+            flush=True,
+        )
 
 
 def main() -> int:
@@ -126,20 +148,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder)
         for size in args.ranks:
-            found = run(size, folder, args)
-            first = rows.get(args.ranks[0])
-            rows[size] = {}
-            for method, own in found[0].items():
-                assert all(each[method]["tokens"] == own["tokens"] for each in found), "ranks went apart"
-                rate = sum(each[method]["bytes_per_s"] for each in found)
-                base = first[method] if first else {"s": own["s"], "bytes_per_s": rate, "tokens": own["tokens"]}
-                rows[size][method] = {"s": own["s"], "bytes_per_s": rate, "tokens": own["tokens"]}
-                same = "the same tokens" if own["tokens"] == base["tokens"] else "other tokens"
-                print(
-                    f"  {size} ranks, {method:9} {1e3 * own['s']:6.0f} ms a verification, {rate / 1e9:.3f} GB/s: "
-                    f"{base['s'] / own['s']:.2f} and {rate / base['bytes_per_s']:.2f} of {args.ranks[0]}, {same}",
-                    flush=True,
-                )
+            rows[size] = combine(run(size, folder, args))
+            report(size, rows[size], args.ranks[0], rows[args.ranks[0]])
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), **vars(args), "ranks": rows}, indent=1, default=str))
     return 0

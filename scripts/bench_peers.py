@@ -1,11 +1,11 @@
-"""triforce beside what a user would run instead: same model, same prompt, same machine, one run.
+"""Compare triforce with transformers and llama.cpp: same model, same prompt, same machine, one run.
 
     python scripts/bench_peers.py --prompt-tokens 8000 --dtype auto
     python scripts/bench_peers.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf    # llama.cpp too, by llama-cpp-python
 
-Each contender prefills the same tokens and then decodes greedily, all in one process; decode rounds are interleaved, so
-that a drift of the machine's speed hits everybody. Figures are medians; ratios are ours / theirs, so below 1 is
-faster than the peer. Prints a table and, with --json FILE, everything measured.
+Each contender prefills the same tokens and then decodes greedily, all in one process. Decode rounds are interleaved, so
+that drift of the machine's speed affects all. Figures are medians. Ratios are ours / theirs: below 1, triforce is
+faster. Prints a table, and with --json FILE writes everything measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Result:
-    """One contender's figures: prefill in seconds, decode in seconds a token."""
+    """The figures of one contender: seconds per prefill, and seconds per decoded token."""
 
     name: str
     prefill_s: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Result:
 
 
 class Ours:
-    """triforce's engine, driven step by step."""
+    """The engine of triforce, driven step by step."""
 
     def __init__(self, dtype: str, chunk: int) -> None:
         opened = open_model(EngineConfig(dtype=dtype, prefill_chunk=chunk))
@@ -114,6 +114,7 @@ class LlamaCpp:
 
 
 def timed(action: Callable[[], None]) -> float:
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
@@ -126,7 +127,7 @@ def measure(contenders: Sequence, ids: Sequence[int], tokens: int, rounds: int, 
         for _ in range(repeats):
             result.prefill_s.append(timed(lambda c=contender: c.prefill(ids, tokens + 8)))
             print(f"{result.name}: prefill {result.prefill_s[-1]:.1f} s", file=sys.stderr)
-        contender.step()  # the first one warms up
+        contender.step()  # warm-up
     for _ in range(rounds):
         for contender, result in zip(contenders, results, strict=True):
             result.step_s += [timed(contender.step) for _ in range(tokens // rounds)]
@@ -134,6 +135,7 @@ def measure(contenders: Sequence, ids: Sequence[int], tokens: int, rounds: int, 
 
 
 def table(results: Sequence[Result], prompt: int) -> str:
+    """Format the results, ours first; `prompt` is the number of prompt tokens."""
     ours = results[0]
     best = min((peer.step for peer in results[1:] if peer.name.startswith("transformers")), default=None)
     width = max(len(row.name) for row in results)
@@ -149,6 +151,7 @@ def table(results: Sequence[Result], prompt: int) -> str:
 
 
 def machine() -> str:
+    """Return the processor, the number of threads, the vector instructions and the version of torch."""
     level = torch.backends.cpu.get_cpu_capability()
     name = processor(torch.device("cpu"))
     return f"{name}, {torch.get_num_threads()} threads, {level}, torch {torch.__version__}"

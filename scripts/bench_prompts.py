@@ -1,10 +1,10 @@
-"""How much sooner a second question on a document is answered when its KV is on disk. Ratios from one process.
+"""Measure the time to the first token of a second question on a document whose KV is on disk. Ratios from one process.
 
     python scripts/bench_prompts.py
     python scripts/bench_prompts.py --prompt-tokens 4000 --json out.json
 
-Each question is asked of a freshly loaded model: the first one reads the document, the second finds it on disk, and is
-asked once more without a cache, for what it says then.
+Each question runs on a freshly loaded model. The first prefills the document, the second restores it from disk and then
+runs once more without the cache, to compare the output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUESTIONS = ("Who writes the letters?", "Where does the writer want to travel, a
 
 
 def ask(opened: OpenModel, document: str, question: str, args: argparse.Namespace, prompts: PromptCache | None) -> dict:
-    """Seconds to the first token, the tokens, and what was read from disk."""
+    """Return the seconds to the first token, the tokens, and the Restored event if tokens came from disk."""
     engine = opened.load(prompts=prompts)
     ids = opened.tokenizer.chat(f"{document}\n\n{question}", None)
     out, first, read = [], None, None
@@ -46,6 +46,7 @@ def ask(opened: OpenModel, document: str, question: str, args: argparse.Namespac
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict:
+    """Ask both questions with a prompt cache in `folder`, the second also without; return times and sizes."""
     opened = open_model(EngineConfig(model=args.model, device="cpu"))
     text = args.text.read_text("utf-8")
     start, end = opened.tokenizer.spans(text)[0][0], opened.tokenizer.spans(text)[args.prompt_tokens - 100][1]
@@ -69,7 +70,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict:
     }
 
 
-def tell(found: dict) -> None:
+def report(found: dict) -> None:
+    """Print the measurements."""
     first, second, without = (found[f"{name}_ttft_s"] for name in ("first", "second", "second_without"))
     megabytes, read = found["restored_bytes"] / 1e6, found["restored_s"]
     print(found["machine"])
@@ -91,7 +93,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(args, Path(folder))
-    tell(found)
+    report(found)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if found["same"] else 1

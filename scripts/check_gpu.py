@@ -1,4 +1,4 @@
-"""What check_gpu.sh runs: parts with a time budget each, whose results become JSON and a table."""
+"""Run the parts of check_gpu.sh, each with a time limit; write the results as JSON and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-Result = dict  # "rows": lines of the table, as (what, value, remark); the rest is for the JSON file alone
-Part = Callable[[list], Result]  # adds to the rows as it goes, and returns the rest
+Result = dict  # "rows" are lines of the table, as (what, value, remark); the rest goes only to the JSON file
+Part = Callable[[list], Result]  # appends to the rows while it runs, and returns the rest
 
 
 class Skipped(Exception):
-    """A part cannot run here; the message says why."""
+    """Raised by a part that cannot run here; the message is the reason."""
 
 
 def main() -> int:
-    """Run the parts; the table comes last."""
+    """Run the parts and print the table; return 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "benchmarks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -40,7 +40,7 @@ def main() -> int:
 
     if args.device == "cuda" and not torch.cuda.is_available():
         return complain(
-            "no CUDA GPU is available to this torch",
+            "no CUDA GPU is available to torch",
             "run this on a machine that has one, with torch for CUDA; --device cpu tries everything in miniature",
         )
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -52,13 +52,13 @@ def main() -> int:
 
 
 def complain(message: str, hint: str) -> int:
-    """An error that the user can mend."""
+    """Print an error with a hint and return exit code 1."""
     print(f"error: {message}\nhint: {hint}", file=sys.stderr)
     return 1
 
 
 def parts(device: str) -> Iterator[tuple[str, int, Part]]:
-    """Name, seconds that it may take, and what it does; together less than 9 minutes."""
+    """Yield (name, time limit in seconds, function) of each part; together less than 9 minutes."""
     import gpu_long
     import gpu_parts
 
@@ -71,7 +71,7 @@ def parts(device: str) -> Iterator[tuple[str, int, Part]]:
 
 
 def attempt(name: str, seconds: int, run: Part) -> Result:
-    """The result of a part, or why there is none."""
+    """Return the result of a part, or the reason why it was skipped or failed."""
     print(f"{name}: at most {seconds} s", file=sys.stderr, flush=True)
     start, rows, found = time.perf_counter(), [], {}
     try:
@@ -84,7 +84,7 @@ def attempt(name: str, seconds: int, run: Part) -> Result:
     except TimeoutError:
         state = "skipped"
         rows.append(("", state, f"took longer than {seconds} s"))
-    except Exception as error:  # whatever it is, the other parts go on
+    except Exception as error:  # the other parts run all the same
         traceback.print_exc()
         state = "failed"
         rows.append(("", state, f"{type(error).__name__}: {error}".splitlines()[0][:200]))
@@ -93,7 +93,7 @@ def attempt(name: str, seconds: int, run: Part) -> Result:
 
 @contextmanager
 def limit(seconds: int) -> Iterator[None]:
-    """TimeoutError after so long; what waits for the driver without end is not interrupted."""
+    """Raise TimeoutError after `seconds`. A call that blocks in the driver is not interrupted."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -108,14 +108,14 @@ def limit(seconds: int) -> Iterator[None]:
 
 
 def run_tests(device: str, rows: list) -> Result:
-    """The tests marked cuda, or, without a GPU, those of the link that need none."""
+    """Run the tests marked cuda or, without a GPU, the tests of the link that need none."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("there is no pytest")
     files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in file.read_text("utf-8")]
     remark = ""
     if absent := [name for name in ("psutil", "platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
         files = [ROOT / "tests" / "offloading" / "test_cuda_tiers.py"]
-        remark = f"only those of the tiers: no {', '.join(absent)}"
+        remark = f"only test_cuda_tiers.py: missing {', '.join(absent)}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *map(str, files)]
     if device == "cpu":
         command[-len(files) - 2 :] = [str(ROOT / "tests" / "offloading" / "test_cuda_link.py")]
@@ -129,7 +129,7 @@ def run_tests(device: str, rows: list) -> Result:
 
 
 def hardware(device: str) -> dict:
-    """What this ran on."""
+    """Return the facts of this machine: date, device, cores, versions."""
     import torch
 
     from triforce_cli.run.machine import processor
@@ -153,7 +153,7 @@ def hardware(device: str) -> dict:
 
 
 class Report:
-    """The results, written after each part: what comes later may take the process with it."""
+    """The results, written after each part because a later one may kill the process."""
 
     def __init__(self, folder: Path, facts: dict) -> None:
         name = re.sub(r"[^a-z0-9]+", "-", str(facts["device"]).lower()).strip("-")
@@ -166,7 +166,7 @@ class Report:
         return any(part["state"] == "failed" for part in self._parts.values())
 
     def add(self, name: str, result: Result) -> None:
-        """Keep the result of a part."""
+        """Add the result of a part and rewrite both files."""
         self._parts[name] = result
         self._stem.with_name(self._stem.name + ".json").write_text(
             json.dumps({"machine": self._facts, **self._parts}, indent=1) + "\n"
@@ -174,7 +174,7 @@ class Report:
         self._stem.with_name(self._stem.name + ".md").write_text(self.table() + "\n")
 
     def table(self) -> str:
-        """In Markdown."""
+        """Return the results as a Markdown table."""
         title = ", ".join(f"{name} {value}" for name, value in self._facts.items() if name not in ("date", "device"))
         lines = [f"{self._facts['date']}, {self._facts['device']}; {title}", ""]
         lines += ["| part | what | result | remark |", "|---|---|---|---|"]

@@ -3,18 +3,18 @@
 # step times of a 7B model at 128K. Leaves JSON and a Markdown table in FOLDER, and prints the table last.
 #
 #   scripts/check_gpu.sh [FOLDER]              default: docs/benchmarks
-#   scripts/check_gpu.sh --device cpu FOLDER   everything in miniature over a simulated link, without a GPU
+#   scripts/check_gpu.sh --device cpu FOLDER   everything at a small size over a simulated link, without a GPU
 #
 # Needs torch, transformers, typer, rich, pyyaml and safetensors in $PYTHON (else .venv's python, else python3), and
-# pytest for the tests. Installs and downloads nothing. Exit code 1: no GPU, or a part has failed.
+# pytest for the tests. Installs and downloads nothing. Exit code 1: no GPU, or a part failed.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 python="${PYTHON:-$root/.venv/bin/python}"
 command -v "$python" >/dev/null || python=python3
 command -v "$python" >/dev/null || {
-    echo "error: there is no Python here" >&2
-    echo "hint: name one that has torch: PYTHON=/path/to/python $0" >&2
+    echo "error: no Python found" >&2
+    echo "hint: give one that has torch: PYTHON=/path/to/python $0" >&2
     exit 1
 }
 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" "$root/scripts/check_gpu.py" "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the native kernel's tests against builds with AddressSanitizer and UndefinedBehaviorSanitizer, and says OK or fails.
+# Runs the native kernel's tests against builds with AddressSanitizer and UndefinedBehaviorSanitizer, and prints OK or fails.
 #
 #   scripts/check_sanitizers.sh              all of them
 #   scripts/check_sanitizers.sh -k linear    arguments go to pytest
@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 runtime() {
     local path
     path="$(gcc -print-file-name="$1")"
-    [[ "$path" == /* ]] || fail "gcc has no $1" "install the sanitizers that belong to it"
+    [[ "$path" == /* ]] || fail "gcc has no $1" "install the sanitizers of this gcc"
     printf '%s' "$path"
 }
 
@@ -26,8 +26,8 @@ build() {
     gcc -shared -fsanitize=address,undefined "$library.o" -lm -o "$library"
 }
 
-command -v gcc >/dev/null || fail "there is no gcc" "install it; other compilers' runtimes have other names"
-# All are loaded before Python; the last because ASan wants to know who throws torch's exceptions.
+command -v gcc >/dev/null || fail "there is no gcc" "install gcc; the sanitizer runtimes of other compilers have other names"
+# All are preloaded; libstdc++ because ASan must intercept the exceptions that torch throws.
 asan="$(runtime libasan.so)"
 ubsan="$(runtime libubsan.so)"
 cxx="$(runtime libstdc++.so.6)"
@@ -39,7 +39,7 @@ build "$work/emulated.so" -DTRIFORCE_EMULATE
 
 cd "$root"
 tests=(tests/kernels/native/test_attention.py tests/kernels/native/test_rows.py tests/kv_cache/test_block_store.py)
-# Python and torch leave memory behind at their end. Reports go past pytest, which dies before it could show them.
+# Python and torch do not free everything at exit, so leaks are not reported. --capture=sys: a report must reach stderr before pytest aborts.
 LD_PRELOAD="$asan $ubsan $cxx" OMP_NUM_THREADS=1 \
     ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \
     TRIFORCE_TEST_KERNEL="$work/kernel.so" TRIFORCE_TEST_EMULATED="$work/emulated.so" \

@@ -4,7 +4,7 @@
 #   scripts/demo.sh                                  a summary
 #   scripts/demo.sh "Who writes these letters?"      your own question (first argument)
 #   scripts/demo.sh --temperature 0 --verbose        any option of `triforce generate`
-#   PYTHON=python3.12 scripts/demo.sh                with that interpreter
+#   PYTHON=python3.12 scripts/demo.sh                use that interpreter
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -16,6 +16,6 @@ if [[ $# -gt 0 && "$1" != -* ]]; then
 fi
 
 set_up demo
-# The model is fetched on its first use. The demo's prompt is complete: an open stdin must not be waited for.
+# The model is fetched on its first use. stdin is closed, because triforce would wait for a prompt on it.
 exec "$venv/bin/triforce" generate --prompt-file "$root/examples/frankenstein-opening.txt" --max-new-tokens 200 \
     "$question" "$@" </dev/null

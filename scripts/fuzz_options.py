@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Random combinations of options: whatever is combined, the greedy text is that of `--method ar --no-cache`.
+"""Test random combinations of options: the greedy text must always be that of `--method ar --no-cache`.
 
     python scripts/fuzz_options.py                              40 combinations with the embedded model
     python scripts/fuzz_options.py --runs 300 --seed 7          others, and more of them
     python scripts/fuzz_options.py --seed 7 --only 41          one of them again
 
 Each combination runs in this process and is compared with plain decoding of the same prompt by the same kernel in the
-same dtype. A refusal (exit code 2 with a hint) is no failure, but is counted. Exit code 1 if any text differs, if a run
-fails, or if most were refused.
+same dtype. A refusal (exit code 2 with a hint) is not a failure, but is counted. The exit code is 1 if any text
+differs, if a run fails, or if most combinations were refused.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 BOOK = Path(__file__).parents[1] / "examples" / "frankenstein.txt"
-LENGTHS = (40, 700, 2500, 5000)  # characters of a prompt: from one block to several pieces
+LENGTHS = (40, 700, 2500, 5000)  # characters of a prompt: from one block to several pages
 METHODS = ("auto", "ar", "lookup", "retrieval", "triforce", "streaming", "naive")
 
 
 @dataclass(frozen=True)
 class Combination:
-    """`fixed` is part of the question, and `free` must not change the answer."""
+    """A prompt and its options: `fixed` ones also apply to the reference, `free` ones must not change the text."""
 
     prompt: str
     fixed: tuple[str, ...]
@@ -51,7 +51,7 @@ class Combination:
 
 
 class Outcome(NamedTuple):
-    """What a run left."""
+    """Exit code, text, stderr and duration of a run."""
 
     code: int
     text: str
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 def draw(
     rng: random.Random, book: str, draft: str, levels: Sequence[str], lengths: Sequence[int] = LENGTHS
 ) -> Combination:
-    """A combination of everything that may be said of how to decode; about half of the options are left out."""
+    """Draw a combination of all options that affect decoding; each is left out about half of the time."""
 
     def maybe(name: str, *values: object) -> list[str]:
         return [name, str(rng.choice(values))] if rng.random() < 0.5 else []
@@ -70,7 +70,7 @@ def draw(
     length = rng.choice(lengths)
     start = rng.randrange(max(1, len(book) - length))
     kernel = rng.choice((*levels, "off"))
-    # Torch rounds a row otherwise beside other rows: only in fp32 are ties too rare to be met.
+    # Torch rounds a row differently in batches of different sizes; only in fp32 are ties too rare to matter.
     dtype = "float32" if kernel == "off" else rng.choice(("float32", "bfloat16"))
     fixed = ["--kernel", kernel, "--dtype", dtype, "-n", str(rng.choice((1, 2, 9, 24, 40)))]
     fixed += maybe("--repetition-penalty", 1.1, 1.5) + maybe("--stop", "\n\n", "the", ", ")
@@ -101,7 +101,7 @@ def _placement(rng: random.Random) -> list[str]:
 
 
 def execute(arguments: Sequence[str], prompt: str) -> Outcome:
-    """Run a command line in this process, the prompt on its standard input."""
+    """Run a command line in this process with the prompt on standard input."""
     import torch
 
     from triforce_cli.app import run
@@ -126,7 +126,7 @@ def _text(written: str, is_json: bool) -> str:
 
 
 class Fuzzer:
-    """Runs combinations against plain decoding, which is run once for each question."""
+    """Compares combinations of options with plain decoding."""
 
     def __init__(self, model: str, draft: str, seed: int, book: str, lengths: Sequence[int] = LENGTHS) -> None:
         from offload.diagnosis import kernel_state
@@ -139,8 +139,8 @@ class Fuzzer:
         rng = random.Random(f"{self._seed}-{number}")
         return draw(rng, self._book, self._draft, self._levels, self._lengths)
 
-    def judge(self, number: int) -> tuple[str, str]:
-        """What became of a combination, in a word, and what there is to say about it."""
+    def check(self, number: int) -> tuple[str, str]:
+        """Run a combination; return (outcome, remark), where outcome is equal, differs, failed or refused."""
         combination = self.combination(number)
         arguments = combination.arguments(self._model)
         found = execute(arguments, combination.prompt)
@@ -155,17 +155,17 @@ class Fuzzer:
 
     def run(self, numbers: Sequence[int]) -> Iterator[tuple[int, str, str]]:
         for number in numbers:
-            yield number, *self.judge(number)
+            yield number, *self.check(number)
 
 
 def passed(outcomes: Counter[str]) -> bool:
-    """Nothing differs or fails, and refusals are not most of it."""
+    """Return whether nothing differed or failed, and more were equal than refused."""
     return not outcomes["differs"] and not outcomes["failed"] and outcomes["equal"] > outcomes["refused"]
 
 
 @contextmanager
-def own_home() -> Iterator[None]:
-    """Prompts are kept in a folder of their own, and no setting comes from outside."""
+def isolated_home() -> Iterator[None]:
+    """Use a temporary cache folder and no settings from the environment."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRIFORCE_")}
     with tempfile.TemporaryDirectory() as home, patch.dict(os.environ, clean, clear=True):
         os.environ |= {"TRIFORCE_HOME": home, "TRIFORCE_CONFIG": home}
@@ -175,8 +175,8 @@ def own_home() -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="the model; a folder or a name")
-    parser.add_argument("--draft", help="a draft model for `naive` and others; default: the model itself")
-    parser.add_argument("--prompt-file", type=Path, default=BOOK, help="a text of which prompts are cut")
+    parser.add_argument("--draft", help="a draft model, also for `naive`; default: the model itself")
+    parser.add_argument("--prompt-file", type=Path, default=BOOK, help="a text from which prompts are cut")
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this combination alone")
@@ -189,7 +189,7 @@ def main() -> int:
     draft = str(locate(asked.draft)) if asked.draft else model
     fuzzer = Fuzzer(model, draft, asked.seed, asked.prompt_file.read_text("utf-8"))
     outcomes: Counter[str] = Counter()
-    with own_home():
+    with isolated_home():
         for number, outcome, remark in fuzzer.run([asked.only] if asked.only is not None else range(asked.runs)):
             outcomes[outcome] += 1
             print(f"{number:4} {outcome:8} {remark}", flush=True)

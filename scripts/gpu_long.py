@@ -1,4 +1,4 @@
-"""Step times of a 7B model's shape at 128K tokens, or of what a machine has room for."""
+"""Measure step times of a 7B model's shape at 128K tokens, or of the largest part that fits the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUDGET = 4096
 
 
 def long_context(machine: Machine, rows: list[Row]) -> dict:
-    """Step times of Llama-2-7B's shape at 128K, as large as this machine's memory allows."""
+    """Measure step times of Llama-2-7B's shape at 128K, reduced until it fits this machine's memory."""
     gc.collect()
     shape = llama(4, 64, 2, 128, 512, 8192) if machine.small else llama(32, 4096, 32, 11008, 32000, 131072)
     shape, tokens, plan, cut = _fitting(machine, shape, 3000 if machine.small else 131072)
@@ -40,7 +40,7 @@ def long_context(machine: Machine, rows: list[Row]) -> dict:
     where = f"{cache.store.tiers.resident_layers} layers resident of a {plan.device.limit / GIB:.1f} GiB cap"
     rows.append(("placement", where, size))
     steps: dict[str, float] = {}
-    for name, run in _ways(machine, model, cache):
+    for name, run in _contenders(machine, model, cache):
         steps[name] = run()
         rows.append((name, f"{1e3 * steps[name]:.1f} ms a step", ""))
         if name == "streaming":
@@ -50,8 +50,8 @@ def long_context(machine: Machine, rows: list[Row]) -> dict:
     return {"shape": size, "placement": where, "steps_s": steps}
 
 
-def _ways(machine: Machine, model: Model, cache: FullCache) -> Iterator[tuple[str, Callable[[], float]]]:
-    """Streaming, hybrid, and the retrieval level, each as a measurement."""
+def _contenders(machine: Machine, model: Model, cache: FullCache) -> Iterator[tuple[str, Callable[[], float]]]:
+    """Yield (name, function that returns seconds per step) for streaming, hybrid and the retrieval level."""
     tiers = cache.store.tiers
 
     def full(share: float | None, warm: int) -> float:
@@ -64,7 +64,7 @@ def _ways(machine: Machine, model: Model, cache: FullCache) -> Iterator[tuple[st
         yield "hybrid", lambda: full(None, 4)
     except KernelUnavailable:
         pass
-    # The newest chunks instead of those that a query points at: a step takes as long, and choosing is quick.
+    # The most recent chunks instead of the highest-scoring ones: a step takes as long, without the selection.
     selected = selected_cache(cache, Speculation("streaming", budget=256 if machine.small else BUDGET))
 
     def retrieval() -> float:
@@ -75,9 +75,9 @@ def _ways(machine: Machine, model: Model, cache: FullCache) -> Iterator[tuple[st
 
 
 def _memory(machine: Machine, plan: Plan) -> Row:
-    """What the device has held at most, beside what was planned."""
+    """Return the peak device memory beside the planned one."""
     planned, spare = plan.device.total, plan.device.parts.get("activations", 0)
-    remark = f"planned {planned / GIB:.2f} GiB, of which {spare / GIB:.2f} for reading a prompt, which nothing did"
+    remark = f"planned {planned / GIB:.2f} GiB, of which {spare / GIB:.2f} for prefill, which did not run"
     if machine.small:
         return ("peak memory", "not measured on a CPU", remark)
     free, total = torch.cuda.mem_get_info(machine.device)
@@ -86,7 +86,7 @@ def _memory(machine: Machine, plan: Plan) -> Row:
 
 
 def _fitting(machine: Machine, shape: ModelShape, tokens: int) -> tuple[ModelShape, int, Plan, str]:
-    """Less of everything until device and host have the room, and what that has left out."""
+    """Halve tokens and layers until the model fits; return (shape, tokens, plan, remark on the reduction)."""
     asked = (shape.layers, tokens)
     cap = 24 * GIB
     if not machine.small:
@@ -108,7 +108,7 @@ def _fitting(machine: Machine, shape: ModelShape, tokens: int) -> tuple[ModelSha
 
 
 def _request(machine: Machine, shape: ModelShape, tokens: int, cap: int) -> PlanRequest:
-    """Only the placement is of interest: the rates are anything."""
+    """Return a plan request with arbitrary rates: only the placement is used."""
     rates = {
         "bandwidth": 1e12,
         "flops": 1e14,
@@ -123,7 +123,7 @@ def _request(machine: Machine, shape: ModelShape, tokens: int, cap: int) -> Plan
 
 
 def free_memory() -> int:
-    """Free bytes of the host."""
+    """Return the free bytes of host memory."""
     try:
         from offload.system import free_host_memory
     except ImportError:  # without psutil

@@ -1,4 +1,4 @@
-"""Models of random weights, and full caches of random keys and values, for measurements that read no prompt."""
+"""Models with random weights and full caches with random keys and values, for measurements without a prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offload.offloading import TieredStoreFactory
 
 
 def llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int) -> ModelShape:
-    """The shape of a Llama whose heads have keys of their own, as Llama 2's do."""
+    """Return the shape of a Llama with one KV head per query head, as in Llama 2."""
     config = LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=hidden,
@@ -33,7 +33,7 @@ def llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int, p
 
 
 class RandomCheckpoint:
-    """Weights made on the device when they are asked for."""
+    """A checkpoint whose weights are drawn on the device when they are read."""
 
     path = Path("random")
 
@@ -46,7 +46,7 @@ class RandomCheckpoint:
         yield self._make
 
     def _make(self, name: str, part: None = None) -> Tensor:
-        """`part` is for models that ranks share: this one is whole."""
+        """Return a random weight; `part` (the share of a rank) is not supported."""
         size = self._sizes[name]
         if len(size) == 1:
             return torch.ones(size, dtype=self._dtype, device=self._device)
@@ -54,18 +54,18 @@ class RandomCheckpoint:
 
 
 def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Model:
-    """A decoder whose output means nothing, as fast as any other of its shape."""
+    """Return a seeded random decoder; a step takes as long as with trained weights."""
     torch.manual_seed(0)
     checkpoint = RandomCheckpoint(shape, dtype, device)
     return load_model(checkpoint, dtype, device, lambda done, total: None, TorchOperations())
 
 
 def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: int = 64) -> FullCache:
-    """A full cache that holds so many tokens of random keys and values, as if a prompt had been read."""
+    """Return a full cache with `tokens` tokens of random keys and values, as after a prefill."""
     store = spread.new_store(model.shape, tokens + room, model.dtype)
     tiers = store.tiers
     one = torch.empty(tiers.pages.shape[-1]).normal_(std=0.5).to(model.dtype)
-    for layer in tiers.pages:  # the same piece everywhere: drawing a book's worth of numbers would take minutes
+    for layer in tiers.pages:  # the same page everywhere: drawing new numbers for each would take minutes
         layer.copy_(one.expand_as(layer))
     if tiers.resident is not None:
         for layer in range(tiers.resident_layers):
@@ -77,5 +77,5 @@ def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: in
 
 
 def smaller(shape: ModelShape) -> ModelShape:
-    """Half as many layers."""
+    """Return the shape with half as many layers."""
     return replace(shape, layers=shape.layers // 2)

@@ -32,7 +32,7 @@ Row = tuple[str, str, str]
 
 
 class WithoutCopies:
-    """A link that only says it has copied: what remains of a step is its computation."""
+    """A link that copies nothing, so that a step is its computation alone."""
 
     def __init__(self, link: Link) -> None:
         self.statistics, self._link = link.statistics, link
@@ -43,7 +43,7 @@ class WithoutCopies:
 
 
 class Machine:
-    """What is measured on; sizes fit a GPU, or are small on the CPU."""
+    """The device under test; sizes fit a GPU, or are small on the CPU."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
@@ -54,7 +54,7 @@ class Machine:
         self.rate: float | None = None  # of the link, in bytes a second, once measured
 
     def link(self) -> Link:
-        """The device's own, or a simulated one."""
+        """Return the link of the device, or a simulated one on the CPU."""
         if self.small:
             return SimulatedLink(2e9)
         from offload.offloading.cuda_link import CudaLink
@@ -62,12 +62,12 @@ class Machine:
         return CudaLink(self.device)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all."""
+        """Wait until the device has finished all work."""
         if not self.small:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, run: Callable[[], object], times: int = 3, warm: int = 1) -> float:
-        """The median of some runs."""
+        """Return the median seconds of `times` runs after `warm` warm-up runs."""
         taken = []
         for _ in range(warm + times):
             self.synchronize()
@@ -78,7 +78,7 @@ class Machine:
         return median(taken[warm:])
 
     def link_rates(self, rows: list[Row]) -> dict:
-        """Bandwidth, both ways, from pinned and from pageable memory, and both ways at once."""
+        """Measure the bandwidth to the device, to the host and both at once, from pinned and from pageable memory."""
         from offload.offloading.cuda_link import pinned_memory
 
         size, piece = (2**22, 2**20) if self.small else (2**29, 2**23)
@@ -100,7 +100,7 @@ class Machine:
         return {"bytes_per_s": rates}
 
     def overlap(self, rows: list[Row]) -> dict:
-        """Streamed steps beside their copies alone and their computation alone."""
+        """Compare a streamed step with its copies alone and its computation alone."""
         shape = llama(2, 64, 2, 128, 512, 8192) if self.small else llama(8, 4096, 32, 11008, 32000, 131072)
         tokens = 2000 if self.small else 32768
         model = random_model(shape, self.dtype, self.device)
@@ -111,19 +111,19 @@ class Machine:
         took = self.seconds(lambda: step(model, cache), 5, 2)
         tiers.ring.drop()
         whole = tokens // tiers.format.tokens
-        pieces = [layer[i] for layer in tiers.pages for i in range(whole)]
-        copying = self.seconds(lambda: _into(stores.link, pieces, tiers.ring._buffers), 3)
+        pages = [layer[i] for layer in tiers.pages for i in range(whole)]
+        copying = self.seconds(lambda: _into(stores.link, pages, tiers.ring._buffers), 3)
         tiers.ring._link = WithoutCopies(stores.link)
         computing = self.seconds(lambda: step(model, cache), 5, 2)
         ratio = took / max(copying, computing)
         remark = f"step {1e3 * took:.1f} ms, copies {1e3 * copying:.1f}, computation {1e3 * computing:.1f}"
         if self.small:
-            remark += " (means nothing in miniature)"
+            remark += " (too small to mean anything)"
         rows.append(("step / max(copy, compute)", f"{ratio:.3f}", f"{remark}; wanted below {WANTED_OVERLAP}"))
         return {"step_s": took, "copy_s": copying, "compute_s": computing, "ratio": ratio}
 
     def decoding(self, rows: list[Row]) -> dict:
-        """Greedy decoding with all KV in host memory, by several methods."""
+        """Measure greedy decoding with all KV in host memory, by several methods."""
         name, model, ids = self._decoder()
         stores = TieredStoreFactory(model.operations, self.device, TierSettings("stream"), self.link())
         engine = Engine(model, (), 512, stores=stores)
@@ -139,7 +139,7 @@ class Machine:
         return {"model": name, "tokens": len(ids), "methods": found}
 
     def _decoder(self) -> tuple[str, Model, list[int]]:
-        """The embedded model with a book if it is here, else random weights with random tokens."""
+        """Return (name, model, prompt): the embedded model and a book if the model is here, else both random."""
         home = os.environ.get("TRIFORCE_HOME") or Path.home() / ".cache" / "triforce"
         folder = Path(home) / "models" / "smollm2-135m"
         if not self.small and folder.is_dir():
@@ -161,14 +161,14 @@ def _copied(link: Link, jobs: list[list[Pair]]) -> None:
         link.finish(ticket)
 
 
-def _into(link: Link, pieces: list[Tensor], buffers: Sequence[Tensor]) -> None:
-    """All pieces over the link, as fast as it can, into buffers in turns."""
-    tickets = [link.copy([(buffers[i % len(buffers)], piece)]) for i, piece in enumerate(pieces)]
+def _into(link: Link, pages: list[Tensor], buffers: Sequence[Tensor]) -> None:
+    """Copy all pages over the link into the buffers in turn, and wait for the last copy."""
+    tickets = [link.copy([(buffers[i % len(buffers)], piece)]) for i, piece in enumerate(pages)]
     link.finish(tickets[-1])
 
 
 def step(model: Model, cache: Any) -> None:
-    """One more token, which is then taken back: every step is as long as the last."""
+    """Decode one token and truncate it again, so that every step has the same length."""
     length = cache.length
     token = torch.ones(1, dtype=torch.long, device=model.device)
     int(model.logits(model.forward(token, cache)).argmax())
@@ -176,7 +176,7 @@ def step(model: Model, cache: Any) -> None:
 
 
 def _decode(engine: Engine, ids: list[int], new: int, settings: Speculation) -> tuple[list[int], float]:
-    """The tokens behind the prompt, and seconds for each behind the first ones."""
+    """Return the new tokens, and the seconds per token after the first event."""
     emitted, times = [], []
     for event in engine.generate(ids, Sampling(temperature=0), GenerationConfig(max_new_tokens=new), settings):
         if isinstance(event, Tokens):

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: `set_up NAME` leaves an environment with the project installed at $venv.
-# NAME is "demo", or "test" for the test extras too. Everything here speaks on stderr: stdout belongs to the caller.
+# NAME is "demo", or "test" for the test extras too. Messages go to stderr: stdout belongs to the caller.
 
-unset CDPATH # cd would print what it finds there
+unset CDPATH # with it, cd would print the folder
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 venv="$root/.venv"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_USER=0
@@ -24,19 +24,19 @@ is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/
 
 version_of() { "$1" -c 'import sys; print(sys.version)' 2>/dev/null || true; }
 
-# The environment runs, on the interpreter that PYTHON asks for, if it asks.
+# The environment works, and has the interpreter that PYTHON names, if it is set.
 is_wanted() {
     is_new_enough "$venv/bin/python" || return 1
     [[ -z "${PYTHON:-}" || "$(version_of "$PYTHON")" == "$(version_of "$venv/bin/python")" ]]
 }
 
-# Making it can be interrupted too: pip comes last.
+# pip is installed last: without it, the creation was interrupted.
 has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
 
 make_venv() {
     local python="${PYTHON:-python3}" output
     command -v "$python" >/dev/null ||
-        fail "there is no $python" "install Python 3.10 or newer, or name one: PYTHON=/path/to/python3 $0"
+        fail "there is no $python" "install Python 3.10 or newer, or give its path: PYTHON=/path/to/python3 $0"
     is_new_enough "$python" ||
         fail "$python is $("$python" --version 2>&1), not Python 3.10 or newer" "name a newer one: PYTHON=python3.12 $0"
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
@@ -47,7 +47,7 @@ make_venv() {
     }
 }
 
-# What an installation depends on. The path is part of it: an editable installation and its scripts hold it.
+# What an installation depends on. The path is part of it: an editable installation and its scripts contain it.
 fingerprint() {
     { version_of "$venv/bin/python"; printf '%s\n' "$root" "$torch_requirement"; cat "$root/pyproject.toml"; } | cksum
 }
@@ -58,7 +58,7 @@ is_installed() {
     [[ -f "$(stamp_of "$1")" && "$(cat "$(stamp_of "$1")")" == "$(fingerprint)" ]]
 }
 
-# Written last and moved into place: an installation that was interrupted has no stamp.
+# Written last and moved into place, so that an interrupted installation has no stamp.
 write_stamp() {
     fingerprint >"$venv/stamp.partial"
     mv -f "$venv/stamp.partial" "$(stamp_of "$1")"
@@ -68,7 +68,7 @@ install_project() {
     local extras="$1"
     rm -f "$(stamp_of demo)" "$(stamp_of test)"
     say "Installing into $venv; once, and torch is large: a few minutes."
-    # Editable installations from pyproject.toml alone came with pip 21.3.
+    # pip before 21.3 cannot install in editable mode from pyproject.toml alone.
     "$venv/bin/python" -m pip install --quiet "pip>=21.3" "$torch_requirement" >&2 || pip_failed
     (cd "$root" && exec "$venv/bin/python" -m pip install --quiet --editable ".$extras") >&2 || pip_failed
 }
@@ -81,6 +81,6 @@ set_up() {
     if ! { is_wanted && has_pip; }; then make_venv; fi
     if [[ "$name" == test ]]; then extras="[test]"; fi
     install_project "$extras"
-    write_stamp demo # whoever tests can run the demo too
+    write_stamp demo # the test environment includes the demo's
     write_stamp "$name"
 }

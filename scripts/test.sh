@@ -12,6 +12,6 @@ cd "$root"
 "$venv/bin/python" -m ruff check .
 "$venv/bin/python" -m ruff format --check .
 "$venv/bin/lint-imports"
-# One process a core with one thread each: most tests are small models and short-lived processes, which more threads slow down.
+# One process per core with one thread each: small models and short-lived processes are slower with more threads.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist loadgroup "$@"

@@ -1,7 +1,7 @@
 """Fixtures shared by the tests: a tiny model in a folder, and the embedded model where a test asks for it.
 
-What not every installation has (platformdirs, gguf) is imported where it is needed: scripts/check_gpu.py runs
-the GPU's tests without.
+The command, and packages that not every installation has (psutil, platformdirs, gguf), are imported where they are
+needed: scripts/check_gpu.py runs the GPU's tests without them.
 """
 
 import io
@@ -14,7 +14,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import yaml
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported: its kernels run on the CPU
 
 from offload.kernels.native import LEVELS, Kernel, KernelUnavailable, find_kernel
 from offload.kernels.native.library import open_library
@@ -23,8 +25,6 @@ from offload.kernels.ops import TorchOperations
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.native_kernel import build_emulated
 from tests.support.offloading import native_kernel
-from tests.support.terminal import Pty
-from triforce_cli.app import run, settle_libraries
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +132,8 @@ def patience_with_disks(monkeypatch):
 
 @pytest.fixture
 def written(tmp_path):
-    """Writes a profile (a mapping or raw text) to a file, returns its path as text."""
+    """Return a function that writes a profile (a mapping or raw text) to a file and returns its path as text."""
+    import yaml
 
     def write(content):
         path = tmp_path / "mine.yaml"
@@ -157,6 +158,8 @@ def triforce_here(tiny_model_dir, tmp_path, monkeypatch, capsys):
     Seconds faster than a process of its own, and alone in the same way: a call gets its own standard input (None:
     /dev/null) and the environment that is set here, and takes back what it changes in it and in the warnings' filters.
     """
+    from triforce_cli.app import run, settle_libraries
+
     before = torch.get_num_threads()
     for name in [name for name in os.environ if name.startswith("TRIFORCE_") and "_TEST_" not in name]:
         monkeypatch.delenv(name)
@@ -179,7 +182,8 @@ def triforce_here(tiny_model_dir, tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def on_a_terminal_here(triforce_here):
-    """The same with stdout and stderr on a pseudo-terminal: -> (exit code, all that the terminal got)."""
+    """Return `triforce_here` on a pseudo-terminal; a call returns the exit code and what the terminal got."""
+    from tests.support.terminal import Pty
 
     def call(*args, env=(), stdout=None):
         pty = Pty(columns=80, rows=24)
@@ -217,4 +221,4 @@ def endless_engine(opened_with_draft):
     from offload.engine import Engine
 
     loaded = opened_with_draft.load()
-    return Engine(loaded.model, (), 16, loaded._draft)
+    return Engine(loaded.model, (), 16, loaded.draft)

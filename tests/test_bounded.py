@@ -1,4 +1,4 @@
-"""What has no end: devices, pipes and files beyond the limit, and signals while they are read."""
+"""Reading endless sources: devices, pipes, files above the limit, and signals while they are read."""
 
 import io
 import os
@@ -21,7 +21,7 @@ from triforce_cli.summarize.templates import load_templates
 
 
 class Endless(io.RawIOBase):
-    """A pipe into which somebody writes for ever."""
+    """A pipe with an endless writer."""
 
     def __init__(self, chunk: bytes = b"y\n"):
         self.given, self._chunks = 0, repeat(chunk)
@@ -69,14 +69,14 @@ def test_up_to_the_limit_and_not_beyond(tmp_path):
     assert error.message == f"{path} has 10 bytes, more than the 9 that are read"
     assert "head -c 9" in error.hint
     with path.open("rb") as file:
-        file.read(4)  # what somebody has read before does not count
+        file.read(4)  # bytes read before do not count
         assert read_bounded(file, 6) == b"456789"
 
 
 def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
     path = tmp_path / "book.txt"
     with path.open("wb") as file:
-        file.truncate(documents.LIMIT + 1)  # a hole, which takes no room
+        file.truncate(documents.LIMIT + 1)  # a sparse file
     started = time.process_time()
     assert f"{documents.LIMIT:,}" in refused(path).message
     assert time.process_time() - started < 0.1
@@ -104,7 +104,7 @@ def test_templates_and_profiles_are_small(tmp_path):
 
 @pytest.fixture
 def fifo(tmp_path):
-    """Makes a pipe with a name, into which a thread writes a text once somebody reads: `fifo("text") -> Path`."""
+    """Makes a named pipe into which a thread writes a text when it is read: `fifo("text") -> Path`."""
     threads = []
 
     def make(text: str) -> Path:
@@ -135,13 +135,13 @@ def test_pipes_with_an_end_are_read_like_files(fifo):
 def test_signals_are_answered_while_an_endless_pipe_is_read(tmp_path, number, as_file):
     path = tmp_path / "endless"
     os.mkfifo(path)
-    opened = os.open(path, os.O_RDWR)  # or either end would wait for the other
+    opened = os.open(path, os.O_RDWR)  # opening one end would wait for the other
     command = [sys.executable, "-m", "triforce_cli", "generate", "-f", str(path) if as_file else "-"]
     with subprocess.Popen(command, stdin=opened, stderr=subprocess.PIPE) as process:
-        os.write(opened, b"y\n" * 2**19)  # more than fits into a pipe: from here on the process reads
+        os.write(opened, b"y\n" * 2**19)  # more than a pipe's buffer: afterwards the process is reading
         writer = subprocess.Popen(["yes"], stdout=opened)
         try:
-            time.sleep(0.1)  # `yes` writes faster than anybody reads: no read waits, so none is interrupted
+            time.sleep(0.1)  # `yes` writes faster than the process reads: no read blocks, so none is interrupted
             process.send_signal(number)
             _, err = process.communicate(timeout=10)
         finally:
@@ -154,7 +154,7 @@ def test_signals_are_answered_while_an_endless_pipe_is_read(tmp_path, number, as
 
 
 def test_a_pipe_that_does_not_block_is_read_to_its_end():
-    """As Node hands it on: nothing there yet is not the end."""
+    """Node makes pipes non-blocking: no data yet is not the end."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
 

@@ -63,7 +63,7 @@ def test_what_never_happened_is_none():
     assert missing == {
         *("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s"),
         *("seed", "method", "model", "peak_memory_bytes", "link_bytes", "link_utilisation"),
-        *("verifications", "tokens_per_verification", "verify", "load_s"),
+        *("verifications", "tokens_per_verification", "verify", "load_s", "restore_s", "restored_tokens_per_s"),
     }
     assert summary.acceptance == summary.time_share == {}
 
@@ -99,16 +99,36 @@ def test_interrupted_in_prefill():
     assert summary.prefill_tokens_per_s == pytest.approx(250)
 
 
-def test_tokens_that_were_not_run_do_not_count_as_speed():
+def test_restored_and_computed_tokens_have_rates_of_their_own():
     events = [
-        (0, Prefilled(100, 1000)),
+        (0, Prefilled(100, 1000)),  # in memory
+        (1, Prefilled(400, 1000, restored=True)),
+        (2, Prefilled(600, 1000, restored=True)),
+        (0, Restored(500, 9, 2.5)),
         (1, Prefilled(600, 1000)),
-        (0, Restored(500, 9, 1.0)),
+        (2, Prefilled(1000, 1000)),
+    ]
+    meter = run(events[:2])
+    assert (meter.restored_tokens, meter.restore_s, meter.cached_tokens) == (300, 1.0, 400)
+    assert meter.prefill_tokens_per_s is None  # no token was run yet
+    summary = run(events).summary("interrupted")
+    assert (summary.cached_tokens, summary.restored_tokens, summary.computed_tokens) == (600, 500, 400)
+    assert summary.restored_tokens_per_s == pytest.approx(500 / 2.5)
+    assert summary.prefill_s == pytest.approx(6)
+    assert summary.prefill_tokens_per_s == pytest.approx(400 / 3.5)
+
+
+def test_restored_tokens_that_have_to_be_run_count_as_computed():
+    """With torch, a damaged block drops the others of its chunk."""
+    events = [
+        (0, Prefilled(0, 1000)),
+        (1, Prefilled(512, 1000, restored=True)),
+        (1, Prefilled(0, 1000)),
         (1, Prefilled(1000, 1000)),
     ]
     summary = run(events).summary("interrupted")
-    assert summary.cached_tokens == 600
-    assert summary.prefill_tokens_per_s == pytest.approx(400 / 2)
+    assert (summary.restored_tokens, summary.computed_tokens) == (0, 1000)
+    assert summary.prefill_tokens_per_s == pytest.approx(1000 / 2)
 
 
 def test_one_token_has_no_rate():

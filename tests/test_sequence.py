@@ -1,22 +1,22 @@
-"""The sequence: what is tentative, and what its followers learn of changes."""
+"""Token sequences: tentative tokens, and watermarks of changes."""
 
 from offload.sequence import TokenSequence, Watermarks, common_prefix
 
 
-def test_watermarks_tell_each_follower_what_is_unchanged():
+def test_watermarks_return_the_unchanged_length_for_each_follower():
     class Follower:
         pass
 
     marks, first, second = Watermarks(), Follower(), Follower()
-    assert marks.look(first, 10) == 0
+    assert marks.update(first, 10) == 0
     marks.lower(4)
-    assert marks.look(second, 6) == 0
+    assert marks.update(second, 6) == 0
     marks.lower(5)
-    assert (marks.look(first, 8), marks.look(second, 8)) == (4, 5)
-    assert marks.look(first, 8) == 8
+    assert (marks.update(first, 8), marks.update(second, 8)) == (4, 5)
+    assert marks.update(first, 8) == 8
 
 
-def test_a_context_knows_what_is_tentative():
+def test_tokens_are_tentative_until_they_are_committed():
     sequence = TokenSequence([1, 2])
     sequence.extend([3])
     assert sequence.tentative == [3]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.system import _free_in_groups
+from offload.system import free_in_groups
 
 FILES = {
     2: ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -20,15 +20,15 @@ def write_group(root, version, limit, used, droppable):
 @pytest.mark.parametrize("version", [1, 2])
 def test_droppable_file_pages_are_free(tmp_path, version):
     write_group(tmp_path, version, 1000, 900, 300)
-    assert list(_free_in_groups(tmp_path)) == [400]
+    assert list(free_in_groups(tmp_path)) == [400]
 
 
 def test_a_group_over_its_limit_has_nothing_left(tmp_path):
     write_group(tmp_path, 2, 1000, 1200, 100)
-    assert list(_free_in_groups(tmp_path)) == [0]
+    assert list(free_in_groups(tmp_path)) == [0]
 
 
 def test_no_group_and_no_limit(tmp_path):
-    assert list(_free_in_groups(tmp_path)) == []
+    assert list(free_in_groups(tmp_path)) == []
     write_group(tmp_path, 2, "max", 900, 300)
-    assert list(_free_in_groups(tmp_path)) == []
+    assert list(free_in_groups(tmp_path)) == []

@@ -1,4 +1,4 @@
-"""The Typer app, and run(): arguments -> exit code, every error printed in the same two lines.
+"""The Typer app, and `run`, which runs one command line and prints every error as `error:` and `hint:`.
 
 Importing this imports no torch: `triforce --help` and shell completion must answer at once.
 """
@@ -50,7 +50,7 @@ def _app_with(commands: Sequence[str]) -> typer.Typer:
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """What every command finds in `ctx.obj`: the terminal, and the cache folder (None for the platform's)."""
+    """The state of a command in `ctx.obj`: the terminal, and the cache folder (None for the platform's)."""
 
     terminal: Terminal
     home: Path | None
@@ -94,7 +94,10 @@ def _needed(args: Sequence[str]) -> Sequence[str]:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Typer's own main turns a closed pipe into 1 and prints itself."""
+    """Run one command line and return its exit code.
+
+    Typer's own main is not used: it returns 1 for a closed pipe, and prints errors itself.
+    """
     if "_TRIFORCE_COMPLETE" in os.environ:
         _app_with(_COMMANDS)()
     command = typer.main.get_command(_app_with(_needed(args)))
@@ -134,9 +137,9 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
         return f"out of memory: {_first_line(error)}", "use a shorter prompt or a smaller model", FAILED
     if isinstance(error, OSError) and error.errno is not None:
-        _abandon_output()  # what could not be written must not be written again at exit
+        _abandon_output()  # or Python would try to write the rest again at exit
         where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}", "look at the disk, the permissions and where the output goes", FAILED
+        return f"{error.strerror}{where}", "check the free disk space, the permissions and the output path", FAILED
     hint = "this is a bug in triforce; TRIFORCE_DEBUG=1 shows where"
     return f"{type(error).__name__}: {_first_line(error)}", hint, FAILED
 
@@ -146,9 +149,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _abandon_output() -> int:
-    """Redirect stdout to nowhere and return success: its reader has closed the pipe (`| head`), which is no error.
+    """Redirect stdout to nowhere and return success: the reader has closed the pipe (`| head`), which is not an error.
 
-    Otherwise Python's own flush at exit would print one.
+    Otherwise Python's flush at exit would print an error.
     """
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -158,7 +161,7 @@ def _abandon_output() -> int:
 
 
 def settle_libraries() -> None:
-    """Keep libraries from writing into the output; their errors arrive as exceptions."""
+    """Stop libraries from writing to the terminal; their errors arrive as exceptions."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if not sys.stderr or not sys.stderr.isatty():

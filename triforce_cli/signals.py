@@ -1,4 +1,4 @@
-"""Handles the signals that end a process. Imports nothing heavy: Ctrl-C must work from the start."""
+"""Handlers of the signals that end a process. Imports nothing heavy: Ctrl-C must work from the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .exit_codes import INTERRUPTED, SIGNALLED
 
 _SHOW_CURSOR = b"\x1b[?25h"
 _TORCH_STORAGE = os.path.join("torch", "storage.py")
-_SOON = 0.01  # seconds
+_REDELIVERY = 0.01  # seconds
 
 
 def listen() -> None:
@@ -43,12 +43,13 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _is_called_by_safetensors(frame: FrameType | None) -> bool:
-    """Whether torch's storage code is running: its callers in Rust turn an interrupt into an error of their own."""
+    """Return whether torch's storage code is running: its callers in Rust replace an interrupt by their own error."""
     return frame is not None and frame.f_code.co_filename.endswith(_TORCH_STORAGE)
 
 
 def _deliver_again(number: int) -> None:
-    timer = threading.Timer(_SOON, signal.raise_signal, (number,))
+    """Raise the signal again a little later, when other code is running."""
+    timer = threading.Timer(_REDELIVERY, signal.raise_signal, (number,))
     timer.daemon = True
     timer.start()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import Speculation
-from ..levels import TAIL
+from ..levels import PADDING, TAIL
 from .dims import Dimensions
 
 
@@ -26,7 +26,7 @@ def activation_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int, 
 def retrieval_bytes(shape: Dimensions, settings: Speculation, tokens: int, itemsize: int, copies: bool = True) -> int:
     """Return the bytes of the retrieval cache: mean keys of all chunks, and with `copies` the selected chunks."""
     means = shape.kv_bytes(tokens // settings.chunk, itemsize) // 2  # at most
-    selected = shape.kv_bytes(min(settings.budget, tokens) + TAIL + settings.chunk, itemsize)
+    selected = shape.kv_bytes(min(settings.budget, tokens) + TAIL + PADDING + settings.chunk, itemsize)
     return means + (selected if copies else 0)
 
 

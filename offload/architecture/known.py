@@ -1,11 +1,10 @@
-"""Finds the dimensions of models without their weights: well-known ones by name, others from their config.json.
+"""Dimensions of models without their weights: well-known ones by name, others from their config.json.
 
-Plans need nothing else. Imports nothing heavy.
+A plan needs no more. Imports no torch.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from .dims import Dimensions
 
 @dataclass(frozen=True, slots=True)
 class PlanShape(Dimensions):
-    """The dimensions of a decoder. `context` is the longest sequence that it supports, in tokens."""
+    """Dimensions of a decoder. `context` is the longest sequence that it was trained for, in tokens."""
 
     context: int
 
@@ -41,57 +40,46 @@ KNOWN = {
     "LWM-Text-Chat-128K": _known(32, 4096, 32, 32, 11008, 32000),
     "Llama-3.1-8B": _known(32, 4096, 32, 8, 14336, 128256),
     "Llama-3.1-70B": _known(80, 8192, 64, 8, 28672, 128256),
+    "Llama-3.2-1B": _known(16, 2048, 32, 8, 8192, 128256, head_dim=64, tied_embeddings=True),
+    "Llama-3.2-3B": _known(28, 3072, 24, 8, 8192, 128256, tied_embeddings=True),
     "Qwen2.5-7B-1M": _known(28, 3584, 28, 4, 18944, 152064, context=1010000),
-    "Qwen3-8B": _known(36, 4096, 32, 8, 12288, 151936),  # 40,960 tokens, four times that with YaRN as its card says
-    "Mistral-Nemo": _known(40, 5120, 32, 8, 14336, 131072),  # head_dim is smaller than hidden / heads
+    "Qwen2.5-14B-1M": _known(48, 5120, 40, 8, 13824, 152064, context=1010000),
+    "Qwen3-0.6B": _known(28, 1024, 16, 8, 3072, 151936, tied_embeddings=True, context=40960),
+    "Qwen3-4B-2507": _known(36, 2560, 32, 8, 9728, 151936, tied_embeddings=True, context=262144),
+    "Qwen3-8B": _known(36, 4096, 32, 8, 12288, 151936, context=40960),  # four times that with YaRN, as its card says
+    "Mistral-Nemo": _known(40, 5120, 32, 8, 14336, 131072),  # heads are narrower than hidden / heads
     "SmolLM2-135M": _known(30, 576, 9, 3, 1536, 49152, head_dim=64, tied_embeddings=True, context=8192),
     "Llama-68M": _known(2, 768, 12, 12, 3072, 32000, head_dim=64, context=2048),  # JackFram's draft model
 }
-_WAYS = f"known without their files: {', '.join(KNOWN)}; or give a folder with a config.json"
-# Suffixes that publishers append to a name without changing the dimensions.
+# What publishers write behind a name without changing the dimensions.
 _SUFFIX = re.compile(r"(instruct|chat|base|hf|it|v\d+|\d{4}|gguf|[qf]\d\w*|bf16|12b)+$")
 
 
-def shape_of(name: str) -> tuple[str, PlanShape]:
-    """Return the well-known name of a model, and its dimensions.
+def known_name(name: str) -> str | None:
+    """Return the well-known model that has the dimensions of `name`; None if none has.
 
-    `name` is a folder with a config.json, or a well-known model in any spelling: "llama 2 7b 128k",
-    "meta-llama/Llama-3.1-8B-Instruct", "SmolLM2-135M-Instruct.Q4_1.gguf". Raises ModelNotFound, CheckpointError,
-    UnsupportedModel.
+    Publisher and variant do not matter: "meta-llama/Llama-3.1-8B-Instruct" has those of "Llama-3.1-8B".
     """
-    folder = _folder(name)
-    if folder is not None:
-        return folder.absolute().name or name, read_shape(folder / "config.json")
-    wanted = _simplified(name)
-    names = {_simplified(known): known for known in KNOWN}
-    for candidate in (wanted, _SUFFIX.sub("", wanted), wanted.replace("instruct", "")):
-        if candidate in names:
-            return names[candidate], KNOWN[names[candidate]]
-    close = difflib.get_close_matches(wanted, names, 1)
-    meant = f"did you mean {names[close[0]]}? " if close else ""
-    raise ModelNotFound(f"the dimensions of {name[:80]!r} are not known", meant + _WAYS)
+    wanted = simplified(name)
+    names = {simplified(known): known for known in KNOWN}
+    candidates = (wanted, _SUFFIX.sub("", wanted), wanted.replace("instruct", ""))
+    return next((names[candidate] for candidate in candidates if candidate in names), None)
 
 
-def _folder(name: str) -> Path | None:
-    try:
-        path = Path(name).expanduser()
-        return path if name and path.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # no such user, a name that is too long
-        return None
-
-
-def _simplified(name: str) -> str:
+def simplified(name: str) -> str:
+    """Return a model's name in lower case, without publisher, punctuation and file name ending."""
     bare = re.sub(r"^.*/|\.gguf$", "", name.lower())
     bare = re.sub(r"[^a-z0-9]", "", bare)
     return re.sub(r"^(nousresearch|yarn|meta)+", "", bare)
 
 
 def read_shape(file: Path) -> PlanShape:
-    """Read the dimensions from a config.json. Raises ModelNotFound, CheckpointError, UnsupportedModel."""
+    """Return the dimensions in a config.json. Raises ModelNotFound, CheckpointError, UnsupportedModel."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelNotFound(f"there is no config.json in {file.parent}", _WAYS) from error
+        hint = "--model takes a folder with config.json and safetensors"
+        raise ModelNotFound(f"there is no config.json in {file.parent}", hint) from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"cannot read {file}: {short_text(str(error))}", "copy the model's files again"

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept in a file of the user's, and put in the place of data sheets. No torch."""
+"""Calibration: rates measured on this machine, saved in the user's folder, used instead of data sheets. No torch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..files import replace_file
 from ..short_repr import short_repr
 from .profile_file import build, read
 from .profiles import same_gpu
-from .schema import Gpu, Host, Link, Misfit, Profile
+from .schema import Gpu, Host, InvalidValue, Link, Profile
 
 FILE = "measured.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The rates of a machine, in the units of Gpu, Link and Host; `gpu` and `link` describe each of its `gpus`.
+    """Measured rates of a machine, in the units of Gpu, Link and Host; `gpu` and `link` describe each of its `gpus`.
 
-    `date` is the day in UTC, as 2026-01-31; `machine` says what it is, without its name in the network; `torch` is the
-    version that ran there. None where something could not be measured. Raises SettingsError for impossible numbers.
+    `date` is the day in UTC, as 2026-01-31; `machine` describes the hardware, without a host name; `torch` is the
+    version that measured. None where something could not be measured. Raises SettingsError for impossible numbers.
     """
 
     date: str
@@ -39,12 +39,12 @@ class Measured:
     def __post_init__(self) -> None:
         for name in ("date", "machine", "torch"):
             if not isinstance(getattr(self, name), str):
-                raise Misfit((name,), f"{name} is {short_repr(getattr(self, name))}, not text", "measure again")
-        profile_of(self)  # holds to what a profile must hold to
+                raise InvalidValue((name,), f"{name} is {short_repr(getattr(self, name))}, not text", "measure again")
+        profile_of(self)  # checks the numbers as those of a profile
 
 
 def profile_of(measured: Measured) -> Profile:
-    """A profile of nothing but measurements, for hardware that no profile describes."""
+    """Return a profile made of measurements alone, for hardware that no profile describes."""
     return Profile(
         "measured",
         f"{measured.machine}, measured on {measured.date}",
@@ -57,13 +57,13 @@ def profile_of(measured: Measured) -> Profile:
 
 
 def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = ()) -> Profile:
-    """The profile with this machine's rates if it describes the same hardware: the same GPU model, or both no GPU.
+    """Return the profile with this machine's rates if it describes the same hardware: the same GPU model, or no GPU.
 
-    Otherwise, and without a measurement, the profile as it is. Names, sizes and options always stay; how much of the
-    host's memory is free changes all the time, and is never taken from a measurement.
+    Otherwise, and without a measurement, return the profile as it is. Names, sizes and options are kept. The host's
+    free memory changes all the time, and is never taken from a measurement.
 
     Args:
-        found: names of this machine's GPUs, which a profile means that names none.
+        found: names of this machine's GPUs, for a profile that names none.
     """
     if measured is None or profile.device != measured.device:
         return profile
@@ -77,7 +77,7 @@ def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = 
 
 
 def profile_of_found(found: Sequence[str], measured: Measured | None) -> Profile | None:
-    """A profile of measurements alone for the GPUs with these names; None where they are not what was measured."""
+    """Return a profile of measurements alone for the GPUs with these names; None if others were measured."""
     if measured is None or not _is_among(measured.gpu, found):
         return None
     profile = profile_of(measured)
@@ -86,16 +86,16 @@ def profile_of_found(found: Sequence[str], measured: Measured | None) -> Profile
 
 
 def default_folder() -> Path:
-    """The platform's folder for triforce's settings (XDG on Linux)."""
+    """Return the platform's folder for triforce's settings (XDG on Linux)."""
     from platformdirs import user_config_path
 
     return user_config_path("triforce")
 
 
 def save(measured: Measured, folder: Path) -> Path:
-    """Write it to `folder`, which is made if need be; the file's path. An interruption leaves the old one whole.
+    """Write a measurement to `folder`, which is created if need be, and return the file's path.
 
-    Raises TriforceError if it cannot be written.
+    An interruption leaves the old file intact. Raises TriforceError if it cannot be written.
     """
     path = folder / FILE
     try:
@@ -109,16 +109,16 @@ def save(measured: Measured, folder: Path) -> Path:
 
 
 def load(folder: Path) -> Measured | None:
-    """What `save` wrote; None if there is nothing.
+    """Return what `save` wrote; None without a file.
 
-    Raises UnusableMeasurement for a file that cannot be read or makes no sense: worth a warning, no more.
+    Raises UnusableMeasurement for a file that cannot be read or has impossible values, which deserves only a warning.
     """
     path = folder / FILE
     try:
         return build(Measured, read(path, str(path))) if path.exists() else None
     except (SettingsError, OSError) as error:
         message = error.message if isinstance(error, SettingsError) else f"cannot read {path}: {error.strerror}"
-        raise UnusableMeasurement(f"{message}; data sheets serve instead", "measure again, or delete it") from error
+        raise UnusableMeasurement(f"{message}; data sheets are used instead", "measure again, or delete it") from error
 
 
 def _is_among(gpu: Gpu | None, names: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Which GPUs the driver knows, asked without importing torch: a plan must be shown at once."""
+"""The GPUs that the driver reports, found without importing torch, so that a plan is printed at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from shutil import which
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICE_FILES = Path("/dev")
 _DEVICES = ("nvidia*", "nvhost-gpu", "dxg", "kfd")  # of NVIDIA's drivers, of Tegra, of WSL and of AMD
-_SECONDS = 10  # a driver that sleeps takes a few to wake
+_TIMEOUT_S = 10  # a driver without persistence mode takes a few seconds to start
 
 
 def gpu_names(visible: str | None = None) -> list[str]:
-    """The models of the NVIDIA GPUs, as the driver reports them, in its order; empty where there are none.
+    """Return the models of the NVIDIA GPUs, as the driver reports them, in its order; empty without any.
 
     Args:
-        visible: what CUDA_VISIBLE_DEVICES says, None if it is not set. Of GPUs named by an identifier only their
-            number is respected.
+        visible: the value of CUDA_VISIBLE_DEVICES, None if it is not set. Of GPUs given by UUID only the number counts.
     """
     names = _from_driver_files(_DRIVER) or _from_program()
     if visible is None:
@@ -38,7 +37,7 @@ def may_have_gpus() -> bool:
 
 
 def _from_driver_files(folder: Path) -> list[str]:
-    """Linux keeps a file for each GPU, with a line `Model: NVIDIA H200`."""
+    """Return the models in the driver's files on Linux, one for each GPU, with a line `Model: NVIDIA H200`."""
     try:
         texts = [(gpu / "information").read_text() for gpu in sorted(folder.iterdir())]
     except OSError:  # no driver, or a container that hides it
@@ -53,7 +52,7 @@ def _from_program() -> list[str]:
         return []
     command = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):  # without a working driver it fails
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]

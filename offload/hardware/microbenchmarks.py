@@ -1,4 +1,4 @@
-"""Measures what this machine can do: seconds of reading, copying and multiplying, each the median of several runs."""
+"""Microbenchmarks of this machine: read, copy and matrix-product rates, each the median of several runs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,32 @@ from ..units import GIB, counted
 from .calibration import Measured
 from .schema import Gpu, Host, Link
 
-_LEAST = 2**26  # bytes: less would measure the caches
-_SECONDS = 0.4  # for the runs of a measurement, beside the memory that it must fill first
+_MIN_READ = 2**26  # bytes: less would measure the caches
 _RUNS = (3, 15)  # at least, at most
-_SMALL = 4  # bytes of the copy that shows the latency alone
+_LATENCY_COPY = 4  # bytes of a copy that takes the latency alone
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkSizes:
-    """How much is read and copied, in bytes, and multiplied, in rows of square matrices."""
+    """Sizes of the measurements: bytes to read and to copy, rows of the square matrices to multiply.
 
-    read: int = 2**29  # many times what caches hold
+    `seconds` is the time for the runs of each measurement, beside the memory that it fills first.
+    """
+
+    read: int = 2**29  # many times the size of caches
     copy: int = 2**28
     host_rows: int = 1024
-    device_rows: int = 8192  # enough to keep the largest GPU busy
+    device_rows: int = 8192  # enough to saturate the largest GPU
+    seconds: float = 0.4
+
+
+QUICK = BenchmarkSizes(read=2**27, copy=2**26, host_rows=512, device_rows=4096, seconds=0.1)  # about a second in all
 
 
 def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSizes = BenchmarkSizes()) -> Measured:
-    """The rates of the host and, if `device` is a CUDA device, of that GPU and its link, in about ten seconds.
+    """Measure the host and, if `device` is a CUDA device, that GPU and its link, in about ten seconds.
 
-    Takes up to a quarter of the free memory on each side. What cannot be measured, for lack of memory, is None.
+    Uses up to a quarter of the free memory on each side. What cannot be measured, for lack of memory, is None.
 
     Args:
         processor: the CPU's name, for the description.
@@ -54,28 +60,32 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
     return Measured(date, f"{count}x {gpu.model if gpu else 'GPU'}, {cores}", version, "cuda", count, gpu, link, host)
 
 
-def read_rate(free: int, size: int = BenchmarkSizes().read) -> float | None:
-    """10^9 bytes a second at which torch's threads read host memory; None where `free` bytes are too few to tell."""
-    size = min(size, free // 4)
-    if size < _LEAST:
+def read_rate(free: int, sizes: BenchmarkSizes = BenchmarkSizes()) -> float | None:
+    """Return the GB/s at which torch's threads read host memory; None if `free` bytes are too few to measure."""
+    size = min(sizes.read, free // 4)
+    if size < _MIN_READ:
         return None
-    return _rate(size, torch.ones(size // 4).sum)
+    return _rate(size, torch.ones(size // 4).sum, sizes.seconds)
 
 
 def link_rate(
-    device: torch.device, free: int, pinned: bool = True, to_host: bool = False, size: int = BenchmarkSizes().copy
+    device: torch.device,
+    free: int,
+    pinned: bool = True,
+    to_host: bool = False,
+    sizes: BenchmarkSizes = BenchmarkSizes(),
 ) -> float | None:
-    """10^9 bytes a second between host memory and a GPU with `free` bytes; None where it cannot be measured."""
-    size = min(size, free // 4, free_memory(torch.device("cpu")) // 4)
-    run = _copying(device, size, pinned, to_host)
-    return run and _rate(size, run)
+    """Return the GB/s between host memory and a GPU with `free` bytes; None if it cannot be measured."""
+    size = min(sizes.copy, free // 4, free_memory(torch.device("cpu")) // 4)
+    run = _copy(device, size, pinned, to_host)
+    return run and _rate(size, run, sizes.seconds)
 
 
 def _host(sizes: BenchmarkSizes) -> Host:
     return Host(
         memory_gib=psutil.virtual_memory().total / GIB,
-        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes.read),
-        bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows),  # 10^9 a second
+        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes),
+        bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows, sizes.seconds),  # 10^9 a second
         cores=psutil.cpu_count(logical=False),
     )
 
@@ -83,38 +93,38 @@ def _host(sizes: BenchmarkSizes) -> Host:
 def _gpu(device: torch.device, sizes: BenchmarkSizes) -> Gpu | None:
     free, total = torch.cuda.mem_get_info(device)
     try:
-        bandwidth = _memory_rate(device, min(4 * sizes.copy, free // 8))
-        tflops = _matmul_rate(device, sizes.device_rows) / 1e3
+        bandwidth = _memory_rate(device, min(4 * sizes.copy, free // 8), sizes.seconds)
+        tflops = _matmul_rate(device, sizes.device_rows, sizes.seconds) / 1e3
     except RuntimeError:  # others use its memory
         return None
     return Gpu(torch.cuda.get_device_name(device), total / GIB, bandwidth, tflops)
 
 
-def _memory_rate(device: torch.device, size: int) -> float:
-    """10^9 bytes a second of the device's own memory: a copy reads and writes every byte."""
+def _memory_rate(device: torch.device, size: int, seconds: float) -> float:
+    """Return the GB/s of the device's own memory: a copy reads and writes every byte."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return _rate(2 * size, _finished(lambda: target.copy_(source), device))
+    return _rate(2 * size, _synchronized(lambda: target.copy_(source), device), seconds)
 
 
 def _link(device: torch.device, sizes: BenchmarkSizes) -> Link | None:
     free = torch.cuda.mem_get_info(device)[0]
-    pageable = link_rate(device, free, pinned=False, size=sizes.copy)
-    to_device = link_rate(device, free, size=sizes.copy)
+    pageable = link_rate(device, free, pinned=False, sizes=sizes)
+    to_device = link_rate(device, free, sizes=sizes)
     if to_device is None and pageable is None:
         return None
-    small = _copying(device, _SMALL, to_device is not None, to_host=False)
+    small = _copy(device, _LATENCY_COPY, to_device is not None, to_host=False)
     return Link(
         kind="pinned memory, measured" if to_device else "pageable memory, measured",
         bandwidth_gb_s=to_device or pageable,  # where pages cannot be pinned, this is what there is
-        to_host_gb_s=link_rate(device, free, to_host=True, size=sizes.copy),
+        to_host_gb_s=link_rate(device, free, to_host=True, sizes=sizes),
         pageable_gb_s=pageable,
-        latency_us=small and 1e6 * _median_seconds(small),
+        latency_us=small and 1e6 * _median_seconds(small, sizes.seconds),
     )
 
 
-def _copying(device: torch.device, size: int, pinned: bool, to_host: bool) -> Callable[[], object] | None:
-    """A copy of `size` bytes, waited for; None where the memory may not be had."""
+def _copy(device: torch.device, size: int, pinned: bool, to_host: bool) -> Callable[[], object] | None:
+    """Return a function that copies `size` bytes and waits for them; None if the memory cannot be allocated."""
     try:
         host = torch.ones(size, dtype=torch.uint8)
         host = host.pin_memory() if pinned else host
@@ -122,41 +132,41 @@ def _copying(device: torch.device, size: int, pinned: bool, to_host: bool) -> Ca
     except RuntimeError:  # pages cannot be pinned, others use the GPU
         return None
     source, target = (remote, host) if to_host else (host, remote)
-    return _finished(lambda: target.copy_(source, non_blocking=True), device)
+    return _synchronized(lambda: target.copy_(source, non_blocking=True), device)
 
 
-def _matmul_rate(device: torch.device, rows: int) -> float:
-    """10^9 operations a second in the product of two square bf16 matrices, as a prompt is multiplied with weights.
+def _matmul_rate(device: torch.device, rows: int, seconds: float) -> float:
+    """Return the GFLOP/s of a product of two square bf16 matrices, as in prefill.
 
-    As the program does it: a CPU without bf16 instructions is many times faster by way of fp32.
+    It runs the program's own product: a CPU without bf16 instructions is many times faster through fp32.
     """
     weight, x = (torch.ones(rows, rows, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = TorchLinear(weight)
-    return _rate(2 * rows**3, _finished(lambda: product(x), device))
+    return _rate(2 * rows**3, _synchronized(lambda: product(x), device), seconds)
 
 
-def _finished(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """`run` and what it started on the device."""
+def _synchronized(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """Return a function that calls `run` and waits for the device."""
 
-    def finish() -> None:
+    def run_and_wait() -> None:
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    return finish
+    return run_and_wait
 
 
-def _rate(amount: int, run: Callable[[], object]) -> float:
-    """10^9 a second, where each run does `amount`."""
-    return amount / _median_seconds(run) / 1e9
+def _rate(amount: int, run: Callable[[], object], seconds: float) -> float:
+    """Return 10^9 units a second, where each run does `amount` units."""
+    return amount / _median_seconds(run, seconds) / 1e9
 
 
-def _median_seconds(run: Callable[[], object]) -> float:
-    """Of a few runs, after one that wakes threads and devices."""
+def _median_seconds(run: Callable[[], object], budget: float) -> float:
+    """Return the median seconds of a few runs, after one that warms up threads and devices."""
     run()
     seconds: list[float] = []
     least, most = _RUNS
-    while len(seconds) < least or (len(seconds) < most and sum(seconds) < _SECONDS):
+    while len(seconds) < least or (len(seconds) < most and sum(seconds) < budget):
         start = perf_counter()
         run()
         seconds.append(perf_counter() - start)

@@ -1,4 +1,4 @@
-"""YAML files that describe hardware: read with the line of every key, so that each error names file, line and key."""
+"""YAML profiles, read with the line of every key, so that each error names file, line and key."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from ..bounded import Unbounded, read_bounded
 from ..errors import SettingsError
 from ..short_repr import short_repr, short_text
 from ..units import parse_size
-from .schema import UNITS, Key, Misfit, dotted, refuse_unknown
+from .schema import UNITS, InvalidValue, Key, dotted, refuse_unknown
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
 
-_MOST_BYTES = 2**16  # of a file; a profile has about 1,000
-_MOST_VALUES = 10_000  # in a file whose aliases are written out
+_MAX_BYTES = 2**16  # of a file; a profile has about 1,000
+_MAX_VALUES = 10_000  # in a file with its aliases expanded
 _DEPTH = 2  # mappings in a profile: itself, and its parts
-_SIZES = ("memory", "host_memory")  # options in bytes, for which nobody wants to write 23622320128
-_SMALL = "a profile is a small YAML file"
-_SHIPPED = "see the profiles that come with the program"
+_SIZES = ("memory", "host_memory")  # options in bytes, which may be written as 22GiB
+_SMALL_FILE = "a profile is a small YAML file"
+_EXAMPLES = "see the profiles that come with the program"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a file says, and where: `places` has "mine.yaml, line 3" for each key, for () the file's first line."""
+    """The values of a file; `places` has "mine.yaml, line 3" for each key, and for () the file's first line."""
 
     values: Any
     places: dict[Key, str]
 
     def error(self, key: Key, message: str, hint: str) -> SettingsError:
-        """An error that begins with the place of a key, or of what it is missing in."""
+        """Return an error that begins with the line of a key, or of the mapping in which it is missing."""
         while key not in self.places:
             key = key[:-1]
         return SettingsError(f"{self.places[key]}: {message}", hint)
 
     def over(self, base: Document) -> Document:
-        """This on top of another: mappings are merged key by key, everything else is replaced."""
+        """Return this document merged over another: mappings key by key, everything else replaced."""
         return Document(_merged(base.values, self.values), base.places | self.places)
 
 
 def read(file: Path | Traversable, source: str) -> Document:
-    """One file, which messages call `source`.
+    """Read one file, called `source` in messages.
 
-    Raises SettingsError for what is no YAML, for keys given twice, and for aliases that stand for too much.
+    Raises SettingsError for invalid YAML, for keys given twice, and for aliases that expand to too many values.
     """
     text = _text(file, source)
     try:
@@ -71,12 +71,12 @@ def read(file: Path | Traversable, source: str) -> Document:
 def read_extended(
     file: Path | Traversable, source: str, find: Callable[[str], Path | Traversable], above: tuple[str, ...] = ()
 ) -> Document:
-    """A file on top of the one that its `extends` names, and so on.
+    """Read a file merged over the one that its `extends` names, and so on.
 
     Args:
-        find: the file of a profile that comes with the program, by its name; raises SettingsError. What ends with
-            .yaml or has a slash is a path, seen from the folder of the file that names it.
-        above: the files that extend this one, to find circles.
+        find: returns the file of a profile that comes with the program, by its name; raises SettingsError. A name that
+            ends with .yaml or has a slash is a path, relative to the folder of the file that names it.
+        above: the files that extend this one, to detect cycles.
 
     Raises SettingsError.
     """
@@ -87,37 +87,37 @@ def read_extended(
     chain = (*above, os.path.realpath(str(file)))
     try:
         base, base_source = _base(wanted, source, find)
-        _text(base, base_source)  # that it cannot be read is this file's mistake; what is wrong in it is its own
+        _text(base, base_source)  # an unreadable base is this file's error; an error inside the base is its own
         if os.path.realpath(str(base)) in chain:
-            raise SettingsError("the files extend each other in a circle", "let one of them stand alone")
+            raise SettingsError("the files extend each other in a cycle", "let one of them stand alone")
     except SettingsError as error:
         raise document.error(("extends",), f"extends is {short_repr(wanted)}: {error.message}", error.hint) from error
-    document.values.setdefault("name", Path(source).stem)  # it is not the other one
+    document.values.setdefault("name", Path(source).stem)  # not inherited
     return document.over(read_extended(base, base_source, find, chain))
 
 
 def build(kind: type[T], document: Document) -> T:
-    """A dataclass whose fields are the document's keys. Raises SettingsError with the file, line and key."""
+    """Build a dataclass whose fields are the document's keys. Raises SettingsError with the file, line and key."""
     try:
         return _built(kind, document.values, ())
-    except Misfit as error:
+    except InvalidValue as error:
         raise document.error(error.key, error.message, error.hint) from error
 
 
 def is_path(text: str) -> bool:
-    """Whether it is meant as a file rather than as the name of a profile."""
+    """Return whether `text` is a file's path rather than a profile's name."""
     return text.endswith((".yaml", ".yml")) or "/" in text or os.sep in text
 
 
 def _text(file: Path | Traversable, source: str) -> str:
     try:
         with file.open("rb") as stream:
-            data = read_bounded(stream, _MOST_BYTES)
+            data = read_bounded(stream, _MAX_BYTES)
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()  # any newline is read as \n
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{source} is not UTF-8 text", _SMALL) from error
+        raise SettingsError(f"{source} is not UTF-8 text", _SMALL_FILE) from error
     except Unbounded as error:
-        raise SettingsError(f"{source} {error}", _SMALL) from error
+        raise SettingsError(f"{source} {error}", _SMALL_FILE) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"cannot read {source}: {reason}", "check the profile's path") from error
@@ -128,7 +128,7 @@ def _not_yaml(place: str, problem: str) -> SettingsError:
 
 
 def _document(loader: yaml.SafeLoader, source: str) -> Document:
-    """The values with the place of each key, down to where no profile has keys."""
+    """Return the values and the line of each key, down to the depth of a profile's keys."""
     places: dict[Key, str] = {}
 
     def place(node: yaml.Node | None) -> str:
@@ -137,7 +137,7 @@ def _document(loader: yaml.SafeLoader, source: str) -> Document:
     def plain(node: yaml.Node) -> Any:
         try:
             return loader.construct_object(node, deep=True)
-        except (ValueError, AttributeError, KeyError) as error:  # yaml lets a date or a truth that is none fall through
+        except (ValueError, AttributeError, KeyError) as error:  # yaml raises these for invalid dates and booleans
             raise _not_yaml(place(node), short_text(str(error))) from error
 
     def values(node: yaml.Node, key: Key) -> Any:
@@ -155,16 +155,16 @@ def _document(loader: yaml.SafeLoader, source: str) -> Document:
 
     root = loader.get_single_node()
     places[()] = place(root)
-    if root is not None and (count := _values_below(root, {})) > _MOST_VALUES:
-        message = f"{source}: {short_repr(count)} values when its aliases are written out"
-        raise SettingsError(message, f"write a profile without aliases; {_MOST_VALUES:,} values are the most")
+    if root is not None and (count := _values_below(root, {})) > _MAX_VALUES:
+        message = f"{source}: {short_repr(count)} values with its aliases expanded"
+        raise SettingsError(message, f"write a profile without aliases; at most {_MAX_VALUES:,} values are read")
     return Document(None if root is None else values(root, ()), places)
 
 
 def _values_below(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Count a node and all below it, as often as they are referred to, in time proportional to the text."""
+    """Count a node and all below it, once for each reference, in time proportional to the text."""
     if node not in known:
-        known[node] = 1  # for one that contains itself, which is refused where it is read
+        known[node] = 1  # ends the recursion for a node that contains itself, which is refused when it is read
         below = node.value if isinstance(node, yaml.CollectionNode) else ()
         parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
         known[node] = 1 + sum(_values_below(part, known) for part in parts)
@@ -172,11 +172,11 @@ def _values_below(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
 
 
 def _base(wanted: Any, source: str, find: Callable[[str], Path | Traversable]) -> tuple[Path | Traversable, str]:
-    """The file that `extends` names, and what messages call it."""
-    if isinstance(wanted, int):  # 4090 is a name, too
+    """Return the file that `extends` names, and its name in messages."""
+    if isinstance(wanted, int):  # YAML reads the name 4090 as a number
         wanted = str(wanted)
     if not isinstance(wanted, str):
-        raise SettingsError("not text", "name a profile, or a YAML file seen from this one")
+        raise SettingsError("not text", "name a profile, or a YAML file relative to this one")
     if is_path(wanted):
         path = Path(os.path.expanduser(source)).parent / os.path.expanduser(wanted)
         return path, str(path)
@@ -193,7 +193,7 @@ def _merged(base: Any, values: Any) -> Any:
 def _built(kind: type[T], values: Any, key: Key) -> T:
     what = dotted(key) or "the file"
     if not isinstance(values, dict):
-        raise Misfit(key, f"{what} is {short_repr(values)}, not keys and values", _SHIPPED)
+        raise InvalidValue(key, f"{what} is {short_repr(values)}, not keys and values", _EXAMPLES)
     hints = get_type_hints(kind)
     refuse_unknown(values, list(hints), key)
     given = {}
@@ -201,16 +201,16 @@ def _built(kind: type[T], values: Any, key: Key) -> T:
         part = next((each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)), None)
         if part is None:
             given[name] = _plain(value, (*key, name))
-        elif value is not None:  # null is as good as absent
+        elif value is not None:  # null means absent
             given[name] = _built(part, value, (*key, name))
     required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
     if missing := [dotted((*key, name)) for name in required if name not in values]:
-        raise Misfit(key, f"{', '.join(missing)} missing", _SHIPPED)
+        raise InvalidValue(key, f"{', '.join(missing)} missing", _EXAMPLES)
     return kind(**given)
 
 
 def _plain(value: Any, key: Key) -> Any:
-    """A value with its unit taken off: '24 GiB' under memory_gib, and '22GiB' in bytes under options.memory."""
+    """Return a value without its unit: '24 GiB' under memory_gib, and '22GiB' in bytes under options.memory."""
     if key == ("options",) and isinstance(value, dict):
         return {name: _bytes(each, (*key, name)) for name, each in value.items()}
     unit = next((unit for suffix, unit in UNITS.items() if key[-1].endswith(suffix)), None)
@@ -222,7 +222,9 @@ def _plain(value: Any, key: Key) -> Any:
         return float(value.removesuffix(unit))
     except ValueError:
         message = f"{dotted(key)} is {short_repr(value)}, not a number of {unit}"
-        raise Misfit(key, message, f"write a number without a unit, or with this one, such as 24 {unit}") from None
+        raise InvalidValue(
+            key, message, f"write a number without a unit, or with this one, such as 24 {unit}"
+        ) from None
 
 
 def _bytes(value: Any, key: Key) -> Any:
@@ -231,4 +233,4 @@ def _bytes(value: Any, key: Key) -> Any:
     try:
         return parse_size(value)
     except SettingsError as error:
-        raise Misfit(key, f"{dotted(key)}: {error.message}", error.hint) from error
+        raise InvalidValue(key, f"{dotted(key)}: {error.message}", error.hint) from error

@@ -1,13 +1,13 @@
-"""Hardware profiles: what a GPU set-up can do, and the option defaults that suit it. Data sheets, not measurements.
+"""Hardware profiles: the data-sheet rates of a GPU set-up, and option defaults for it.
 
-A mistake in a profile is reported with the file, the line, the key and the nearest right one. Imports nothing heavy.
+An error in a profile is reported with the file, the line, the key and the closest valid one. Imports no torch.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,12 +121,23 @@ def _resolved(text: str) -> str:
     aliases = by_file | _gpu_models(names)
     if simplified in aliases:
         return aliases[simplified]
+    raise SettingsError(f"there is no profile {short_repr(text)}", _suggestion(text, names, aliases))
+
+
+def _suggestion(text: str, names: Sequence[str], aliases: Mapping[str, str]) -> str:
+    """Return a hint: the profiles whose names contain `text`, else the closest one, and all of them."""
+    every = f"profiles: {', '.join(names)}; or give a path to a YAML file"
+    letters = re.sub(r"[^a-z0-9]", "", text.lower())
+    containing = [name for name in names if letters and letters in re.sub(r"[^a-z0-9]", "", name)]
+    if len(containing) > 1:
+        return f"it may mean {', '.join(containing)}"
+    if containing:
+        return f"did you mean {containing[0]}? {every}"
     # No file can extend "auto", so it is not suggested to one.
-    near = did_you_mean(simplified, aliases if text == AUTO else [*aliases, AUTO])
+    near = did_you_mean(_simplified(text), aliases if text == AUTO else [*aliases, AUTO])
     for alias, name in aliases.items():
         near = near.replace(f" {alias}?", f" {name}?")
-    hint = f"{near}profiles: {', '.join(names)}; or give a path to a YAML file"
-    raise SettingsError(f"there is no profile {short_repr(text)}", hint)
+    return near + every
 
 
 def _gpu_models(names: Sequence[str]) -> dict[str, str]:

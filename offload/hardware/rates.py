@@ -1,4 +1,4 @@
-"""Hardware as a plan sees it: sizes in bytes, rates in bytes or operations a second, of each GPU and of the host."""
+"""Hardware rates for plans: sizes in bytes, rates in bytes or operations a second, of each GPU and of the host."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..errors import SettingsError
 from ..units import GIB
 from .profiles import Profile
 
-# Where neither the profile nor a measurement says: two channels of DDR4-3200 (more where the links reach their rates,
-# for something must feed them), and the peak of an AVX2 core at 3 GHz.
-# A kernel that only reads reaches this share of the data sheet: BabelStream on an A100 80GB, about 1.75 of 2.04 TB/s;
-# STREAM on desktop CPUs is alike.
+# The fraction of the data sheet's bandwidth that a kernel which only reads achieves: BabelStream on an A100 80GB, about
+# 1.75 of 2.04 TB/s; STREAM on desktop CPUs is alike.
 READ = 0.85
+# Used where neither the profile nor a measurement has a number: two channels of DDR4-3200 (more where the links need it
+# to reach their rates), and the peak of an AVX2 core at 3 GHz.
 ASSUMED_HOST_GB_S = 51.2
 ASSUMED_CORE_GFLOPS = 96.0
 ASSUMED_CORES = 8
@@ -21,10 +21,10 @@ ASSUMED_CORES = 8
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What computes. Rates are those of the data sheet; the link's is the one reached in practice.
+    """The hardware that computes. Rates are those of the data sheet; the link's is the one reached in practice.
 
-    On a CPU the device is the host itself: `memory`, `bandwidth` and `flops` are the host's, and `link` is what is
-    simulated between two parts of its memory. A size of None is not known, and counts as enough.
+    On a CPU the device is the host itself: `memory`, `bandwidth` and `flops` are the host's, and `link` is the rate of
+    a copy within its memory, or of a simulated link. A size of None is unknown, and taken as enough.
     """
 
     name: str
@@ -32,21 +32,22 @@ class Hardware:
     gpus: int  # that share the work; 1 on a CPU
     memory: int | None  # bytes, of each
     bandwidth: float  # bytes a second, of each
-    flops: float  # bf16 operations a second, of each
+    flops: float  # operations a second in `dtype`, of each
     link: float  # bytes a second between the host and each
     host_memory: int | None
     host_bandwidth: float
     host_flops: float
-    assumed: tuple[str, ...] = ()  # names of rates that nobody has said
+    assumed: tuple[str, ...] = ()  # names of rates that were neither given nor measured
+    dtype: str = "bf16"  # in which `flops` is counted: fp16 for a GPU without bf16
 
     @property
     def shared(self) -> bool:
-        """Whether device and host are the same memory."""
+        """Return whether device and host are the same memory."""
         return self.device == "cpu"
 
 
 def describe(profile: Profile, host_memory: int | None = None, cores: int | None = None) -> Hardware:
-    """The hardware of a profile; `host_memory` (bytes) and `cores` are what the machine has where it does not say.
+    """Return the hardware of a profile; `host_memory` (bytes) and `cores` are the machine's, where it has none.
 
     Raises SettingsError for a GPU whose rates are not known.
     """
@@ -54,23 +55,24 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
     memory = host_memory if host.memory_gib is None else int(host.memory_gib * GIB)
     rates = {"host bandwidth": host.bandwidth_gb_s, "host rate": host.bf16_gflops}
     gpu, link = profile.gpu, profile.link
-    fed = profile.gpus * link.bandwidth_gb_s / READ if link else 0.0
-    bandwidth = (host.bandwidth_gb_s or max(ASSUMED_HOST_GB_S, fed)) * 1e9
+    needed = profile.gpus * link.bandwidth_gb_s / READ if link else 0.0
+    bandwidth = (host.bandwidth_gb_s or max(ASSUMED_HOST_GB_S, needed)) * 1e9
     flops = (host.bf16_gflops or (host.cores or cores or ASSUMED_CORES) * ASSUMED_CORE_GFLOPS) * 1e9
     if profile.device == "cpu":
         gpus, sizes = 1, (memory, bandwidth, flops, bandwidth / 2)  # a copy reads and writes
     elif gpu is None or link is None:
         raise SettingsError(
-            f"profile {profile.name} does not say what its GPU and its link can do, which a plan needs",
-            "name one that does with --gpu or --profile, or write one: a profile is a small YAML file",
+            f"profile {profile.name} has no rates for its GPU and link, which a plan needs",
+            "choose one that has with --gpu or --profile, or write one: a profile is a small YAML file",
         )
     else:
         gpus = profile.gpus
         sizes = (int(gpu.memory_gib * GIB), gpu.bandwidth_gb_s * 1e9, gpu.bf16_tflops * 1e12, link.bandwidth_gb_s * 1e9)
     assumed = tuple(name for name, rate in rates.items() if rate is None)
-    return Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed)
+    dtype = "fp16" if profile.options.get("dtype") == "float16" else "bf16"
+    return Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed, dtype)
 
 
 def placed(hardware: Hardware, placement: Placement) -> Hardware:
-    """The same with the link that is simulated, if one is."""
+    """Return the hardware with the simulated link, if there is one."""
     return hardware if placement.link_gb_s is None else replace(hardware, link=placement.link_gb_s * 1e9)

@@ -1,6 +1,6 @@
-"""What a machine can do: its GPUs, their link and its host, each number in the unit that its name ends with.
+"""Schema of a hardware profile: GPUs, their link and the host, each number in the unit that its name ends with.
 
-The numbers come from a data sheet (profile.py) or were measured (measured.py). Imports nothing heavy.
+The numbers come from a data sheet (profiles.py) or a measurement (calibration.py). Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ..config import GROUPS, check_part
 from ..errors import SettingsError
 from ..short_repr import short_repr, short_text
 
-Key = tuple[str, ...]  # where a value stands: ("gpu", "memory_gib")
+Key = tuple[str, ...]  # path of a value: ("gpu", "memory_gib")
 
 UNITS = {"_gib": "GiB", "_gb_s": "GB/s", "_tflops": "TFLOPS", "_gflops": "GFLOPS", "_us": "us"}
-_MOST = {  # more no hardware has: who writes it has taken another unit
+_MAXIMA = {  # no hardware has more: a larger number is in another unit
     "gpus": 1024,
     "gpu.memory_gib": 1024,
     "gpu.bandwidth_gb_s": 100_000,
@@ -33,8 +33,8 @@ _OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name != 
 _KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
 
 
-class Misfit(SettingsError):
-    """A value that makes no sense, and its `key`, by which a reader of files finds its line."""
+class InvalidValue(SettingsError):
+    """An invalid value with its `key`, from which the reader of a file finds the line."""
 
     def __init__(self, key: Key, message: str, hint: str) -> None:
         super().__init__(message, hint)
@@ -46,7 +46,8 @@ class Gpu:
     """One GPU, by its data sheet.
 
     `model` is the name that the driver reports; `memory_gib` in GiB; `bandwidth_gb_s` of the device memory in
-    10^9 bytes a second; `bf16_tflops` dense, in 10^12 operations a second. Raises SettingsError.
+    10^9 bytes a second; `bf16_tflops` dense, in 10^12 operations a second (float16 on a GPU without bf16 units).
+    Raises SettingsError.
     """
 
     model: str
@@ -60,10 +61,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The host-to-device connection of each GPU: what it is, and its rates in practice in 10^9 bytes a second.
+    """The host-to-device connection of each GPU: its kind, and its rates in practice in 10^9 bytes a second.
 
-    `bandwidth_gb_s` is from pinned memory to the device, `to_host_gb_s` back, `pageable_gb_s` from memory that could
-    not be pinned; `latency_us` is what the smallest copy takes, in microseconds. None: not known. Raises SettingsError.
+    `bandwidth_gb_s` is from pinned memory to the device, `to_host_gb_s` back, `pageable_gb_s` from memory that is not
+    pinned; `latency_us` is the time of the smallest copy, in microseconds. None: not known. Raises SettingsError.
     """
 
     kind: str
@@ -80,7 +81,7 @@ class Link:
 class Host:
     """The host's memory in GiB, its read bandwidth in 10^9 bytes a second, its bf16 rate in 10^9 operations a second.
 
-    `cores` are physical. None means: found on the machine. Raises SettingsError.
+    `cores` are physical. None: that of the machine. Raises SettingsError.
     """
 
     memory_gib: float | None = None
@@ -94,7 +95,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A hardware set-up. `gpu` and `link` describe each of its `gpus`; None where the data sheet is not known.
+    """A hardware set-up. `gpu` and `link` describe each of its `gpus`; None if the data sheet is not known.
 
     `options` are defaults for command-line options, by their names in the configuration dataclasses.
     Raises SettingsError for numbers that no hardware has.
@@ -112,39 +113,39 @@ class Profile:
     def __post_init__(self) -> None:
         _check(self, ())
         if self.device not in ("cpu", "cuda"):
-            raise Misfit(("device",), f"device is {short_repr(self.device)}", "use cpu or cuda")
+            raise InvalidValue(("device",), f"device is {short_repr(self.device)}", "use cpu or cuda")
         if self.device == "cpu" and (self.gpus or self.gpu or self.link):
             hint = "use device: cuda, or remove gpus, gpu and link"
-            raise Misfit(("device",), "device is cpu, but GPUs are described", hint)
+            raise InvalidValue(("device",), "device is cpu, but GPUs are described", hint)
         if self.gpu and self.link:
             _check_link(self.link, self.gpu)
         _check_options(self.options)
 
     def with_rates(self, gpu: Gpu | None = None, link: Link | None = None, host: Host | None = None) -> Profile:
-        """This profile with the rates of another source, such as a measurement, where that knows them.
+        """Return this profile with the rates of another source, such as a measurement, where it has them.
 
-        Names and sizes (memory, cores) stay, for they may be limits that somebody chose; only gaps are filled.
+        Names and sizes (memory, cores) are kept, as they may be chosen limits; only missing ones are filled in.
         """
         parts = {"gpu": (self.gpu, gpu), "link": (self.link, link), "host": (self.host, host)}
         return replace(self, **{name: _with_rates(old, new) for name, (old, new) in parts.items()})
 
 
 def did_you_mean(wrong: str, right: Iterable[str]) -> str:
-    """The beginning of a hint; empty where nothing is near."""
+    """Return the beginning of a hint, with the closest name; empty if none is close."""
     close = difflib.get_close_matches(wrong.lower(), list(right), 1)
     return f"did you mean {close[0]}? " if close else ""
 
 
 def refuse_unknown(values: Iterable[Any], known: list[str], key: Key) -> None:
-    """Raises Misfit for the first of the names that is not among the known ones; `key` is where they stand."""
+    """Raise InvalidValue for the first of the names that is not known; `key` is the path of their mapping."""
     for name in values:
         if name not in known:
             hint = f"{did_you_mean(str(name), known)}known here: {', '.join(known)}"
-            raise Misfit((*key, name), f"unknown key {dotted((*key, name))}", hint)
+            raise InvalidValue((*key, name), f"unknown key {dotted((*key, name))}", hint)
 
 
 def dotted(key: Key) -> str:
-    """A key as messages name it: gpu.memory_gib."""
+    """Return a key as messages name it: gpu.memory_gib."""
     return short_text(".".join(map(str, key)))
 
 
@@ -157,39 +158,43 @@ def _with_rates(old: Any, new: Any) -> Any:
 
 
 def _check(part: Any, key: Key) -> None:
-    """Types as annotated, and numbers that can be a size or a rate."""
+    """Raise InvalidValue for a wrong type, and for a number that is no possible size or rate."""
     for name, kind in get_type_hints(type(part)).items():
         value, where = getattr(part, name), (*key, name)
         _check_type(where, value, kind)
         if not isinstance(value, float | int):
             continue
         if not (0 < value < math.inf or (kind is int and value == 0)):
-            raise Misfit(where, f"{dotted(where)} is {short_repr(value)}", "use a positive number")
-        most = _MOST.get(dotted(where), math.inf)
+            raise InvalidValue(where, f"{dotted(where)} is {short_repr(value)}", "use a positive number")
+        most = _MAXIMA.get(dotted(where), math.inf)
         if value > most:
             unit = next((f" {unit}" for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
-            raise Misfit(where, f"{dotted(where)} is {short_repr(value)}", f"no hardware has more than {most:,}{unit}")
+            raise InvalidValue(
+                where, f"{dotted(where)} is {short_repr(value)}", f"no hardware has more than {most:,}{unit}"
+            )
 
 
 def _check_type(key: Key, value: Any, kind: Any) -> None:
     allowed = get_args(kind) or (kind,)
     accepted = (*allowed, int) if float in allowed else allowed
-    if not isinstance(value, accepted) or isinstance(value, bool):  # to Python, True is the int 1
+    if not isinstance(value, accepted) or isinstance(value, bool):  # bool is a subclass of int
         wanted = " or ".join(_KINDS.get(each, each.__name__) for each in allowed)
-        raise Misfit(key, f"{dotted(key)} is {short_repr(value)}, not {wanted}", "correct its value")
+        raise InvalidValue(key, f"{dotted(key)} is {short_repr(value)}, not {wanted}", "correct its value")
 
 
 def _check_link(link: Link, gpu: Gpu) -> None:
-    """All that comes over the link is written to the device's memory."""
+    """Raise InvalidValue for a link that is faster than the device memory into which it copies."""
     for name in ("bandwidth_gb_s", "to_host_gb_s", "pageable_gb_s"):
         rate = getattr(link, name)
         if rate is not None and rate > gpu.bandwidth_gb_s:
             message = f"link.{name} is {rate}, more than the GPU's own memory has ({gpu.bandwidth_gb_s} GB/s)"
-            raise Misfit(("link", name), message, "use GB/s; PCIe 4.0 x16 brings about 25, PCIe 5.0 x16 about 50")
+            raise InvalidValue(
+                ("link", name), message, "use GB/s; PCIe 4.0 x16 reaches about 25, PCIe 5.0 x16 about 50"
+            )
 
 
 def _check_options(options: dict) -> None:
-    """As on the command line: the same names, types and limits. `stop` belongs to a request, not to hardware."""
+    """Check names, types and limits as on the command line. `stop` belongs to a request, not to hardware."""
     refuse_unknown(options, _OPTION_NAMES, ("options",))
     for group in GROUPS:
         for name, kind in get_type_hints(group).items():
@@ -197,11 +202,11 @@ def _check_options(options: dict) -> None:
                 _check_type(("options", name), options[name], kind)
     for name, value in options.items():
         _check_limits({name: value}, ("options", name))
-    _check_limits(options, ("options",))  # and what does not go together
+    _check_limits(options, ("options",))  # combinations
 
 
 def _check_limits(options: dict, key: Key) -> None:
     try:
         check_part(options)
     except SettingsError as error:
-        raise Misfit(key, f"{dotted(key)}: {error.message}", error.hint) from error
+        raise InvalidValue(key, f"{dotted(key)}: {error.message}", error.hint) from error

@@ -1,1 +1,1 @@
-"""What a layer is computed with: attention and its merge, linears, on each device."""
+"""Compute kernels of a decoder layer on each device: attention, the merge of partial attention, linears."""

@@ -1,11 +1,12 @@
-"""Merge a layer's partial results as they come, in the order of their keys, for rows that have not all seen the same.
+"""Accumulators that merge partial attention in the order of the keys; each row may have its own set of keys.
 
-Only the running result is kept, however many pieces there are. One part is added after the other: what other rows have
-seen does not change the last bit of a row's sum.
+Only the running result is stored, whatever the number of partials. Partials are added one after the other, so the bits
+of a row do not depend on the keys of other rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,55 +16,99 @@ from .attention import Partial
 from .native import Kernel
 from .native.calls import merge_call
 
+Attend = Callable[[Tensor, Tensor, int, bool], Any]  # page, queries, seen, causal -> a partial result
+
 
 class Accumulator(Protocol):
-    """Attention of rows `[tokens, heads, head_dim]` over keys that come part by part."""
+    """Running attention of rows `[tokens, heads, head_dim]`, to which partial results are added.
+
+    `in_order`: keys must be added in their order, because the bits of the result depend on it.
+    """
+
+    in_order: bool
+
+    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
+        """Add the attention of the tokens `rows` over a page, as a page format's `attend` computes it."""
+        ...
 
     def add(self, rows: slice, part: Any) -> None:
-        """Merge what these tokens give over the next keys: what the same form's `attend` returned."""
+        """Add the partial result of the tokens `rows` over the next keys, as a page format's `attend` returns it."""
+        ...
+
+    def add_state(self, state: Tensor) -> None:
+        """Add another accumulator's `state` of all rows, over other keys."""
+        ...
+
+    def state(self) -> Tensor:
+        """Return what was added so far, `[tokens, heads, 2 + head_dim]` in fp32: maximum m, sum of exp(logit - m), and
+        that sum over the values."""
         ...
 
     def output(self) -> Tensor:
-        """Return the attention over all that was added, in the shape and type of the queries."""
+        """Return the attention over all keys added so far, in the shape and dtype of the queries."""
         ...
 
 
 class TorchAccumulator:
-    """Adds Partials, by torch's operations on the device of the queries."""
+    """Accumulator of `Partial`s that uses torch operations on the device of the queries."""
 
-    def __init__(self, q: Tensor) -> None:
+    in_order = True
+
+    def __init__(self, q: Tensor, attend: Attend) -> None:
+        self._q, self._attend = q, attend
         self._dtype = q.dtype
-        self._top = torch.full(q.shape[:2], float("-inf"), device=q.device)  # the largest log-sum-exp so far
-        self._total = torch.zeros_like(self._top)
+        self._max_lse = torch.full(q.shape[:2], float("-inf"), device=q.device)
+        self._total = torch.zeros_like(self._max_lse)
         self._out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
 
+    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
+        self.add(rows, self._attend(page, self._q[rows], seen, causal))
+
     def add(self, rows: slice, part: Partial) -> None:
-        top, total, out = self._top[rows], self._total[rows], self._out[rows]
-        highest = torch.maximum(top, part.lse)
-        kept, weight = (top - highest).exp_(), (part.lse - highest).exp_()
-        total.mul_(kept).add_(weight)
-        out.mul_(kept.unsqueeze(-1)).addcmul_(part.out.float(), weight.unsqueeze(-1))
-        top.copy_(highest)
+        max_lse, total, out = self._max_lse[rows], self._total[rows], self._out[rows]
+        new_max = torch.maximum(max_lse, part.lse)
+        decay, weight = (max_lse - new_max).exp_(), (part.lse - new_max).exp_()
+        total.mul_(decay).add_(weight)
+        out.mul_(decay.unsqueeze(-1)).addcmul_(part.out.float(), weight.unsqueeze(-1))
+        max_lse.copy_(new_max)
+
+    def add_state(self, state: Tensor) -> None:
+        other_max, other_total, other_out = state[..., 0], state[..., 1], state[..., 2:]
+        self.add(slice(None), Partial(other_out / other_total.unsqueeze(-1), other_max + other_total.log()))
+
+    def state(self) -> Tensor:
+        return torch.cat((self._max_lse.unsqueeze(-1), self._total.unsqueeze(-1), self._out), dim=-1)
 
     def output(self) -> Tensor:
         return self._out.div_(self._total.unsqueeze(-1)).to(self._dtype)
 
 
 class KernelAccumulator:
-    """Adds the native kernel's unfinished results, exactly as the kernel does among its own pieces of 512 keys.
+    """Accumulator of the native kernel's partial results; merges them as the kernel merges its pieces of 512 keys.
 
-    So a sequence in whole pieces of that length has the same bits here as in one store.
+    A sequence that is cut at multiples of 512 keys therefore gives the same bits here as in one store.
     """
 
-    def __init__(self, kernel: Kernel, q: Tensor) -> None:
-        self._kernel, self._like = kernel, q
+    in_order = True
+
+    def __init__(self, kernel: Kernel, q: Tensor, attend: Attend) -> None:
+        self._kernel, self._like, self._attend = kernel, q, attend
         tokens, heads, head_dim = q.shape
         self._state = torch.zeros((tokens, heads, 2 + head_dim))  # maximum, sum, output
         self._state[..., 0] = float("-inf")
 
+    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
+        self.add(rows, self._attend(page, self._like[rows], seen, causal))
+
     def add(self, rows: slice, part: Tensor) -> None:
-        """`part`: `[pieces, tokens, heads, 2 + head_dim]`."""
+        """Merge `part`, `[pieces, tokens, heads, 2 + head_dim]`."""
         self._kernel.merge(merge_call(self._state[rows], part))
+
+    def add_state(self, state: Tensor) -> None:
+        self.add(slice(None), state.unsqueeze(0))
+
+    def state(self) -> Tensor:
+        return self._state
 
     def output(self) -> Tensor:
         out = torch.empty_like(self._like)

@@ -1,11 +1,11 @@
-"""How torch multiplies a weight, where the native kernel does not; the model does not know.
+"""Linears by torch, for machines and dtypes that the native kernel does not serve.
 
 bf16 and fp16 halve the bytes that decoding reads, but a CPU without matrix instructions for them multiplies several
-rows many times slower than in fp32. There, more than a few rows are multiplied with a copy of the weight in fp32 that
-lives for one product, a block of it at a time. Few rows, as in a verification, stand on the short side of that product:
-there MKL has a fast kernel for 16 of them, so fewer are filled up with zeros. Measured on an AVX2 machine with 2 cores,
-all linears of a model with 106 million weights: 16 rows in 47 ms, 180 as bf16 and 115 as a plain fp32 product; one row
-in bf16 takes 13.
+rows many times slower than in fp32. On such a CPU more than a few rows are multiplied with an fp32 copy of the weight
+that exists for one product only. For the few rows of a verification the copy is made block by block, and the rows are
+the short side of the product: MKL has a fast kernel for 16 rows there, so fewer rows are padded with zeros. Measured on
+an AVX2 machine with 2 cores, all linears of a model with 106 million weights: 16 rows take 47 ms this way, 180 ms in
+bf16 and 115 ms as a plain fp32 product; one row in bf16 takes 13 ms.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-UPCAST_ROWS = 7  # from here on the copy pays; below, reading half the bytes does
+UPCAST_ROWS = 7  # from this many rows the fp32 copy is faster; below, reading half the bytes is
 _SHORT_SIDE = 16
-_WIDE_ROWS = 64  # from here on the plain product is as good
-_BLOCK = 2**21  # numbers of a weight that are copied at once: 8 MB, not far from the cache
+_WIDE_ROWS = 64  # from this many rows the plain fp32 product is as fast
+_BLOCK = 2**21  # elements of a weight that are copied at once: 8 MB in fp32, about a cache
 
 
 @cache
 def multiplies_natively(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether large products in `dtype` run at least as fast as in fp32."""
+    """Return whether large products in `dtype` run at least as fast as in fp32."""
     if device_type != "cpu" or dtype == torch.float32:
         return True
     if dtype != torch.bfloat16:
@@ -34,7 +34,7 @@ def multiplies_natively(device_type: str, dtype: torch.dtype) -> bool:
 
 
 class TorchLinear:
-    """See `Linear` in operations.py."""
+    """A linear by torch; see `Linear` in ops.py."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight
@@ -70,7 +70,7 @@ class TorchLinear:
         columns = F.pad(x.float(), (0, 0, 0, side - rows)).T  # [in, side]
         out = torch.empty((len(self._weight), side), dtype=torch.float32)
         size = max(1, _BLOCK // width)
-        copy = _scratch(size * width)
+        copy = _scratch_buffer(size * width)
         for block, target in zip(self._weight.split(size), out.split(size), strict=True):
             upcast = copy[: block.numel()].view(block.shape).copy_(block)
             torch.mm(upcast, columns, out=target)
@@ -81,10 +81,10 @@ class TorchLinear:
 _local = threading.local()
 
 
-def _scratch(numbers: int) -> Tensor:
-    """Room for so many fp32 numbers, kept by the thread: asking for memory anew each time costs page faults."""
-    room = getattr(_local, "room", None)
-    if room is None or len(room) < numbers:
-        with torch.inference_mode(False):  # else it could only be used in that mode
-            room = _local.room = torch.empty(numbers, dtype=torch.float32)
-    return room
+def _scratch_buffer(elements: int) -> Tensor:
+    """Return this thread's scratch memory of at least `elements` fp32; a fresh allocation costs page faults."""
+    buffer = getattr(_local, "buffer", None)
+    if buffer is None or len(buffer) < elements:
+        with torch.inference_mode(False):  # an inference tensor could not be used outside that mode
+            buffer = _local.buffer = torch.empty(elements, dtype=torch.float32)
+    return buffer

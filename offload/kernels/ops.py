@@ -1,4 +1,4 @@
-"""What a decoder layer is computed with on this machine: torch's operations, or the native kernel's."""
+"""The operations of a decoder layer, by torch or by the native kernel, and the choice between the two."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ class Linear(Protocol):
     """`y = x W^T + b` with W `[out, in]`, prepared for this machine; x is `[tokens, in]`."""
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        """`[tokens, out]`; `onto` is added, and may be overwritten with the result."""
+        """Return y `[tokens, out]`; `onto`, the residual `[tokens, out]`, is added and may be overwritten with y."""
         ...
 
     def wide(self, x: Tensor) -> Tensor:
-        """The same in fp32, in memory of its own."""
+        """Return y `[tokens, out]` in fp32, in a newly allocated tensor."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of W, `[len(ids), in]`: an embedding shares its table with the output head."""
+        """Return rows of W, `[len(ids), in]`, for an embedding that shares its table with the output head."""
         ...
 
     def tensors(self) -> list[Tensor]:
-        """What it consists of."""
+        """Return the tensors that hold the weight and the bias."""
         ...
 
     def over(self, tensors: list[Tensor]) -> Linear:
-        """The same linear in other memory, to which what it consists of is copied."""
+        """Return this linear over other memory, `tensors` like those of `tensors()`; the caller copies the values."""
         ...
 
 
 class Operations(Protocol):
-    """The parts of a layer. A result may be overwritten by the next call of the same operation."""
+    """The operations of a layer. A result may be overwritten by the next call of the same operation."""
 
-    kernel: Kernel | None  # the native kernel, if that is what computes
+    kernel: Kernel | None  # the native kernel; None where torch computes
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Prepare a weight `[out, in]`, of which the caller keeps nothing."""
+        """Return a linear with a weight `[out, in]` and bias `[out]`; the caller must not use the weight afterwards."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """RMSNorm of rows `[tokens, width]`."""
+        """Return the RMSNorm of rows `[tokens, width]`."""
         ...
 
     def gated(self, x: Tensor) -> Tensor:
-        """silu(gate) * up of rows `[tokens, gate and up]`."""
+        """Return silu(gate) * up, `[tokens, width]`, of rows `[tokens, gate and up]`."""
         ...
 
 
 class TorchOperations:
-    """Library operations alone: every device, and the oracle of the native ones."""
+    """Operations by torch, for every device; the tests' reference for the native ones."""
 
     kernel = None
 
@@ -75,13 +75,13 @@ class TorchOperations:
 
 
 def choose_operations(kernel: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Operations:
-    """The native kernel where it can serve, else torch.
+    """Return the native kernel's operations if it supports the model, torch's otherwise.
 
     Args:
-        kernel: "auto", "off", or a level that must be had.
+        kernel: "auto", "off", or the instruction set level that is required.
 
     Raises:
-        SettingsError: a level was asked for, and it cannot serve here; why is in the message.
+        SettingsError: the required level is not available, or does not support the model; the message says why.
     """
     from .native import KernelUnavailable, find_kernel
     from .native.ops import NativeOperations, why_not
@@ -100,7 +100,7 @@ def choose_operations(kernel: str, shape: ModelShape, dtype: torch.dtype, device
 
 
 def check_kernel(kernel: str) -> None:
-    """Raises SettingsError for a level that this machine lacks, whatever the model; "auto" and "off" cost nothing."""
+    """Raise SettingsError for a level that this machine lacks, whatever the model; "auto" and "off" are not checked."""
     if kernel in ("auto", "off"):
         return
     from .native import KernelUnavailable, find_kernel

@@ -1,1 +1,1 @@
-"""Where keys and values lie, and the caches that attend to them: full, retrieval, StreamingLLM."""
+"""Stores for keys and values, and the caches over them: full, retrieval, StreamingLLM."""

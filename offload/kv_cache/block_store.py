@@ -1,4 +1,4 @@
-"""Keys and values in the kernel's blocks of 16 tokens, in host memory."""
+"""Keys and values in the native kernel's blocks of 16 tokens, in host memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .store import Store, gather_chunks
 
 
 class BlockStore(Store):
-    """A store that the native kernel attends to where it lies, whole or by a table of blocks."""
+    """A store that the native kernel attends to in place, whole or by a block table."""
 
     grain = BLOCK
 
@@ -33,8 +33,8 @@ class BlockStore(Store):
     def append(
         self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor], stored: int = 0
     ) -> Tensor:
-        """As in `Store`; the first `stored` tokens are there already, and only their queries are rotated."""
-        self._rotated = _room(self._rotated, q)
+        """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
+        self._rotated = _buffer_for(self._rotated, q)
         self._kernel.append(self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored))
         return self._rotated
 
@@ -49,7 +49,7 @@ class BlockStore(Store):
         return self._attend(layer, q, seen, table)
 
     def _attend(self, layer: int, q: Tensor, seen: int, table: Tensor | None = None) -> Tensor:
-        self._out = _room(self._out, q)
+        self._out = _buffer_for(self._out, q)
         self._kernel.attend(self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out))
         return self._out
 
@@ -85,21 +85,21 @@ class BlockStore(Store):
 
 
 def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory, uninitialised, that takes none until it is written to, in large pages where the system has them.
+    """Return uninitialised memory that is committed on first write, in huge pages where the system has them.
 
-    Walking through a book's keys touches every page of them at every token: with pages of 4 KB the look-up of their
-    addresses costs a tenth of the bandwidth.
+    Attention to a long context touches every memory page at every token: with pages of 4 KB, TLB misses cost a tenth of
+    the bandwidth.
     """
     count = torch.Size(size).numel()
     if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=dtype)
-    # Private: memory that could be shared with other processes does not come in large pages.
+    # Private, because shared memory does not get huge pages.
     memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel built without them
+    with contextlib.suppress(OSError):  # a Linux kernel built without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
 
 
-def _room(buffer: Tensor, like: Tensor) -> Tensor:
-    """The buffer, or a new one where another number of rows is wanted."""
+def _buffer_for(buffer: Tensor, like: Tensor) -> Tensor:
+    """Return the buffer, or a new one of the shape of `like`."""
     return buffer if buffer.shape == like.shape else torch.empty(like.shape, dtype=like.dtype)

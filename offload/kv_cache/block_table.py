@@ -1,4 +1,4 @@
-"""The middle level's cache on a CPU: a list of the full cache's blocks, attended to where they lie, without a copy."""
+"""The retrieval cache on a CPU: a block table over the full cache's blocks, attended to in place, without a copy."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .selection import Refresh, Selector
 
 
 class TableCache(SelectedCache):
-    """The numbers of the selected chunks' blocks, and of the tail's.
+    """A table of the block numbers of the selected chunks and of the tail.
 
-    Tokens that the full cache has not run yet lie in the room behind its own, where it writes when it does run them:
-    what was there is then lost, and `adopt` drops it.
+    Tokens that the full cache has not run yet are stored behind its own. It overwrites them when it runs tokens there,
+    and `adopt` then drops them.
     """
 
     def __init__(
         self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
     ) -> None:
-        """As in `SelectedCache`; chunks are whole blocks, and the full cache's store is a BlockStore."""
+        """Make a cache as in `SelectedCache`; chunks are whole blocks, and the full cache's store is a BlockStore."""
         assert chunk % BLOCK == 0, "chunks are whole blocks"
         super().__init__(full, selector, refresh, budget, chunk, tail)
         self._store: BlockStore = full.store
         self._table = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
-        self._selected = 0  # tokens in the chosen chunks
-        self._writes = -1  # the full cache's count when this cache's own tokens were known to be there
+        self.selection = torch.empty((full.store.shape.layers * full.store.shape.kv_heads, 0), dtype=torch.long)
+        self._writes = -1  # the full cache's `writes` when this cache's own tokens were last intact
 
     def _invalidate(self, unchanged: int) -> bool:
         intact = self._writes == self._full.writes
@@ -39,19 +39,20 @@ class TableCache(SelectedCache):
         super().begin(tokens)
         end = self._length + tokens
         assert end <= self._full.capacity, f"{end} tokens in a cache of {self._full.capacity}"
-        self._writes = self._full.writes = self._full.writes + 1  # another such cache's tokens are lost, not these
+        # Invalidate the tokens of another such cache, not these.
+        self._writes = self._full.writes = self._full.writes + 1
 
-    def _take(self, chosen: Tensor, chunks: int) -> None:
+    def _use(self, chosen: Tensor, chunks: int) -> None:
         each, start, shape = self._chunk // BLOCK, chunks * self._chunk, self._store.shape
-        blocks = chosen.sort(dim=-1).values.unsqueeze(-1) * each + torch.arange(each)
+        self.selection = chosen.sort(dim=-1).values
+        blocks = self.selection.unsqueeze(-1) * each + torch.arange(each)
         tail = torch.arange(start // BLOCK, -(-(start + self._room) // BLOCK)).expand(len(chosen), -1)
         table = torch.cat((blocks.flatten(1), tail), dim=1).view(shape.layers, shape.kv_heads, -1)
         self._table = table.to(torch.int32).contiguous()
-        self._selected = chosen.shape[1] * self._chunk
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # What the full cache holds is not overwritten with this cache's approximation of it.
+        # The full cache's exact tokens are not overwritten with this cache's approximations.
         stored = min(max(self._full.length - self._length, 0), self._inflight)
         q = self._store.append(layer, self._length, q, k, v, self.rows, stored)
-        seen = self._selected + self._length - self._start + 1
+        seen = self.selection.shape[1] * self._chunk + self._length - self.tail_start + 1
         return self._store.attend_table(layer, q, self._table[layer], seen)

@@ -1,4 +1,4 @@
-"""Which store a sequence's keys and values get, by what computes."""
+"""Makes the store that fits the backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .store import PlainStore, Store
 def new_store(
     kernel: Kernel | None, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device
 ) -> Store:
-    """Return room for the keys and values of a sequence of up to `capacity` tokens, uninitialised, in one memory."""
+    """Return an empty store for a sequence of up to `capacity` tokens, all in one memory."""
     if kernel is not None:
         return BlockStore(kernel, shape, capacity, dtype)
     return PlainStore(shape, capacity, dtype, device)

@@ -1,7 +1,7 @@
 """The KV cache protocol, and the full cache, which keeps every token.
 
-The decoder asks the cache to attend. The cache also rotates keys and queries, because a cache that drops tokens
-(StreamingLLM, H2O) gives the rest positions of its own.
+The decoder calls the cache for attention. The cache also rotates keys and queries, because a cache that drops tokens
+(StreamingLLM, H2O) renumbers the positions of the others.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..architecture.rope import Rope
 from ..sequence import Watermarks
 from .store import Store
 
-QUERIES = 64  # rows of a pass whose queries are kept: more than one verification has
+QUERIES = 64  # newest rows of a pass whose queries are kept: more than a verification has
 
 
 class Attends(Protocol):
     """Attention as a decoder layer calls it."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store the in-flight keys and values, and attend to them (causally) and to all committed ones.
+        """Store the in-flight keys and values, and attend causally to them and to all committed ones.
 
-        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, none of them rotated yet;
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, not rotated yet;
         returns `[tokens, heads, head_dim]`.
         """
         ...
@@ -39,21 +39,21 @@ class KVCache(Attends, Protocol):
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """Return the number of committed tokens."""
         ...
 
     def begin(self, tokens: int) -> None:
-        """Announce so many in-flight tokens, following the committed ones. Raises AssertionError beyond capacity."""
+        """Begin a pass over `tokens` tokens behind the committed ones. Raises AssertionError beyond capacity."""
         ...
 
     def commit(self) -> None:
-        """Make the in-flight tokens part of the sequence."""
+        """Commit the in-flight tokens."""
         ...
 
     def truncate(self, length: int) -> int:
         """Roll back to the first `length` tokens, at most the committed length.
 
-        Returns how many are left: fewer if the cache has dropped tokens that it would need, and has to start over.
+        Returns the new length, 0 if the cache has dropped tokens that it would need and has to start over.
         """
         ...
 
@@ -61,8 +61,8 @@ class KVCache(Attends, Protocol):
 class FullCache:
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
-    All caches of the sequence share `rope`. `marks` records what has changed, for caches that copy from the store;
-    `writes` counts passes, for caches that use the store's room behind the committed tokens.
+    All caches of the sequence share `rope`. `marks` records rollbacks, for caches that copy from the store; `writes`
+    counts passes, for caches that use the store's memory behind the committed tokens.
     """
 
     def __init__(self, store: Store, rope: Rope, capacity: int) -> None:
@@ -74,9 +74,9 @@ class FullCache:
         self._length = 0
         self._inflight = 0
         self._rows: tuple[Tensor, Tensor] | None = None
-        self._next: tuple[int, int] | None = None  # the layer that attends, and its next token's position
+        self._next: tuple[int, int] | None = None  # the current layer, and its next token's position
         self._queries: Tensor | None = None
-        self._num_queries, self._queries_end = 0, -1  # kept queries, and the position behind the last of them
+        self._num_queries, self._queries_end = 0, -1  # number of kept queries, and the position behind the last one
 
     @property
     def length(self) -> int:
@@ -137,7 +137,7 @@ class FullCache:
     def query(self) -> Tensor | None:
         """Return the rotated queries `[layers, heads, head_dim]` of the newest committed token.
 
-        None if they were not kept: the token was run before `keep_queries`, or rolled back to from too far.
+        Returns None if it was not kept: the token was run before `keep_queries`, or the rollback to it was too long.
         """
         behind = self._queries_end - self._length
         if self._queries is None or not 0 <= behind < self._num_queries:

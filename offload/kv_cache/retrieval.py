@@ -1,20 +1,24 @@
-"""The middle level's cache on any device: the selected chunks are copied to where attending to them is quick."""
+"""The retrieval cache on any device: the selected chunks are copied to a contiguous store on the device."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..levels import PADDING
 from .full import FullCache
 from .selected import SelectedCache
 from .selection import Refresh, Selector
 
 
 class CopiedCache(SelectedCache):
-    """Copies of the selected chunks in slots of a store of its own, and the tail behind them.
+    """Copies of the selected chunks in the slots of a separate store, and the tail behind them.
 
-    Order does not matter to attention once keys are rotated, so a chunk stays in its slot as long as it is selected,
-    and a new selection copies only the chunks that are new to it.
+    Attention does not depend on the order of rotated keys, so a chunk stays in its slot as long as it is selected, and
+    a new selection copies only its new chunks.
+
+    A row of `selection` is in the order of the slots, with -1 for an empty or outdated one. Tokens of the tail before
+    position `exact_end` are copies of the full cache's.
     """
 
     def __init__(
@@ -22,60 +26,60 @@ class CopiedCache(SelectedCache):
     ) -> None:
         super().__init__(full, selector, refresh, budget, chunk, tail)
         shape = full.store.shape
-        self.store = full.store.near(self._slots * chunk + self._room)
-        assert chunk % self.store.grain == 0, "a slot is made of whole grains"
-        self._chosen = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
-        self._exact = 0  # the tail's tokens before this position are copies of the full cache's
-        self.copied_chunks = 0  # so far, of all layers and heads
+        self.store = full.store.near(self._slots * chunk + self._room + PADDING)
+        assert chunk % self.store.grain == 0, "a slot is a multiple of the store's grain"
+        self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
+        self.exact_end = 0
+        self.copied_chunks = 0  # since creation, of all layers and heads
 
     @property
     def position(self) -> int:
-        """Where in `store` the first in-flight token lies; `rows` are the rotations of all of them."""
-        return self._position(self._length)
+        """Return the index in `store` of the first in-flight token; `rows` are the rotations of all of them."""
+        return self.position_of(self._length)
 
-    def _position(self, token: int) -> int:
-        """Return where in the store a token of the tail lies."""
-        return self._chosen.shape[1] * self._chunk + token - self._start
+    def position_of(self, token: int) -> int:
+        """Return the index in the store of a token of the tail."""
+        return self.selection.shape[1] * self._chunk + token - self.tail_start
 
     def _invalidate(self, unchanged: int) -> bool:
-        self._exact = min(self._exact, unchanged)
-        if unchanged < self._start:
-            self._chosen[self._chosen >= unchanged // self._chunk] = -1  # in a slot, but no longer that chunk
+        self.exact_end = min(self.exact_end, unchanged)
+        if unchanged < self.tail_start:
+            self.selection[self.selection >= unchanged // self._chunk] = -1  # the slot's tokens have changed
         return True
 
     def begin(self, tokens: int) -> None:
         super().begin(tokens)
-        start, end = max(self._exact, self._start), min(self._full.length, self._length)
+        start, end = max(self.exact_end, self.tail_start), min(self._full.length, self._length)
         if start < end:
-            self.store.write(self._position(start), *self._full.store.read(start, end))
-            self._exact = end
+            self.store.write(self.position_of(start), *self._full.store.read(start, end))
+            self.exact_end = end
 
-    def _take(self, chosen: Tensor, chunks: int) -> None:
-        extra = chosen.shape[1] - self._chosen.shape[1]
+    def _use(self, chosen: Tensor, chunks: int) -> None:
+        extra = chosen.shape[1] - self.selection.shape[1]
         if extra:
-            padded = torch.nn.functional.pad(self._chosen, (0, max(extra, 0)), value=-1)
-            self._chosen = padded[:, : chosen.shape[1]]
+            padded = torch.nn.functional.pad(self.selection, (0, max(extra, 0)), value=-1)
+            self.selection = padded[:, : chosen.shape[1]]
         self._replace(chosen, chunks)
-        self._exact = chunks * self._chunk
+        self.exact_end = chunks * self._chunk
 
     def _replace(self, wanted: Tensor, chunks: int) -> None:
-        """Put the wanted chunks into the slots of those that are not wanted any more; each row has as many of both."""
+        """Copy newly wanted chunks into the slots of chunks that are no longer wanted, equally many in each row."""
         is_wanted, is_there = (
             torch.zeros((len(wanted), chunks + 1), dtype=torch.bool, device=wanted.device) for _ in range(2)
         )
         is_wanted.scatter_(1, wanted, True)
         is_wanted[:, chunks] = False
-        empty = (self._chosen < 0) | (self._chosen >= chunks)
-        there = self._chosen.masked_fill(empty, chunks)  # the last column stands for an empty slot
+        empty = (self.selection < 0) | (self.selection >= chunks)
+        there = self.selection.masked_fill(empty, chunks)  # the last column means an empty slot
         is_there.scatter_(1, there, True)
         row, slot = (~is_wanted.gather(1, there)).nonzero(as_tuple=True)
         same_row, column = (~is_there.gather(1, wanted)).nonzero(as_tuple=True)
-        assert torch.equal(row, same_row), "a row has lost or doubled a chunk"
+        assert torch.equal(row, same_row), "each row has as many new chunks as free slots"
         chunk = wanted[row, column]
-        self._chosen = self._chosen.clone()
-        self._chosen[row, slot] = -1  # an interrupt must not leave a slot under a wrong name
+        self.selection = self.selection.clone()
+        self.selection[row, slot] = -1  # an interrupt must not leave a slot with a wrong chunk number
         self.store.put(row, slot, self._chunk, *self._full.store.gather(row, chunk, self._chunk))
-        self._chosen[row, slot] = chunk
+        self.selection[row, slot] = chunk
         self.copied_chunks += len(row)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -84,5 +88,5 @@ class CopiedCache(SelectedCache):
 
     def truncate(self, length: int) -> int:
         super().truncate(length)
-        self._exact = min(self._exact, length)
+        self.exact_end = min(self.exact_end, length)
         return length

@@ -1,4 +1,4 @@
-"""The middle level's cache: a few percent of the full cache's KV. Where that lies is a subclass's business."""
+"""The base of the retrieval caches: a few percent of the full cache's KV. Subclasses copy it or refer to it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from .selection import Refresh, Selector, choose
 
 
 class SelectedCache(ABC):
-    """A KVCache of selected chunks of a full cache and, behind them, the newest tokens without a gap (the tail).
+    """A KVCache of selected chunks of a full cache, followed by the newest tokens without a gap (the tail).
 
-    Its own keys and values are only those of tokens that the full cache has not run yet; `adopt` takes over those that
-    it has. The chunks are selected again when the selection is out of date (`Refresh`) or the tail is crowded.
+    It computes keys and values only of tokens that the full cache has not run yet; `adopt` replaces them by the full
+    cache's. The chunks are selected again when the selection is out of date (`Refresh`) or the tail is nearly full.
+
+    `selection` `[layers * kv_heads, slots]` has the chunk numbers attended to, and `tail_start` is the position in the
+    sequence where the chunks end and the tail begins.
     """
+
+    selection: Tensor
 
     def __init__(
         self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
     ) -> None:
-        """`budget` tokens in chunks of `chunk`; room for `tail` tokens beside, twice the longest draft."""
+        """Select up to `budget` tokens in chunks of `chunk`; the tail has `tail` tokens, twice the longest draft."""
         self._full, self._selector, self._refresh = full, selector, refresh
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
-        self._start = 0  # position in the sequence where the chunks end and the tail begins
+        self.tail_start = 0
         self._length = self._inflight = 0
         self._rebuild = True
         full.keep_queries()
@@ -42,52 +47,52 @@ class SelectedCache(ABC):
         self._rebuild = True
 
     def adopt(self) -> None:
-        """Take over the full cache's tokens, which must all be in the sequence; keep those that only this one has run.
+        """Adopt the full cache's tokens, which must all be in the sequence; keep those that only this cache has run.
 
-        They are dropped where they cannot be kept: overwritten, or under a selection that has to be made again.
+        Those are dropped if they have been overwritten, or if the chunks have to be selected again.
         """
         full = self._full.length
-        unchanged = self._full.marks.look(self, full)
+        unchanged = self._full.marks.update(self, full)
         self._selector.truncate(unchanged)
-        if unchanged < self._start:
+        if unchanged < self.tail_start:
             self._rebuild = True
         intact = self._invalidate(unchanged)
         self._length = max(self._length, full) if intact and not self._rebuild else full
 
     @abstractmethod
     def _invalidate(self, unchanged: int) -> bool:
-        """Forget what was taken from tokens of the full cache at position `unchanged` or later.
+        """Invalidate whatever comes from tokens of the full cache at position `unchanged` or later.
 
-        Returns whether the keys and values that only this cache has are still there.
+        Returns whether the keys and values that only this cache has are intact.
         """
 
     def begin(self, tokens: int) -> None:
         end = self._length + tokens
         if self._length <= self._full.length and (self._rebuild or self._is_due(end)):
             self._select()
-        assert not self._rebuild and end - self._start <= self._room, "a draft longer than the tail"
+        assert not self._rebuild and end - self.tail_start <= self._room, "a draft longer than the tail"
         self._inflight = tokens
         self.rows = self._full.rope.rows(self._length, end)
 
     def _is_due(self, end: int) -> bool:
-        crowded = end - self._start > self._chunk + self._tail // 2
-        return crowded or self._refresh.due(self._length)
+        nearly_full = end - self.tail_start > self._chunk + self._tail // 2
+        return nearly_full or self._refresh.due(self._length)
 
     def _select(self) -> None:
-        self._rebuild = True  # until it is done: an interrupt must not leave an old selection under new lengths
+        self._rebuild = True  # until done: an interrupt must not leave the old selection with the new length
         chunks = max(self._length - 1, 0) // self._chunk  # the newest token stays in the tail
-        self._take(choose(self._selector, self._full, chunks, min(self._slots, chunks)), chunks)
-        self._start = chunks * self._chunk
+        self._use(choose(self._selector, self._full, chunks, min(self._slots, chunks)), chunks)
+        self.tail_start = chunks * self._chunk
         self._rebuild = False
         self._refresh.start(self._length)
 
     @abstractmethod
-    def _take(self, chosen: Tensor, chunks: int) -> None:
-        """Attend from now on to the `chosen` `[layers * kv_heads, slots]` of the first `chunks` chunks."""
+    def _use(self, chosen: Tensor, chunks: int) -> None:
+        """Attend from now on to the chunks `chosen` `[layers * kv_heads, slots]`, out of the first `chunks`."""
 
     @abstractmethod
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As in `KVCache`."""
+        """Store and attend as in `KVCache`."""
 
     def commit(self) -> None:
         self._length += self._inflight
@@ -97,6 +102,6 @@ class SelectedCache(ABC):
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
         self._inflight = 0
         self._length = length
-        if length < self._start:
+        if length < self.tail_start:
             self._rebuild = True
         return length

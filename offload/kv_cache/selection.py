@@ -1,8 +1,8 @@
-"""Which chunks of the full cache the middle level attends to, and when to choose anew (TriForce, section 4.1).
+"""Selection of the full cache's chunks for the retrieval cache, and when to repeat it (TriForce, section 4.1).
 
-A chunk is a few neighbouring tokens. Each layer and KV head has a choice of its own. A chunk is scored by the newest
-committed query, averaged over the heads that share the KV head, against the chunk's mean key; the sink and the most
-recent chunks are always in.
+A chunk is a few neighbouring tokens. Each layer and KV head has its own selection. A chunk's score is the product
+of the newest committed query, averaged over the heads that share the KV head, and the chunk's mean key. The sink and
+the most recent chunks are always selected.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .full import FullCache
 
 
 class Selector(Protocol):
-    """Which chunks of the full cache to attend to."""
+    """A policy that selects chunks of the full cache."""
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
-        """Choose `slots` of the first `chunks` chunks (more than `slots`): numbers `[layers * kv_heads, slots]`."""
+        """Return `slots` of the first `chunks` chunk numbers (more than `slots`), `[layers * kv_heads, slots]`."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Tokens at `length` and later may have changed since the last selection."""
+        """Note that tokens at position `length` and later may have changed since the last selection."""
         ...
 
 
 def choose(selector: Selector, full: FullCache, chunks: int, slots: int) -> Tensor:
-    """`slots` of the first `chunks` chunks, all of them where there are no more: `[layers * kv_heads, slots]`."""
+    """Return `slots` of the first `chunks` chunks, or all if there are no more: `[layers * kv_heads, slots]`."""
     if chunks > slots:
         return selector.select(full, chunks, slots)
     shape = full.store.shape
@@ -36,7 +36,7 @@ def choose(selector: Selector, full: FullCache, chunks: int, slots: int) -> Tens
 
 
 class RecencySelector:
-    """The sink and the most recent chunks, StreamingLLM's choice: the paper's ablation."""
+    """Selects the sink and the most recent chunks, as StreamingLLM does: the paper's ablation."""
 
     def __init__(self, sink: int, chunk: int) -> None:
         self._sink = -(-sink // chunk)
@@ -52,16 +52,16 @@ class RecencySelector:
 
 
 class RetrievalSelector:
-    """The chunks that the newest query points at. Mean keys are kept and only ever made for new chunks.
+    """Selects the chunks whose mean keys score highest with the newest query.
 
-    Selecting takes O(context / chunk).
+    Mean keys are kept, and computed only for new chunks. A selection takes O(context / chunk) time.
     """
 
     def __init__(self, sink: int, chunk: int) -> None:
         self._sink = -(-sink // chunk)
         self._chunk = chunk
-        self._done = 0  # chunks whose mean key is there
-        self._means: Tensor | None = None  # [layers, kv_heads, room, head_dim]
+        self._done = 0  # chunks whose mean keys are computed
+        self._means: Tensor | None = None  # [layers, kv_heads, chunks of the capacity, head_dim]
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
         self._add_means(full, chunks)
@@ -74,10 +74,12 @@ class RetrievalSelector:
     def _scores(self, full: FullCache, chunks: int) -> Tensor:
         means = self._means[:, :, :chunks].flatten(0, 1)
         query = full.query()
-        if query is None:  # nothing to ask with: prefer what is recent
+        if query is None:  # no query was kept: prefer recent chunks
             return torch.arange(chunks, dtype=torch.float32, device=means.device).repeat(len(means), 1)
         layers, _, head_dim = query.shape
-        query = query.view(layers, self._means.shape[1], -1, head_dim).float().mean(2)  # a mean of scores, and cheaper
+        query = (
+            query.view(layers, self._means.shape[1], -1, head_dim).float().mean(2)
+        )  # equals the mean of the scores, and is cheaper
         return torch.bmm(means, query.to(means.dtype).flatten(0, 1).unsqueeze(-1)).squeeze(-1).float()
 
     def _add_means(self, full: FullCache, chunks: int) -> None:
@@ -97,22 +99,22 @@ class RetrievalSelector:
 
 
 class Refresh:
-    """When to select again: every so many tokens, or when acceptance has fallen since the last time."""
+    """When to select again: every `every` tokens, or if None when acceptance has fallen since the last selection."""
 
     def __init__(self, every: int | None, fall: float = 0.9, least: int = 8) -> None:
         self._every = every
         self._fall = fall
-        self._least = least  # tokens between two selections, and what the reference is measured over
+        self._least = least  # fewest tokens between two selections
         self.start(0)
 
     def start(self, length: int) -> None:
-        """A selection was made with so many tokens in the context."""
+        """Note that a selection was made when the sequence had `length` tokens."""
         self._since = length
         self._moving: float | None = None
         self._best = 0.0
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """So many of the middle level's tokens were drafted and accepted."""
+        """Note how many tokens were drafted with the selection, and how many of them were accepted."""
         if drafted:
             rate = accepted / drafted
             weight = min(1.0, drafted / 16)
@@ -120,7 +122,7 @@ class Refresh:
             self._best = max(self._best, self._moving)
 
     def due(self, length: int) -> bool:
-        """Whether to select again at this length."""
+        """Return whether to select again at this length of the sequence."""
         grown = length - self._since
         if self._every is not None:
             return grown >= self._every

@@ -1,6 +1,6 @@
 """Stores: memory for a sequence's rotated keys and values, and attention over it.
 
-A store knows positions, not lengths: which tokens are committed is its cache's business.
+A store addresses tokens by position. Its cache tracks which of them are committed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
+from ..kernels import triton
 from ..kernels.attention import attend, attend_causal, merge
+from ..kernels.triton.accumulate import attend_stored as attend_stored_by_triton
 
 
 class Store(Protocol):
@@ -21,11 +23,11 @@ class Store(Protocol):
     shape: ModelShape
     dtype: torch.dtype
     device: torch.device
-    grain: int  # tokens that can only be selected together
-    span: int = 0  # tokens between two borders that no chunk may cross; 0: no borders
+    grain: int  # tokens that are always selected together
+    span: int = 0  # tokens per page, whose borders no chunk may cross; 0: no pages
 
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
-        """Begin a pass over tokens from position `start` on; each layer's come in chunks of `chunk`, or all at once."""
+        """Begin a pass over tokens from position `start` on; each layer appends chunks of `chunk`, or all at once."""
 
     def end(self) -> None:
         """End the pass; its tokens are committed."""
@@ -53,19 +55,19 @@ class Store(Protocol):
         ...
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
-        """Store what `read` or `export` gave, from position `start` on."""
+        """Store keys and values, shaped as `read` returns them, from position `start` on."""
         ...
 
     def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return what `read` does, as copies in host memory."""
+        """Return keys and values as `read` does, as copies in host memory."""
         return tuple(x.to("cpu", copy=True, memory_format=torch.contiguous_format) for x in self.read(start, end))
 
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
-        """Store what `gather` gave in other chunks of the same rows."""
+        """Store keys and values from `gather` in other chunks of the same rows."""
         ...
 
     def near(self, capacity: int) -> Store:
-        """Return an empty store for the same model on the device; `write` and `put` are for such a store."""
+        """Return an empty store for the same model on the device, to `write` and `put` to."""
         ...
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -81,13 +83,13 @@ class Store(Protocol):
 
 
 class PlainStore(Store):
-    """Keys `[layers, kv_heads, capacity, head_dim]`, values alike, attended to by torch's kernels."""
+    """Keys and values, each `[layers, kv_heads, capacity, head_dim]`, attended to by torch's kernels."""
 
     grain = 1
 
     def __init__(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.capacity, self.dtype, self.device = shape, capacity, dtype, device
-        # Not zeroed: memory that is never reached is never touched, so an early end costs nothing.
+        # Not zeroed: memory that is never used is never committed, so a short sequence costs little.
         size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
 
@@ -109,12 +111,12 @@ class PlainStore(Store):
         self._keys[:, :, at], self._values[:, :, at] = keys, values
 
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
-        for ours, theirs in ((self._keys, keys), (self._values, values)):
-            whole = ours.shape[2] // size * size
-            ours[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] = theirs
+        for target, source in ((self._keys, keys), (self._values, values)):
+            whole = target.shape[2] // size * size
+            target[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] = source
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return all memory of a layer: keys and values `[kv_heads, capacity, head_dim]`, to be written to."""
+        """Return a layer's keys and values `[kv_heads, capacity, head_dim]` as views, to be written to."""
         return self._keys[index], self._values[index]
 
     def clear(self) -> None:
@@ -133,7 +135,7 @@ class PlainStore(Store):
 
 
 def gather_chunks(keys: Tensor, values: Tensor, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Do what `Store.gather` does from keys and values `[layers, kv_heads, tokens, head_dim]`."""
+    """Copy chunks as in `Store.gather` from keys and values `[layers, kv_heads, tokens, head_dim]`."""
     whole = keys.shape[2] // size * size
     return tuple(x[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] for x in (keys, values))
 
@@ -143,8 +145,10 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
     q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
     """
+    if triton.serves(q):
+        return attend_stored_by_triton(q, keys, values)
     tokens, start = len(q), keys.shape[1] - len(q)
-    if tokens == 1:  # a lone token sees everything, itself included: nothing to mask, one part
+    if tokens == 1:  # one token sees all keys, its own included, so no mask is needed
         return attend(q, keys, values).out
     parts = [attend_causal(q, keys[:, start:], values[:, start:])]
     if start > 0:

@@ -1,6 +1,6 @@
-"""The StreamingLLM cache (arXiv 2309.17453): the first tokens and the latest, at positions inside the cache.
+"""The StreamingLLM cache (arXiv 2309.17453): the first and the latest tokens, at positions inside the cache.
 
-It runs for ever in constant memory, and forgets what lies between: good enough to draft with.
+Its memory is constant. It drops the tokens in between, which is good enough to draft with.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from .store import attend_stored
 class StreamingCache:
     """Attends to the first `sink` tokens and to the `window` tokens before those in flight.
 
-    Keys are kept before RoPE. At every pass the tokens attended to are numbered from 0 and rotated there, so no
-    position is ever larger than the cache. A stretch of dropped tokens is kept for rollback; further back than that,
-    `truncate` starts over.
+    Keys are kept before RoPE. Every pass numbers the tokens that it attends to from 0 and rotates them there, so no
+    position exceeds the cache. Some tokens before the window are kept for rollback; a longer `truncate` starts over.
     """
 
     def __init__(
@@ -32,18 +31,23 @@ class StreamingCache:
         device: torch.device,
     ) -> None:
         self._sink, self._window, self._most = sink, window, inflight
-        self._room = sink + 2 * window + 2 * inflight  # half of it between sink and window is for rollback
+        self._room = sink + 2 * window + 2 * inflight  # about half of it is for rollback
         self._rope = rope
         self._length = 0
         self._dropped = 0  # tokens between the sink and the oldest of the others
         self._inflight = 0
-        self._seen: slice = slice(0, 0)  # the window's place in the buffer
+        self._seen: slice = slice(0, 0)  # the window and the in-flight tokens in the buffer
         size = (shape.layers, shape.kv_heads, self._room, shape.head_dim)
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
 
     @property
     def length(self) -> int:
         return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of keys and values."""
+        return self._keys.nbytes + self._values.nbytes
 
     def begin(self, tokens: int) -> None:
         stored = self._length - self._dropped
@@ -56,7 +60,7 @@ class StreamingCache:
         self._positions = self._rope.rows(0, attended)
 
     def _compact(self) -> int:
-        """Drop the oldest tokens behind the sink, all but a window and what rollback may need; what is left."""
+        """Drop tokens behind the sink, except a window and some for rollback; return how many tokens are left."""
         stored = self._length - self._dropped
         kept = self._window + (self._room - self._sink - self._window) // 4
         source = slice(stored - kept, stored)
@@ -82,7 +86,7 @@ class StreamingCache:
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
         self._inflight = 0
-        # A full window must be left, or nothing dropped yet: else the queries would see less than they should.
+        # Unless a full window is left, or nothing was dropped, queries would see fewer tokens than they should.
         if self._dropped and length < self._dropped + self._sink + self._window:
             length = self._dropped = 0
         self._length = length

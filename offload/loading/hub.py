@@ -1,81 +1,76 @@
-"""Resolves a model's name to a local path: a folder, a .gguf file, the embedded model or a hub id."""
+"""Finds and fetches a model's files: a folder, a .gguf file, the embedded model or a hub id becomes a local path."""
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..architecture.dims import Dimensions
+from ..architecture.known import KNOWN, read_shape
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
-from .bundled import EMBEDDED, discard, fetch_embedded, installed_path
+from .bundled import discard, fetch_embedded, installed_path
+from .pickled import convert_pickled, converted_folder, is_pickled
+from .registry import EVERY_FORM, ModelSource, resolve
+from .safetensors import Checkpoint, FolderCheckpoint
 
-if TYPE_CHECKING:
-    from .safetensors import Checkpoint
-
-FetchProgress = Callable[[str, int, int], None]  # the step, units done, units in all
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# Repositories may contain the weights twice, in subfolders or consolidated beside the shards: fetch them once.
+FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
+# The weights once: repositories may have them again in folders, or consolidated beside the shards.
 _HUB_FILES = {
     "allow_patterns": ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"],
     "ignore_patterns": ["*/*", "consolidated*"],
 }
-_WAYS = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or " + ", ".join(EMBEDDED)
+_PICKLED_FILES = _HUB_FILES | {"allow_patterns": [*_HUB_FILES["allow_patterns"], "pytorch_model*.bin"]}
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Ignore the progress of a fetch."""
+    """Ignore progress: the FetchProgress of callers who show none."""
 
 
 def locate(name: str, home: Path | None = None, progress: FetchProgress = silent, refresh: bool = False) -> Path:
-    """Return the local folder or .gguf file of a model, fetching it if necessary.
+    """Return the local folder or .gguf file of a model, fetching it if need be.
 
     Args:
         name: the value of --model.
         home: triforce's cache folder; None for the platform's. Hub models go to huggingface_hub's own cache.
-        progress: called while the embedded model is fetched.
-        refresh: query the hub even if the model is in its cache, and replace a damaged embedded model.
+        progress: called while the embedded model is fetched, and while weights are converted.
+        refresh: what `pull` does beyond that: ask the hub even if the model is in its cache, replace a damaged
+            embedded model, and convert weights that exist only pickled. Without it they are refused.
 
     Raises:
-        ModelNotFound, FetchError.
+        ModelNotFound, FetchError, CheckpointError.
     """
-    path = check_name(name)
-    if name in EMBEDDED:
-        home = home or default_home()
-        installed = installed_path(name, home)
-        if installed and refresh and not _is_sound(installed):
-            discard(installed)
-            installed = None
-        return installed or fetch_embedded(name, home, progress)
-    return path or _from_hub(name, refresh)
+    source, home = resolve(name), home or default_home()
+    if source.kind == "embedded":
+        return _embedded(source.target, home, progress, refresh)
+    if source.kind == "hub":
+        return _from_hub(source.target, home, progress, refresh)
+    path = Path(source.target)
+    return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
 
 
-def check_name(name: str) -> Path | None:
-    """Check that a name can be located; return its local path, or None for the embedded model and hub ids.
+def dimensions(name: str, home: Path | None = None) -> Dimensions:
+    """Return the dimensions of a model, with its `context` in tokens, from as little of it as possible.
 
-    Raises ModelNotFound. Imports nothing heavy: a mistyped name is refused at once.
+    Those of well-known models need no file. Of a folder or a hub model config.json is read, which is fetched if it is
+    not in the hub's cache; of a GGUF file, the header. Raises as `locate`, UnsupportedModel.
     """
-    if not name:
-        raise ModelNotFound("the model's name is empty", _WAYS)
-    if name in EMBEDDED:
-        return None
-    try:
-        path = Path(name).expanduser()
-        if path.exists():
-            return path
-    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long, no permission
-        raise ModelNotFound(f"{name[:80]} is no usable path: {error}", _WAYS) from error
-    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
-        close = difflib.get_close_matches(name.lower(), EMBEDDED, 1)
-        raise ModelNotFound(f"no model at {name}", f"did you mean {close[0]}? " + _WAYS if close else _WAYS)
-    return None
+    source = resolve(name)
+    if source.kind == "path":
+        path = Path(source.target)
+        return read_shape(path / "config.json") if path.is_dir() else open_checkpoint(path).shape
+    cached = _cached_config(source.target) if name == source.target and source.kind == "hub" else None
+    if cached is None and source.known is not None:
+        return KNOWN[source.known]
+    return read_shape(cached or _fetched_config(source.target))
 
 
-def draft_error(error: TriforceError) -> TriforceError:
-    """Return an error about a model as one about the draft model."""
-    return type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft"))
+def describe_source(name: str) -> str:
+    """Return where a well-known model comes from, with its licence; empty for one that the user has named exactly."""
+    source: ModelSource = resolve(name)
+    if source.kind != "hub" or not source.note:
+        return ""
+    return f"{source.target}: {source.note}"
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -86,15 +81,32 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return FolderCheckpoint(path)
     with path.open("rb") as file:
         if path.suffix == ".gguf" or file.read(4) == b"GGUF":
-            from .gguf import GGUFCheckpoint  # imports torch
+            from .gguf import GGUFCheckpoint  # it imports torch
 
             return GGUFCheckpoint(path)
-    raise ModelNotFound(f"{path} is neither a folder nor a .gguf file", _WAYS)
+    raise ModelNotFound(f"{path} is neither a folder nor a .gguf file", EVERY_FORM)
+
+
+def _embedded(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
+    installed = installed_path(name, home)
+    if installed and refresh and not _is_sound(installed):
+        discard(installed)
+        installed = None
+    return installed or fetch_embedded(name, home, progress)
+
+
+def _unpickled(folder: Path, name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
+    """Return the conversion of a folder with pickled weights, made now if `refresh`. Raises ModelNotFound without."""
+    converted = converted_folder(folder, home)
+    if converted.is_dir():
+        return converted
+    if refresh:
+        return convert_pickled(folder, home, progress)
+    raise ModelNotFound(f"{name} has only pickled weights", f"`triforce pull {name}` converts them once, safely")
 
 
 def _is_sound(path: Path) -> bool:
     """Return whether a folder's config, tensors and tokenizer can be read."""
-    from .safetensors import FolderCheckpoint
     from .tensor_checks import check_tensors
 
     try:
@@ -106,24 +118,57 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _from_hub(name: str, refresh: bool) -> Path:
-    """Return the snapshot folder of a hub model. Raises FetchError, ModelNotFound."""
+def _from_hub(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
+    if not refresh and (cached := _cached_snapshot(name, home)) is not None:
+        return cached
+    path = _download(name, _HUB_FILES)
+    if not any(path.glob("*.safetensors")):
+        if not refresh:
+            hint = f"`triforce pull {name}` converts pytorch_model.bin once, if the model has that"
+            raise ModelNotFound(f"{name} has no safetensors weights", hint)
+        path = _download(name, _PICKLED_FILES)
+    return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
+
+
+def _cached_snapshot(name: str, home: Path) -> Path | None:
+    """Return the hub's cached folder of a model, or its conversion; None if it is absent or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    from .safetensors import FolderCheckpoint
-
-    if not refresh:
-        try:
-            path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
-            FolderCheckpoint(path)  # an interrupted download leaves an incomplete folder
-            return path
-        except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
-            pass
     try:
-        return Path(snapshot_download(name, **_HUB_FILES))
+        path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
+        if is_pickled(path):
+            converted = converted_folder(path, home)
+            return converted if converted.is_dir() else None
+        FolderCheckpoint(path)  # an interrupted download leaves a folder without all of its files
+    except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
+        return None
+    return path
+
+
+def _download(name: str, files: dict[str, list[str]]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, **files))
     except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
         raise _hub_error(name, error) from error
+
+
+def _cached_config(hub_id: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(hub_id, "config.json")
+    return Path(found) if isinstance(found, str) else None
+
+
+def _fetched_config(hub_id: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(hub_id, "config.json"))
+    except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
+        raise _hub_error(hub_id, error) from error
 
 
 def _hub_error(name: str, error: Exception) -> Exception:
@@ -133,9 +178,12 @@ def _hub_error(name: str, error: Exception) -> Exception:
     if type(error) in (OSError, PermissionError) and error.errno:  # local, not from the network
         return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
     if isinstance(error, errors.GatedRepoError):
-        return FetchError(f"{name} is gated on the hub", "accept its licence there, then `hf auth login`")
+        return FetchError(
+            f"{name} is gated on the hub",
+            f"accept its licence at https://huggingface.co/{name}, then `hf auth login`",
+        )
     if isinstance(error, errors.RepositoryNotFoundError):
-        return ModelNotFound(f"there is no folder and no public hub model {name}", _WAYS)
+        return ModelNotFound(f"there is no folder and no public hub model {name}", EVERY_FORM)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return FetchError(
         f"no folder {name}, and the hub cannot be reached to fetch it: {reason}",

@@ -107,7 +107,8 @@ def _weight_files(path: Path) -> list[str]:
     else:
         pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
         reason = "only pickled weights, which can run code when read" if pickled else "no model.safetensors"
-        raise ModelNotFound(f"{path} has {reason}", "use a safetensors version of the model, or a .gguf file")
+        hint = f"`triforce pull {path}` converts pytorch_model.bin once, safely; or use a .gguf file"
+        raise ModelNotFound(f"{path} has {reason}", hint)
     missing = [name for name in files if not _is_there(path / name)]
     if missing or not files:
         raise CheckpointError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
+
 from ..architecture.config import ModelShape
 from ..config import Speculation
 from ..errors import SettingsError
@@ -28,3 +31,17 @@ def check_draft(target: Tokenizer, draft: Tokenizer, shape: ModelShape, settings
             f"what it reads at once are {needed:,}",
             "use a smaller --window or --sink",
         )
+
+
+def tokens_containing(vocabulary: Mapping[str, int], texts: Collection[str]) -> frozenset[int]:
+    """Return the ids of the tokens whose text contains one of some ASCII texts.
+
+    A vocabulary spells control characters and spaces as byte-level BPE (U+0100 + byte) or as SentencePiece (<0x0A>)
+    does, or as they are.
+    """
+    spellings = {*texts}
+    for text in texts:
+        spellings.add("".join(chr(0x100 + ord(each)) if ord(each) <= 0x20 else each for each in text))
+        spellings.add("".join(f"<0x{ord(each):02X}>" for each in text))
+    found = re.compile("|".join(map(re.escape, sorted(spellings)))).search
+    return frozenset(token for text, token in vocabulary.items() if found(text))

@@ -1,46 +1,46 @@
-"""How many of a layer's pages come over the link while the host attends to the others, so that both end together."""
+"""The split of a layer's pages between the link and host attention, chosen so that both finish together."""
 
 from __future__ import annotations
 
-_MEMORY = 0.8  # of what was known stays known when something new is measured
+_SMOOTHING = 0.8  # weight of the old average when a new time is measured
 
 
 class Balance:
-    """The split between the two, from times measured while running.
+    """The split between link and host, from times measured while running.
 
-    `share` is the host's part of the pages: 0 is streaming alone, 1 the host alone, None what the measurements say.
+    `share` is the host's fraction of the pages: 0 streams all, 1 leaves all to the host, None follows the measurements.
     """
 
     def __init__(self, share: float | None) -> None:
         self._share = share
-        self._link: float | None = None  # seconds a page
-        self._host: dict[int, float] = {}  # the same, by the power of two of the rows
-        self._rest: dict[int, float] = {}  # seconds between two attentions: only the link goes on in them
+        self._link: float | None = None  # seconds per page
+        self._host: dict[int, float] = {}  # seconds per page, by the bit length of the number of rows
+        self._rest: dict[int, float] = {}  # seconds between two layers' attentions, in which only the link works
 
     def streamed(self, pages: int, rows: int) -> int:
-        """How many of so many pages to stream, for a pass of so many rows."""
+        """Return how many of `pages` whole pages to stream, for a pass of `rows` tokens."""
         if self._share is not None:
             return pages - round(self._share * pages)
         kind = rows.bit_length()
         link, host = self._link, self._host.get(kind)
-        if link is None or host is None:  # something of both, to see how long it takes
+        if link is None or host is None:  # half each, to measure both
             return -(-pages // 2)
         # pages * s * link = rest + pages * (1 - s) * host
-        both = self._rest.get(kind, 0.0) + pages * host
-        least = 1 if pages > 1 else 0  # of each kind, or a rate that has become better would never be seen
-        return min(max(round(both / (link + host)), least), pages - least)
+        total = self._rest.get(kind, 0.0) + pages * host
+        least = 1 if pages > 1 else 0  # for either side: a side without pages is never measured again
+        return min(max(round(total / (link + host)), least), pages - least)
 
     def observe_link(self, seconds: float) -> None:
-        """A page came in so long."""
-        self._link = _moved(self._link, seconds)
+        """Note that a page took `seconds` on the link."""
+        self._link = _averaged(self._link, seconds)
 
     def observe_host(self, rows: int, seconds: float, rest: float | None) -> None:
-        """The host took so long for a page; so long passed between the last attention and this one."""
+        """Note that the host took `seconds` per page, `rest` seconds after the previous layer's attention."""
         kind = rows.bit_length()
-        self._host[kind] = _moved(self._host.get(kind), seconds)
+        self._host[kind] = _averaged(self._host.get(kind), seconds)
         if rest is not None:
-            self._rest[kind] = _moved(self._rest.get(kind), rest)
+            self._rest[kind] = _averaged(self._rest.get(kind), rest)
 
 
-def _moved(known: float | None, new: float) -> float:
-    return new if known is None else _MEMORY * known + (1 - _MEMORY) * new
+def _averaged(average: float | None, new: float) -> float:
+    return new if average is None else _SMOOTHING * average + (1 - _SMOOTHING) * new

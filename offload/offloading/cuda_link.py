@@ -1,4 +1,4 @@
-"""The link of a CUDA GPU: copies on streams of their own, ordered by events; and host memory that it can reach."""
+"""The link of a CUDA GPU: copies on dedicated streams, ordered by events; and pinned host memory."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .link import LinkStatistics, Pair, TransferFailed
 class _Ticket:
     begun: torch.cuda.Event
     over: torch.cuda.Event
-    size: int
-    reach: tuple[int, int]  # addresses of the host's memory: from, to
+    size: int  # bytes
+    extent: tuple[int, int]  # host addresses that it touches: first, and behind the last
 
 
 class CudaLink:
-    """See `Link`. Nothing here waits for the device but `finish`.
+    """A `Link` on two CUDA streams. Only `finish` blocks the host.
 
-    Each direction has a stream, so that both go on at once; a copy waits for those in the other direction that touch
-    the same host memory: what is on its way there has come before it is read, and what is read is not overwritten.
+    Each direction has its own stream, so both run at once. A copy waits for copies in the other direction that touch
+    the same host memory: data arrives on the host before it is read, and is not overwritten while it is read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,19 +42,20 @@ class CudaLink:
         for target, source in pairs:
             assert target.is_contiguous() and source.is_contiguous() and target.dtype == source.dtype
             assert target.shape == source.shape
-        there, back = self._to_device, self._to_host
-        stream, other = (back, there) if pairs and _on_host(pairs[0][0]) else (there, back)
+        stream, other = self._to_device, self._to_host
+        if pairs and _on_host(pairs[0][0]):
+            stream, other = other, stream
         begun, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        ticket = _Ticket(begun, over, sum(source.nbytes for _, source in pairs), _reach(pairs))
+        ticket = _Ticket(begun, over, sum(source.nbytes for _, source in pairs), _host_extent(pairs))
         self._count()
         try:
             with torch.cuda.stream(stream):
-                for event in (*([after] if after is not None else ()), *self._in_the_way(ticket, other)):
+                for event in (*([after] if after is not None else ()), *self._conflicts(ticket, other)):
                     stream.wait_event(event)
                 begun.record(stream)
                 for target, source in pairs:
                     target.copy_(source, non_blocking=True)
-                    # Else the device's memory, if freed now, would be given to others before the copy is over.
+                    # Otherwise device memory that is freed now could be allocated again before the copy ends.
                     (source if _on_host(target) else target).record_stream(stream)
                 over.record(stream)
         except RuntimeError as error:
@@ -62,10 +63,10 @@ class CudaLink:
         self._pending[stream].append(ticket)
         return ticket
 
-    def _in_the_way(self, ticket: _Ticket, other: Any) -> list[torch.cuda.Event]:
-        """The copies of the other direction to wait for."""
-        first, last = ticket.reach
-        return [each.over for each in self._pending[other] if each.reach[0] < last and first < each.reach[1]]
+    def _conflicts(self, ticket: _Ticket, other: Any) -> list[torch.cuda.Event]:
+        """Return the end events of pending copies of the other direction that touch the same host memory."""
+        first, last = ticket.extent
+        return [each.over for each in self._pending[other] if each.extent[0] < last and first < each.extent[1]]
 
     def wait(self, ticket: _Ticket) -> None:
         torch.cuda.current_stream(self._device).wait_event(ticket.over)
@@ -83,7 +84,7 @@ class CudaLink:
         return ticket.begun.elapsed_time(ticket.over) / 1000 if ticket.over.query() else None
 
     def _count(self) -> None:
-        """Take what is over into the statistics, and forget it."""
+        """Add finished copies to the statistics, and drop them."""
         for tickets in self._pending.values():
             while tickets and (seconds := self.seconds(tickets[0])) is not None:
                 self.statistics.bytes += tickets.popleft().size
@@ -94,23 +95,23 @@ def _on_host(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def _reach(pairs: Sequence[Pair]) -> tuple[int, int]:
-    """From the first to behind the last byte of host memory that the copies touch; all of it, if there are none."""
-    ours = [target if _on_host(target) else source for target, source in pairs]
-    return min((x.data_ptr() for x in ours), default=0), max((x.data_ptr() + x.nbytes for x in ours), default=2**64)
+def _host_extent(pairs: Sequence[Pair]) -> tuple[int, int]:
+    """Return the first and the end address of host memory that the copies touch; all of it without copies."""
+    host = [target if _on_host(target) else source for target, source in pairs]
+    return min((x.data_ptr() for x in host), default=0), max((x.data_ptr() + x.nbytes for x in host), default=2**64)
 
 
 def pinned_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Host memory that the GPU copies from by itself; pageable memory, with a warning, where that is refused.
+    """Return uninitialised pinned host memory; pageable memory and a `Degraded` warning if pinning is refused.
 
-    Registered rather than allocated by torch, which would round its size up to a power of two.
+    It is registered rather than allocated by torch, which would round its size up to a power of two.
     """
     memory = host_memory(size, dtype)
     if not memory.nbytes:
         return memory
     failed = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     if int(failed):
-        _forget_error()
+        _clear_error()
         warnings.warn(
             f"{memory.nbytes:,} bytes of host memory could not be pinned ({failed}): copies will be slower",
             Degraded,
@@ -126,9 +127,9 @@ def _unpin(address: int) -> None:
     torch.cuda.cudart().cudaHostUnregister(address)
 
 
-def _forget_error() -> None:
-    """The driver keeps a refusal in mind, and torch would take it for one of whatever it starts next."""
+def _clear_error() -> None:
+    """Clear the driver's last error, which torch would otherwise attribute to its next launch."""
     try:
         torch.zeros(1, device="cuda").add_(1)
-    except RuntimeError:  # this was it
+    except RuntimeError:  # the error that is cleared by being reported
         pass

@@ -1,4 +1,4 @@
-"""From settings to tiered stores."""
+"""Builds tiered stores from settings."""
 
 from __future__ import annotations
 
@@ -23,17 +23,24 @@ from .prefetch import PrefetchRing
 from .store import TieredStore
 from .tiers import Tiers
 
-_SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
+_HOST_SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
 
 
 @dataclass(frozen=True)
 class TierSettings:
-    """How the KV cache is spread.
+    """How the KV cache is spread over tiers of memory.
 
-    `mode` is stream, host or hybrid; `share` the host's part, None for what makes both end together; `page_tokens`,
-    None for what suits the model; `by_layers`: prompts are read layer by layer, so that nothing is read back;
-    `weight_layers` keep their weights on the device, None for all; `link_gb_s` simulates a link of so many 10^9 bytes a
-    second, for a device that has none; `host_bandwidth`, in bytes a second, slows the host down, for experiments.
+    Args:
+        mode: stream, host or hybrid.
+        resident_layers: layers whose KV stays on the device.
+        share: the host's fraction of the pages; None balances it against the link.
+        page_tokens: tokens per page; None derives it from the model's dimensions.
+        buffers: pages on the device for prefetching.
+        overlap: prefetch while the device computes.
+        by_layers: prefill layer by layer, so that no page is read back.
+        weight_layers: layers whose weights stay on the device; None for all.
+        link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
+        host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
     """
 
     mode: str = "stream"
@@ -49,11 +56,11 @@ class TierSettings:
 
 
 class TieredStoreFactory:
-    """Makes the full caches of a model whose KV does not all stay on the device. They share one link.
+    """Makes stores for a model whose KV does not all stay on the device. They share one link.
 
     Args:
-        operations: the model's, for the resident layers.
-        link: None for the one that the settings name, or the device's own.
+        operations: the model's operations, for the resident layers.
+        link: None for a simulated link of `settings.link_gb_s`, or the device's own.
     """
 
     def __init__(
@@ -64,7 +71,7 @@ class TieredStoreFactory:
         self._operations, self._device = operations, device
 
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
-        """An empty store for a sequence of up to `capacity` tokens."""
+        """Return an empty store for a sequence of up to `capacity` tokens."""
         settings, device = self.settings, self._device
         if settings.resident_layers >= shape.layers:
             return new_store(self._operations.kernel, shape, capacity, dtype, device)
@@ -80,7 +87,7 @@ class TieredStoreFactory:
             )
         with torch.inference_mode(False):
             buffers = torch.empty((settings.buffers, format.numbers), dtype=dtype, device=device).unbind()
-            share = _SHARES[settings.mode] if settings.share is None else settings.share
+            share = _HOST_SHARES[settings.mode] if settings.share is None else settings.share
             tiers = Tiers(
                 format=format,
                 link=self.link,
@@ -99,7 +106,7 @@ class TieredStoreFactory:
 def _page_format(
     shape: ModelShape, page: int, dtype: torch.dtype, operations: Operations, device: torch.device
 ) -> PageFormat:
-    """In the native kernel's blocks wherever it can attend on the host."""
+    """Choose the native kernel's blocks wherever it can attend on the host."""
     if operations.kernel is not None:
         return NativePageFormat(shape, page, operations.kernel)
     if device.type != "cpu" and why_not(shape, dtype, torch.device("cpu")) is None:

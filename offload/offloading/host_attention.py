@@ -1,4 +1,4 @@
-"""Attention on the host over keys and values where they lie, by a thread of its own, while the device does its part."""
+"""Attention on the host over pages in host memory, in a thread of its own, while the device attends to other pages."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from torch import Tensor
 from .page import PageFormat
 
 
-class HostPartials(NamedTuple):
-    """What the format's `attend` gave for each page, in order, and the seconds that all of them took."""
+class HostResult(NamedTuple):
+    """What attention to some pages gave, and the seconds that it took.
 
-    partials: list[Any]
+    For queries on the CPU the partial result of each page, in order; for a GPU their sum, an accumulator's state in
+    pinned memory, which goes up in one copy.
+    """
+
+    pages: int
     seconds: float
+    partials: list[Any]
+    state: Tensor | None = None
 
 
 class HostAttention:
     """Attends to whole pages in host memory.
 
-    `bandwidth`, in bytes a second, holds it back to that rate: to see on one machine how two that differ work together.
+    `bandwidth`, in bytes/s, slows it down to that rate: to model another machine's host memory.
     """
 
     def __init__(self, format: PageFormat, bandwidth: float | None = None) -> None:
-        self._format = format
+        self._format = format.host
         self._bandwidth = bandwidth
         self._pool = ThreadPoolExecutor(1, "host-attention")
 
-    def submit(self, pages: Tensor, q: Tensor) -> Future[HostPartials]:
-        """Attend to all tokens of pages `[n, numbers]`; q, rotated, must stay as it is until the result is there."""
+    def submit(self, pages: Tensor, q: Tensor) -> Future[HostResult]:
+        """Attend to all tokens of pages `[n, numbers]`; the rotated `q` must not change until the result is ready."""
         if q.device.type == "cpu":
             return self._pool.submit(self._run, pages, q, None)
         copy = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(q, non_blocking=True)
@@ -39,12 +45,23 @@ class HostAttention:
         arrived.record(torch.cuda.current_stream(q.device))
         return self._pool.submit(self._run, pages, copy, arrived)
 
-    def _run(self, pages: Tensor, q: Tensor, arrived: torch.cuda.Event | None) -> HostPartials:
+    def _run(self, pages: Tensor, q: Tensor, arrived: torch.cuda.Event | None) -> HostResult:
         if arrived is not None:
             arrived.synchronize()
         start = time.perf_counter()
+        partials, state = [], None
         with torch.inference_mode():
-            partials = [self._format.attend(page, q, self._format.tokens) for page in pages]
+            if arrived is None:
+                partials = [self._format.attend(page, q, self._format.tokens) for page in pages]
+            else:
+                state = self._summed(pages, q)
         if self._bandwidth is not None:
             time.sleep(max(start + pages.nbytes / self._bandwidth - time.perf_counter(), 0))
-        return HostPartials(partials, time.perf_counter() - start)
+        return HostResult(len(pages), time.perf_counter() - start, partials, state)
+
+    def _summed(self, pages: Tensor, q: Tensor) -> Tensor:
+        """Return the state of attention to all the pages, in pinned memory."""
+        result = self._format.accumulator(q)
+        for page in pages:
+            result.attend(page, slice(0, len(q)), self._format.tokens)
+        return result.state().pin_memory()

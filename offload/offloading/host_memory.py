@@ -1,4 +1,4 @@
-"""Memory on the host for what does not stay on the device."""
+"""Host memory for data that does not stay on the device, and the link between the two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 def allocator(device: torch.device) -> Allocate:
-    """Gives uninitialised host memory that a device reaches well: pinned, for a GPU."""
+    """Return the allocator of uninitialised host memory for a device: pinned memory for a GPU."""
     if device.type != "cuda":
         return host_memory
     from .cuda_link import pinned_memory
@@ -23,7 +23,7 @@ def allocator(device: torch.device) -> Allocate:
 
 
 def make_link(device: torch.device, gb_s: float | None = None) -> Link:
-    """A simulated link of so many 10^9 bytes a second, or the device's own, which a CPU has not."""
+    """Return a simulated link of `gb_s` 10^9 bytes/s, or the device's own if None; a CPU has none."""
     if gb_s is not None:
         return SimulatedLink(gb_s * 1e9)
     assert device.type == "cuda", "a CPU has no link but a simulated one"

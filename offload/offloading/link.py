@@ -1,7 +1,7 @@
-"""The connection between host memory and the device: copies in their order, in the background.
+"""The link between host memory and the device: ordered copies in the background.
 
-A copy is asked for, goes on while something else computes, and is waited for where its data is needed. A GPU's link is
-in cuda.py; the one here is simulated by a thread, so that order, overlap and failures can be seen on any machine.
+A copy is submitted, runs while the device computes, and is waited for where its data is needed. A GPU's link is in
+cuda_link.py. The link here is simulated by a thread, so that order, overlap and failures can be tested on any machine.
 """
 
 from __future__ import annotations
@@ -11,81 +11,84 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ..errors import TriforceError
 from ..events import Transferred
 
-Pair = tuple[Tensor, Tensor]  # to, from: contiguous, of one size and type
+Pair = tuple[Tensor, Tensor]  # target, source: contiguous, of one size and dtype
 
 
 class TransferFailed(TriforceError):
-    """A copy between host memory and the device has failed. What was committed before is intact."""
+    """A copy between host memory and the device has failed. Committed tokens are intact."""
 
 
 @dataclass(slots=True)
 class LinkStatistics:
-    """What has gone over a link so far, both ways: bytes, and the seconds in which it was busy."""
+    """Bytes copied over a link so far, in both directions, and the seconds in which it was busy."""
 
     bytes: int = 0
     busy_s: float = 0.0
 
     def event(self) -> Transferred:
-        """How it stands."""
+        """Return the statistics as an event."""
         return Transferred(self.bytes, self.busy_s)
 
 
 class Link(Protocol):
-    """Copies in the order in which they are asked for."""
+    """Copies that run in the order in which they are submitted."""
 
     statistics: LinkStatistics
 
     def copy(self, pairs: Sequence[Pair], after: Any = None) -> Any:
-        """Begin to copy once what had been computed at the mark `after` is done; returns a ticket to wait with."""
+        """Submit copies that begin once the device has reached the mark `after`; return a ticket to wait with."""
         ...
 
     def wait(self, ticket: Any) -> None:
-        """What is computed from now on sees the copies of that ticket. Raises TransferFailed."""
+        """Make all later computation see the copies of that ticket. Raises TransferFailed."""
         ...
 
     def finish(self, ticket: Any) -> None:
-        """Return when the copies of that ticket are over, failed or not: the host may use its memory again."""
+        """Block until the copies of that ticket have ended, failed or not: the host may use its memory again."""
         ...
 
     def mark(self) -> Any:
-        """What has been asked to be computed up to now, for `copy`'s `after`."""
+        """Return a mark behind everything submitted to the device so far, for `copy`'s `after`."""
         ...
 
     def seconds(self, ticket: Any) -> float | None:
-        """How long the copies of that ticket took; None as long as it is not known."""
+        """Return how long the copies of that ticket took, None until that is known."""
         ...
 
 
-class _Job:
-    __slots__ = ("asked", "done", "error", "pairs", "seconds", "size")
+class _Ticket:
+    """A submitted copy."""
+
+    __slots__ = ("done", "error", "pairs", "poison", "seconds", "size", "submitted")
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs: Sequence[Pair] = pairs
         self.size = sum(source.nbytes for _, source in pairs)
-        self.asked = time.perf_counter()
+        self.submitted = time.perf_counter()
+        self.poison = False  # the link's thread fills the targets with NaN first
         self.done = threading.Event()
         self.error: BaseException | None = None
         self.seconds: float | None = None
 
 
 class SimulatedLink:
-    """Host memory to host memory by a thread of its own, no faster than a given rate.
+    """A link from host memory to host memory, run by a thread, no faster than a given rate.
 
     Args:
-        bandwidth: bytes a second.
-        latency: seconds that every call of `copy` takes beside.
-        before: called with a job's pairs before they are copied, by the link's thread: tests delay or fail there.
-        poison: fill with NaN what is to be written, when a copy is asked for: who does not wait will be found out.
+        bandwidth: bytes/s.
+        latency: extra seconds per call of `copy`.
+        before: called with the pairs before they are copied, by the link's thread, so that tests can delay or fail.
+        poison: fill targets with NaN from the submission of a copy on, so that tests notice a missing wait.
     """
 
     def __init__(
@@ -98,62 +101,84 @@ class SimulatedLink:
         self.bandwidth, self.latency = bandwidth, latency
         self.statistics = LinkStatistics()
         self._before, self._poison = before, poison
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(weakref.proxy(self), self._jobs), daemon=True, name="link").start()
-        weakref.finalize(self, self._jobs.put, None)
+        self._pending: deque[_Ticket] = deque()  # for `poison`: submitted copies that may not have ended
+        self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(weakref.proxy(self), self._queue), daemon=True, name="link").start()
+        weakref.finalize(self, self._queue.put, None)
 
-    def copy(self, pairs: Sequence[Pair], after: Any = None) -> _Job:
+    def copy(self, pairs: Sequence[Pair], after: Any = None) -> _Ticket:
         for target, source in pairs:
             assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
-            if self._poison:
-                target.view(torch.uint8).fill_(255)  # in every floating-point type no number
-        job = _Job(pairs)
-        self._jobs.put(job)
-        return job
+        ticket = _Ticket(pairs)
+        if self._poison:
+            self._poison_targets(ticket)
+        self._queue.put(ticket)
+        return ticket
 
-    def wait(self, ticket: _Job) -> None:
+    def _poison_targets(self, ticket: _Ticket) -> None:
+        """Fill the targets with NaN, unless an earlier copy has yet to read them: then its thread does it in turn."""
+        while self._pending and self._pending[0].done.is_set():
+            self._pending.popleft()
+        sources = [source for earlier in self._pending for _, source in earlier.pairs]
+        ticket.poison = any(_overlap(target, source) for target, _ in ticket.pairs for source in sources)
+        if not ticket.poison:
+            _fill_with_nan(ticket.pairs)
+        self._pending.append(ticket)
+
+    def wait(self, ticket: _Ticket) -> None:
         ticket.done.wait()
         if ticket.error is not None:
             raise TransferFailed(
                 f"a copy of {ticket.size:,} bytes over the link has failed: {ticket.error}",
-                "try again; nothing that was said before is lost",
+                "try again; the output so far is intact",
             ) from ticket.error
 
-    def finish(self, ticket: _Job) -> None:
+    def finish(self, ticket: _Ticket) -> None:
         ticket.done.wait()
 
     def mark(self) -> None:
-        return None  # on this device what was asked for has been computed
+        return None  # this device computes at once
 
-    def seconds(self, ticket: _Job) -> float | None:
+    def seconds(self, ticket: _Ticket) -> float | None:
         return ticket.seconds
 
-    def transfer(self, job: _Job, free: float) -> float:
-        """Do one job, by the link's thread; `free` is when the last one ended. Returns when this one did."""
-        start = max(job.asked, free)
+    def transfer(self, ticket: _Ticket, free: float) -> float:
+        """Run one copy in the link's thread; `free` is when the last one ended. Return when this one ended."""
+        start = max(ticket.submitted, free)
+        if ticket.poison:
+            _fill_with_nan(ticket.pairs)
         if self._before is not None:
-            self._before(job.pairs)
-        for target, source in job.pairs:  # not by torch, which would take the threads of those who compute
+            self._before(ticket.pairs)
+        for target, source in ticket.pairs:  # torch would take threads from the computation
             ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-        due = start + self.latency + job.size / self.bandwidth
+        due = start + self.latency + ticket.size / self.bandwidth
         time.sleep(max(due - time.perf_counter(), 0))
-        end = max(due, time.perf_counter() - 1e-3)  # a sleep that was a little long costs nothing
-        job.seconds = end - start
-        self.statistics.bytes += job.size
-        self.statistics.busy_s += job.seconds
+        end = max(due, time.perf_counter() - 1e-3)  # a sleep that overran a little is not counted
+        ticket.seconds = end - start
+        self.statistics.bytes += ticket.size
+        self.statistics.busy_s += ticket.seconds
         return end
 
 
-def _work(link: SimulatedLink, jobs: queue.SimpleQueue[_Job | None]) -> None:
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
+def _fill_with_nan(pairs: Sequence[Pair]) -> None:
+    for target, _ in pairs:
+        ctypes.memset(target.data_ptr(), 255, target.nbytes)  # NaN in every floating-point type
+
+
+def _work(link: SimulatedLink, submitted: queue.SimpleQueue[_Ticket | None]) -> None:
     free = 0.0
-    while (job := jobs.get()) is not None:
+    while (ticket := submitted.get()) is not None:
         try:
-            free = link.transfer(job, free)
-        except ReferenceError:  # nobody is left to wait
+            free = link.transfer(ticket, free)
+        except ReferenceError:  # the link is gone, so nobody waits
             return
         except Exception as error:
-            job.error = error
+            ticket.error = error
         finally:
-            job.pairs = ()
-            job.done.set()
-            del job
+            ticket.pairs = ()
+            ticket.done.set()
+            del ticket

@@ -1,7 +1,7 @@
 """Page formats: how the keys and values of a run of tokens of one layer lie in memory, and attention over them.
 
-A page is one run of numbers, so that it is transferred in one copy. Its partial result does not depend on where it is
-attended to, nor on the other pages: on the CPU, with the native kernel, not in a single bit.
+A page is one contiguous run of numbers, so it is transferred in one copy. Its partial result does not depend on where
+it is computed, nor on the other pages; with the native kernel on a CPU it is the same bit for bit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
+from ..kernels import triton
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
 from ..kernels.attention import Partial, attend, attend_causal, merge
 from ..kernels.native import Kernel
 from ..kernels.native.calls import BlockCalls, partial_count
 from ..kernels.native.layout import keys_of, values_of, write_blocks
 from ..kernels.native.library import BLOCK
+from ..kernels.triton.accumulate import TritonAccumulator
 
-Rows = tuple[Tensor, Tensor]  # as `rotate` takes them
+Rows = tuple[Tensor, Tensor]  # cos and sin, as `rotate` takes them
 
 
 class PageFormat(Protocol):
@@ -31,21 +33,26 @@ class PageFormat(Protocol):
     grain: int  # tokens that can only be selected together
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
-        """Store tokens from position `at` of the page on; their rotated queries go to `rotated`.
+        """Store tokens from position `at` of the page on, and write their rotated queries to `rotated`.
 
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`.
         """
         ...
 
+    @property
+    def host(self) -> PageFormat:
+        """The same format for pages and queries in host memory."""
+        ...
+
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
 
-        The result is for an accumulator of the same format.
+        Returns a partial result for an accumulator of the same format.
         """
         ...
 
     def accumulator(self, q: Tensor) -> Accumulator:
-        """Begin a merge of such results, for rotated queries `[tokens, heads, head_dim]`."""
+        """Return an empty accumulator of partial results for rotated queries `[tokens, heads, head_dim]`."""
         ...
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,6 +82,10 @@ class PlainPageFormat:
         self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
         self._size = (shape.kv_heads, tokens, 2, shape.head_dim)
 
+    @property
+    def host(self) -> PlainPageFormat:
+        return self
+
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         new = page.view(self._size)[:, at : at + len(q)]
         new[:, :, 0] = rotate(k, rows).transpose(0, 1)
@@ -85,7 +96,9 @@ class PlainPageFormat:
         return attend_seen(q, *self.read(page), seen, causal)
 
     def accumulator(self, q: Tensor) -> Accumulator:
-        return TorchAccumulator(q)
+        if triton.serves(q):
+            return TritonAccumulator(q, self._size[0], lambda page: (*self.read(page), triton.PLAIN))
+        return TorchAccumulator(q, self.attend)
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
         return page.view(self._size).unbind(2)
@@ -102,9 +115,10 @@ class PlainPageFormat:
 
 
 class BlockPageFormat:
-    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`: it attends to them wherever they are.
+    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`, on a GPU.
 
-    A device that is not the CPU makes plain keys and values of them first, which costs it little beside the copy.
+    The native kernel attends to them on the host, Triton's on the GPU; without Triton they are converted to plain keys
+    and values first.
     """
 
     grain = BLOCK
@@ -117,25 +131,23 @@ class BlockPageFormat:
         self._calls = BlockCalls(shape, tokens // BLOCK)
         self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
 
-    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
-        if page.device.type != "cpu":
-            positions = torch.arange(at, at + len(k), device=page.device)
-            new = [x.transpose(0, 1) for x in (rotate(k, rows), v)]
-            write_blocks(page.view(self._size), self._shape.head_dim, positions, *new)
-            rotated.copy_(rotate(q, rows))
-            return
-        self._kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
+    @property
+    def host(self) -> NativePageFormat:
+        return NativePageFormat(self._shape, self.tokens, self._kernel)
 
-    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
-        if page.device.type != "cpu":
-            return attend_seen(q, *self.read(page), seen, causal)
-        out = torch.empty(q.shape, dtype=torch.float32)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        self._kernel.attend(self._calls.attention(page, q, seen, causal, out=out, lse=lse))
-        return Partial(out, lse)
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        positions = torch.arange(at, at + len(k), device=page.device)
+        new = [x.transpose(0, 1) for x in (rotate(k, rows), v)]
+        write_blocks(page.view(self._size), self._shape.head_dim, positions, *new)
+        rotated.copy_(rotate(q, rows))
+
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
+        return attend_seen(q, *self.read(page), seen, causal)
 
     def accumulator(self, q: Tensor) -> Accumulator:
-        return TorchAccumulator(q)
+        if triton.serves(q) and q.dtype == torch.bfloat16:  # blocks of fp32 are not paired
+            return TritonAccumulator(q, self._size[0], lambda page: (*[page.view(self._size)] * 2, triton.BLOCKS))
+        return TorchAccumulator(q, self.attend)
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
         blocks = page.view(self._size)
@@ -153,10 +165,13 @@ class BlockPageFormat:
 
 
 class NativePageFormat(BlockPageFormat):
-    """Blocks of a model that the native kernel computes: its unfinished results are merged as it merges its own.
+    """Blocks in host memory, attended to by the native kernel; partial results are merged as it merges its own.
 
-    If a page is a whole multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
+    If a page is a multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
     """
+
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        self._kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
         count = partial_count(seen, len(q), causal)
@@ -165,11 +180,11 @@ class NativePageFormat(BlockPageFormat):
         return partials
 
     def accumulator(self, q: Tensor) -> Accumulator:
-        return KernelAccumulator(self._kernel, q)
+        return KernelAccumulator(self._kernel, q, self.attend)
 
 
 def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Partial:
-    """Over the first `seen` keys; if causal, each further query sees one more. Shapes as `attend` takes them."""
+    """Attend to the first `seen` keys; if causal, each further query sees one more. Shapes as in `attend`."""
     if not causal or len(q) == 1:
         return attend(q, k[:, :seen], v[:, :seen])
     own = slice(seen - 1, seen - 1 + len(q))

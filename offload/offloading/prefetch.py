@@ -1,4 +1,4 @@
-"""Prefetch: a ring of buffers on the device that is filled in a known order, one buffer while another is used."""
+"""Prefetch: a ring of device buffers, filled in a known order while others are in use."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .link import Link, Pair, TransferFailed
 
 
 class PrefetchItem(NamedTuple):
-    """Something to copy to the device. Items with the same `key` have the same content."""
+    """A copy to the device. Items with the same `key` have the same content."""
 
     key: Hashable
-    copies: Callable[[Tensor], Sequence[Pair]]  # into a buffer
+    copies: Callable[[Tensor], Sequence[Pair]]  # the pairs that fill a given buffer
 
 
 class _Slot(NamedTuple):
@@ -25,10 +25,10 @@ class _Slot(NamedTuple):
 
 
 class PrefetchRing:
-    """Buffers that are filled in the order of `expect` and given out in the same order by `take`.
+    """Device buffers that are filled in the order of `expect` and returned in the same order by `take`.
 
-    As many items as there are free buffers are under way at any time. What is taken in another order than expected is
-    brought at once, without overlap. `overlap` False brings everything only when it is taken: to be compared with.
+    As many items are in flight as there are free buffers. An item that is taken out of order is copied at once, without
+    overlap. With `overlap` False every item is copied only when it is taken, as a baseline.
     """
 
     def __init__(self, link: Link, buffers: Sequence[Tensor], overlap: bool = True) -> None:
@@ -36,44 +36,48 @@ class PrefetchRing:
         self._link = link
         self._overlap = overlap
         self._buffers = tuple(buffers)
-        mark = link.mark()  # until now the buffers' memory may be in use by what it was before
-        self._free: deque[tuple[Tensor, Any]] = deque((buffer, mark) for buffer in buffers)  # and when it is free
+        mark = link.mark()  # earlier work may still use the buffers' memory
+        self._free: deque[tuple[Tensor, Any]] = deque(
+            (buffer, mark) for buffer in buffers
+        )  # with the mark that frees it
         self._expected: deque[PrefetchItem] = deque()
-        self._coming: deque[_Slot] = deque()
-        self._untimed: deque[Any] = deque()  # tickets of items that have been taken, perhaps before they came
-        self.seconds: float | None = None  # that a item took on the link, if that has become known with the last one
+        self._in_flight: deque[_Slot] = deque()
+        self._untimed: deque[Any] = deque()  # tickets of taken items whose time on the link is not known yet
+        self.seconds: float | None = (
+            None  # the newest known time of an item on the link; None if unknown since the last
+        )
 
     def expect(self, items: Iterable[PrefetchItem]) -> None:
-        """Set what will be taken, in this order. Copies under way that are wanted in that order are kept."""
+        """Set the items that will be taken, in order. Copies in flight that match the new order are kept."""
         items = deque(items)
         kept: deque[_Slot] = deque()
-        while self._coming and items and self._coming[0].key == items[0].key:
-            kept.append(self._coming.popleft())
+        while self._in_flight and items and self._in_flight[0].key == items[0].key:
+            kept.append(self._in_flight.popleft())
             items.popleft()
         self.drop()
-        self._coming, self._expected = kept, items
+        self._in_flight, self._expected = kept, items
         self._fill()
 
     def take(self, item: PrefetchItem) -> Tensor:
-        """Return the buffer once the copy is there, to be released later. Raises TransferFailed after two tries."""
-        if self._coming and self._coming[0].key == item.key:
-            slot = self._coming.popleft()
+        """Return the item's buffer once it is filled; release it after use. Raises TransferFailed after two tries."""
+        if self._in_flight and self._in_flight[0].key == item.key:
+            slot = self._in_flight.popleft()
         else:
             self.drop()
             slot = self._start(item)
         try:
-            slot = self._waited(slot, item)
+            slot = self._wait(slot, item)
         except BaseException:
             self._link.finish(slot.ticket)
             self._free.append((slot.buffer, None))
             self.drop()
             raise
         self._untimed.append(slot.ticket)
-        self._look()
+        self._update_seconds()
         return slot.buffer
 
-    def _waited(self, slot: _Slot, item: PrefetchItem) -> _Slot:
-        """Once it has come; a copy that has failed is tried once more."""
+    def _wait(self, slot: _Slot, item: PrefetchItem) -> _Slot:
+        """Wait for the slot's copy, and retry it once if it failed."""
         try:
             self._link.wait(slot.ticket)
         except TransferFailed:
@@ -81,8 +85,8 @@ class PrefetchRing:
             self._link.wait(slot.ticket)
         return slot
 
-    def _look(self) -> None:
-        """How long items took: where the device computes by itself, that is known long after they were taken."""
+    def _update_seconds(self) -> None:
+        """Read the times of finished items, which an asynchronous device knows long after they were taken."""
         self.seconds = None
         while self._untimed and (seconds := self._link.seconds(self._untimed[0])) is not None:
             self._untimed.popleft()
@@ -94,26 +98,26 @@ class PrefetchRing:
         self._fill()
 
     def drop(self) -> None:
-        """Cancel what is expected and what is on its way."""
+        """Cancel expected items and copies in flight."""
         self._expected.clear()
-        while self._coming:
-            slot = self._coming.popleft()
+        while self._in_flight:
+            slot = self._in_flight.popleft()
             self._link.finish(slot.ticket)
             self._free.append((slot.buffer, None))
 
     def reset(self) -> None:
-        """Start over after a pass that was broken off anywhere: every buffer is free again."""
-        self._link.finish(self._link.copy(()))  # whatever had been asked for is over
+        """Start over after an aborted pass: every buffer is free again."""
+        self._link.finish(self._link.copy(()))  # everything submitted before has ended
         mark = self._link.mark()
         self._expected.clear()
-        self._coming.clear()
+        self._in_flight.clear()
         self._untimed.clear()
         self._free = deque((buffer, mark) for buffer in self._buffers)
 
     def _fill(self) -> None:
         if self._overlap:
             while self._expected and self._free:
-                self._coming.append(self._start(self._expected.popleft()))
+                self._in_flight.append(self._start(self._expected.popleft()))
 
     def _start(self, item: PrefetchItem) -> _Slot:
         buffer, used = self._free.popleft()

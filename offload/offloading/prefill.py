@@ -1,7 +1,7 @@
-"""Layer-by-layer prefill: the buffers of a pass over more tokens than a page has, whose pages go to the host.
+"""Layer-by-layer prefill: device buffers for a pass over more tokens than a page has.
 
-They stay on the device as long as their layer computes, so that nothing is read back; while the next layer computes in
-another set of buffers, they are on their way.
+A layer's pages stay on the device while it computes, so no page is read back. They are copied to the host while the
+next layer computes in the other set of buffers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .tiers import Tiers
 class PrefillBuffers:
     """Device buffers for the pages from number `first` on, up to position `end`, of two layers at a time.
 
-    If `begun`, the first page has committed tokens: they are taken from its open slot, which stays as it is, so that
-    a pass that is broken off has changed nothing that counts.
+    If `begun`, the first page has committed tokens. They are copied from the page's open slot, which does not change,
+    so an aborted pass leaves all committed tokens intact.
     """
 
     def __init__(self, tiers: Tiers, first: int, end: int, begun: bool) -> None:
@@ -27,11 +27,11 @@ class PrefillBuffers:
         size = (2, count, tiers.format.numbers)
         with torch.inference_mode(False):
             self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.open.device)
-        self._layers: list[int | None] = [None, None]  # whose pages each set holds
+        self._layers: list[int | None] = [None, None]  # the layer whose pages are in each set
         self._tickets: list[Any] = [None, None]
 
     def buffer(self, layer: int, page: int) -> Tensor:
-        """Return the buffer of a page of the layer that computes."""
+        """Return the buffer of a page of the current layer."""
         side = layer % 2
         if self._layers[side] != layer:
             self._wait(side)
@@ -41,7 +41,7 @@ class PrefillBuffers:
         return self._buffers[side, page - self._first]
 
     def store(self, layer: int) -> None:
-        """Copy the pages of a layer that is done to the host."""
+        """Begin to copy the pages of a finished layer to the host."""
         link, side = self._tiers.link, layer % 2
         targets = self._tiers.pages[layer, self._first :]
         pairs = list(zip(targets, self._buffers[side], strict=False))

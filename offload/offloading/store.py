@@ -1,26 +1,26 @@
-"""A full cache's keys and values over tiers of memory: some layers on the device, the others' in host memory.
+"""A full cache's keys and values over tiers of memory: some layers on the device, the others in host memory.
 
-Tokens of a layer lie in pages. Whole pages of a layer that is not resident lie in host memory; each pass attends to
-some of them on the device, as they come over the link, and to the others on the host, at the same time. The newest,
-unfinished page of every layer stays on the device. Partial results are merged in the order of their keys.
+The tokens of a layer are divided into pages. Whole pages of a layer that is not resident are in host memory. Each pass
+attends to some of them on the device, as they are streamed over the link, and meanwhile to the others on the host. The
+newest page of every layer, not yet whole, stays on the device. Partial results are merged in the order of their keys.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..kernels.attention import Partial
+from ..kernels.accumulate import Accumulator
 from ..kv_cache.store import Store
-from .host_attention import HostPartials
+from .host_attention import HostResult
 from .link import Pair
+from .open_pages import OpenPages
 from .prefetch import PrefetchItem
 from .prefill import PrefillBuffers
 from .tier_reader import TierReader
@@ -28,26 +28,24 @@ from .tiers import Tiers
 
 
 class TieredStore(TierReader):
-    """A `Store` (kv_cache/store.py) over tiers. Every pass lies between `begin` and `end`; `truncate` may follow."""
+    """A `Store` (kv_cache/store.py) over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
 
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
         self.shape = shape
         self.dtype, self.device = tiers.open.dtype, tiers.open.device
         self.tiers = tiers
         self.grain, self.span = tiers.format.grain, tiers.format.tokens
-        self._open_pages: list[int | None] = [None, None]  # the page in each open slot, where host memory has it not
-        self._num_whole = 0  # pages before the pass, all in host memory
-        self._num_streamed = 0  # of those, how many come over the link; the host attends to the others
+        self.open_pages = OpenPages(tiers)
+        self._num_whole = 0  # whole pages before the pass, all in host memory
+        self._num_streamed = 0  # of those, how many are streamed; the host attends to the others
         self._running = False
         self._prefill: PrefillBuffers | None = None
         self._rotated = torch.empty(0, dtype=self.dtype, device=self.device)
         self._clock = Stopwatch()
 
     def near(self, capacity: int) -> Store:
-        """See `Store`."""
+        """Return an empty store on the device, as in `Store`."""
         return self.tiers.near(capacity)
-
-    # A pass
 
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
         """Begin a pass as in `Store`, and prefetch its first pages."""
@@ -55,36 +53,35 @@ class TieredStore(TierReader):
         self._recover()
         self._running = True
         self._num_whole = start // size
-        self._move_pages(start)
+        self.open_pages.advance(start)
         self._end = start + tokens
         rows = min(tokens, chunk or tokens)
         self._num_streamed = tiers.balance.streamed(self._num_whole, rows) if tiers.host else self._num_whole
         if tokens > size:
             self._prefill = PrefillBuffers(tiers, self._num_whole, self._end, start % size > 0)
         else:
-            self._open_pages[self._num_whole % 2] = self._num_whole
-            if (last := (self._end - 1) // size) > self._num_whole:
-                self._open_pages[last % 2] = last
+            for page in range(self._num_whole, (self._end - 1) // size + 1):  # one or two
+                self.open_pages.open(page)
         tiers.ring.expect(self._prefetch_order(-(-tokens // rows)))
 
     def _recover(self) -> None:
-        """Cancel what is left of a pass that was broken off."""
+        """Cancel what is left of an aborted pass."""
         if self._running:
             self.tiers.ring.reset()
             self._prefill, self._running = None, False
 
     def end(self) -> None:
-        """End the pass; its tokens are committed. Prefetch for the next one."""
+        """End the pass, whose tokens are committed, and prefetch for the next one."""
         if self._prefill is not None:
             self._prefill.finish()
             self._prefill = None
-            self._open_pages = [None, None]
+            self.open_pages.clear()
         self._clock.stop()
-        self.tiers.ring.expect(self._prefetch_order(1))  # the link need not wait until the next pass is known
+        self.tiers.ring.expect(self._prefetch_order(1))  # the most likely order: one more pass
         self._running = False
 
     def truncate(self, length: int) -> None:
-        """Drop the tokens from position `length` on, and prefetched pages that hold them."""
+        """Drop the tokens from position `length` on, and prefetched pages that contain them."""
         if length // self.span < self._num_whole:
             self.tiers.ring.drop()
 
@@ -94,44 +91,21 @@ class TieredStore(TierReader):
                 yield from (self._item(layer, page) for page in range(self._num_streamed))
 
     def _item(self, layer: int, page: int) -> PrefetchItem:
-        return PrefetchItem((layer, page), partial(_onto, self.tiers.pages[layer, page]))
-
-    def _move_pages(self, start: int) -> None:
-        """Move whole pages to the host, and the page that `start` is in to the device."""
-        for slot, page in enumerate(self._open_pages):
-            if page is not None and page < self._num_whole:
-                self._move(self.tiers.pages[:, page], self.tiers.open[:, slot])
-            if page != self._num_whole:
-                self._open_pages[slot] = None
-        if start % self.span and self._open_pages[self._num_whole % 2] is None:
-            self._move(self.tiers.open[:, self._num_whole % 2], self.tiers.pages[:, self._num_whole])
-            self._open_pages[self._num_whole % 2] = (
-                self._num_whole
-            )  # also through a long pass, which writes to the other copy
-
-    def _move(self, targets: Tensor, sources: Tensor) -> None:
-        link = self.tiers.link
-        link.wait(ticket := link.copy(list(zip(targets, sources, strict=True)), link.mark()))
-        link.finish(ticket)
+        return PrefetchItem((layer, page), partial(_fill, self.tiers.pages[layer, page]))
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
-        """See `Store`: to host memory, behind the committed tokens; the next pass fetches what it needs."""
-        tiers, end, kept = self.tiers, start + keys.shape[2], self.tiers.resident_layers
+        """Store tokens as in `Store`, in host memory; the next pass fetches the pages that it needs."""
+        tiers, end, resident = self.tiers, start + keys.shape[2], self.tiers.resident_layers
         self._recover()
-        for slot, page in enumerate(self._open_pages):
-            if page is not None:
-                self._move(tiers.pages[:, page], tiers.open[:, slot])
-        self._open_pages = [None, None]
+        self.open_pages.flush()
         if tiers.resident is not None:
-            tiers.resident.write(start, keys[:kept], values[:kept])
+            tiers.resident.write(start, keys[:resident], values[:resident])
         for page in range(start // self.span, -(-end // self.span)):
             base = page * self.span
             first, last = max(base, start), min(base + self.span, end)
-            for layer, target in enumerate(tiers.pages[:, page], kept):
+            for layer, target in enumerate(tiers.pages[:, page], resident):
                 some = (x[layer, :, first - start : last - start] for x in (keys, values))
                 tiers.format.write(target, first - base, *some)
-
-    # A layer of a pass
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
         tiers = self.tiers
@@ -156,7 +130,7 @@ class TieredStore(TierReader):
         """Return a page of this pass on the device."""
         if self._prefill is not None:
             return self._prefill.buffer(layer, page)
-        return self.tiers.open[layer, page % 2]
+        return self.open_pages.buffer(layer, page)
 
     def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
         tiers = self.tiers
@@ -164,61 +138,59 @@ class TieredStore(TierReader):
             return tiers.resident.attend(layer, q, start)
         layer -= tiers.resident_layers
         rest = self._clock.lap()
-        host: Future[HostPartials] | None = None
-        if self._num_streamed < self._num_whole:
-            host = tiers.host.submit(tiers.pages[layer, self._num_streamed : self._num_whole], q)
-        everyone, result = slice(0, len(q)), tiers.format.accumulator(q)
+        host = self._submit(layer, q)
+        result = tiers.format.accumulator(q)
         for page in range(self._num_streamed):
-            result.add(everyone, self._streamed(layer, page, q))
-        newest = self._newest(layer, q, start)
+            self._attend_streamed(layer, page, slice(0, len(q)), result)
+        if not result.in_order:
+            self._attend_newest(layer, start, len(q), result)  # while the host computes
         if host is not None:
-            newest = list(newest)  # meanwhile; its keys come behind the host's
-            for part in self._from_host(host, len(q), rest):
-                result.add(everyone, part)
-        for rows, part in newest:
-            result.add(rows, part)
+            self._add_from_host(host, len(q), rest, result)
+        if result.in_order:
+            self._attend_newest(layer, start, len(q), result)
         out = result.output()
         if self._prefill is not None and start + len(q) == self._end:
             self._prefill.store(layer)
         self._clock.start()
         return out
 
-    def _streamed(self, layer: int, page: int, q: Tensor) -> Any:
+    def _submit(self, layer: int, q: Tensor) -> Future[HostResult] | None:
+        """Start host attention to the whole pages that are not streamed, if there are any."""
+        if self._num_streamed == self._num_whole:
+            return None
+        return self.tiers.host.submit(self.tiers.pages[layer, self._num_streamed : self._num_whole], q)
+
+    def _attend_streamed(self, layer: int, page: int, rows: slice, result: Accumulator) -> None:
+        """Attend to a page that is streamed over the link."""
         tiers = self.tiers
         buffer = tiers.ring.take(self._item(layer, page))
-        part = tiers.format.attend(buffer, q, self.span)
+        result.attend(buffer, rows, self.span)
         tiers.ring.release(buffer)
         if tiers.ring.seconds is not None:
             tiers.balance.observe_link(tiers.ring.seconds)
-        return part
 
-    def _newest(self, layer: int, q: Tensor, start: int) -> Iterator[tuple[slice, Any]]:
-        """Attend causally to the pages of this pass, which are on the device; yield the rows and their partials."""
-        format, end = self.tiers.format, start + len(q)
+    def _attend_newest(self, layer: int, start: int, tokens: int, result: Accumulator) -> None:
+        """Attend causally to the pages of this pass, which are on the device."""
+        end = start + tokens
         for page in range(self._num_whole, (end - 1) // self.span + 1):
             base, buffer = page * self.span, self._buffer(layer, page)
             inside = slice(max(base - start, 0), max(min(base + self.span, end) - start, 0))
             if inside.start < inside.stop:
-                some = q[inside]
-                yield inside, format.attend(buffer, some, start + inside.start - base + 1, causal=True)
-            if inside.stop < len(q):
-                behind = slice(inside.stop, len(q))
-                yield behind, format.attend(buffer, q[behind], self.span)
+                result.attend(buffer, inside, start + inside.start - base + 1, causal=True)
+            if inside.stop < tokens:
+                result.attend(buffer, slice(inside.stop, tokens), self.span)
 
-    def _from_host(self, host: Future[HostPartials], rows: int, rest: float | None) -> list[Any]:
-        part = host.result()
-        self.tiers.balance.observe_host(rows, part.seconds / len(part.partials), rest)
-        if self.device.type == "cpu":
-            return part.partials
-        out, lse = (self._in_one_copy(x).unbind() for x in zip(*part.partials, strict=True))
-        return [Partial(*each) for each in zip(out, lse, strict=True)]
-
-    def _in_one_copy(self, parts: Sequence[Tensor]) -> Tensor:
-        """Copy the host's tensors to the device as `[parts, ...]`; from pinned memory, or the host would wait."""
-        return torch.stack(tuple(parts)).pin_memory().to(self.device, non_blocking=True)
+    def _add_from_host(self, host: Future[HostResult], rows: int, rest: float | None, result: Accumulator) -> None:
+        """Wait for host attention, note its time, and add its result."""
+        found = host.result()
+        self.tiers.balance.observe_host(rows, found.seconds / found.pages, rest)
+        for part in found.partials:
+            result.add(slice(0, rows), part)
+        if found.state is not None:
+            result.add_state(found.state)
 
 
-def _onto(source: Tensor, buffer: Tensor) -> list[Pair]:
+def _fill(source: Tensor, buffer: Tensor) -> list[Pair]:
     return [(buffer, source)]
 
 

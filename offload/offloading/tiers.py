@@ -1,4 +1,4 @@
-"""What a tiered store is made of."""
+"""The parts of a tiered store."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .prefetch import PrefetchRing
 
 @dataclass
 class Tiers:
-    """What a tiered store is made of."""
+    """The parts of a tiered store: page format, link, prefetch ring, host attention, and memory."""
 
     format: PageFormat
     link: Link
     ring: PrefetchRing
     balance: Balance
-    host: HostAttention | None  # None: everything comes over the link
-    resident: Store | None  # of the first layers
+    host: HostAttention | None  # None: every page is streamed
+    resident: Store | None  # KV of the first `resident_layers` layers
     resident_layers: int
-    near: Callable[[int], Store]  # makes a store on the device for so many tokens
+    near: Callable[[int], Store]  # makes an empty store on the device for a number of tokens
     pages: Tensor  # [layers - resident_layers, pages, numbers] in host memory
-    open: Tensor  # [layers - resident_layers, 2, numbers] on the device: a page's slot is its number's parity
+    open: Tensor  # [layers - resident_layers, 2, numbers] on the device; see OpenPages

@@ -1,6 +1,6 @@
-"""Layers' weights in host memory, brought over the link as the decoder comes to them: for models beyond the device.
+"""Layer weights in host memory, prefetched over the link in the decoder's order, for models larger than the device.
 
-The same ring as for keys and values; a layer is one run of bytes, so that it comes in one copy.
+They use the same ring as keys and values. A layer is one contiguous run of bytes, so it is one copy.
 """
 
 from __future__ import annotations
@@ -17,71 +17,73 @@ from .host_memory import allocator
 from .link import Link, Pair
 from .prefetch import PrefetchItem, PrefetchRing
 
-_ALIGNED = 256  # bytes: what kernels like their operands to begin at
+_ALIGNMENT = 256  # bytes; kernels are fastest on operands that begin there
 
 
 @dataclass(frozen=True)
 class WeightTier:
-    """The first `resident` layers' weights stay on the device; the others come over `link`."""
+    """The first `resident` layers' weights stay on the device; the others are streamed over `link`."""
 
     resident: int
     link: Link
 
 
 class StreamedLayers:
-    """All layers in order, once for each `iter`; a layer may be used until the next one is asked for."""
+    """All layers of a model, in order; a layer is valid until the iterator is advanced."""
 
-    def __init__(self, near: Sequence[Layer], far: Sequence[Layer], link: Link, device: torch.device) -> None:
-        """`far` layers lie in host memory, and are copied from there; the caller keeps none of them."""
-        self._near = tuple(near)
-        parts = _tensors(far[0])
+    def __init__(self, resident: Sequence[Layer], streamed: Sequence[Layer], link: Link, device: torch.device) -> None:
+        """Copy the `streamed` layers to pinned host memory; the caller should drop its references to them."""
+        self._resident = tuple(resident)
+        parts = _tensors(streamed[0])
         offsets, size = [], 0
         for tensor in parts:
             offsets.append(size)
-            size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-        self._far = allocator(device)((len(far), size), torch.uint8)
-        for row, layer in zip(self._far, far, strict=True):
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._streamed = allocator(device)((len(streamed), size), torch.uint8)
+        for row, layer in zip(self._streamed, streamed, strict=True):
             for target, tensor in zip(_views(row, offsets, parts), _tensors(layer), strict=True):
                 target.copy_(tensor)
         buffers = torch.empty((2, size), dtype=torch.uint8, device=device).unbind()
-        self._slots = {buffer.data_ptr(): _over(far[0], iter(_views(buffer, offsets, parts))) for buffer in buffers}
+        self._slots = {
+            buffer.data_ptr(): _rebuilt(streamed[0], iter(_views(buffer, offsets, parts))) for buffer in buffers
+        }
         self._ring = PrefetchRing(link, buffers)
-        self._leader: object | None = None  # for whom the ring works
-        self._order = [PrefetchItem(index, partial(_onto, row)) for index, row in enumerate(self._far)]
+        self._owner: object | None = None  # the iteration that the ring prefetches for
+        self._order = [PrefetchItem(index, partial(_fill, row)) for index, row in enumerate(self._streamed)]
 
     def __len__(self) -> int:
-        return len(self._near) + len(self._far)
+        return len(self._resident) + len(self._streamed)
 
     def __iter__(self) -> Iterator[Layer]:
-        """Several may be under way, one going on while the others rest between two layers; not in several threads."""
-        me = object()
-        self._lead(me, 0)
+        """Iterate over all layers. Iterations may be interleaved between layers, but not across threads."""
+        iteration = object()
+        self._acquire(iteration, 0)
         try:
-            yield from self._near
+            yield from self._resident
             for index, item in enumerate(self._order):
-                self._lead(me, index)
+                self._acquire(iteration, index)
                 buffer = self._ring.take(item)
                 yield self._slots[buffer.data_ptr()]
-                if self._leader is me:
+                if self._owner is iteration:
                     self._ring.release(buffer)
         except BaseException:
-            self._stop(me)
+            self._release(iteration)
             raise
-        if self._leader is me:
-            self._leader = None
-            self._ring.expect(self._order)  # of the next pass
+        if self._owner is iteration:
+            self._owner = None
+            self._ring.expect(self._order)  # for the next pass
 
-    def _lead(self, who: object, index: int) -> None:
-        """The ring works for `who` from now on, who goes on with the layer of that index."""
-        if self._leader is not who:
-            self._stop(self._leader)  # whoever rests has no use for a layer
-            self._leader = who
+    def _acquire(self, iteration: object, index: int) -> None:
+        """Make the ring prefetch for an iteration, from layer `index` of the streamed layers on."""
+        if self._owner is not iteration:
+            self._release(self._owner)  # a paused iteration needs no buffer
+            self._owner = iteration
             self._ring.expect(self._order[index:])
 
-    def _stop(self, who: object | None) -> None:
-        if who is not None and self._leader is who:
-            self._ring.reset()  # a buffer of his may be out
-            self._leader = None
+    def _release(self, iteration: object | None) -> None:
+        if iteration is not None and self._owner is iteration:
+            self._ring.reset()  # it may still have a buffer
+            self._owner = None
 
 
 def _tensors(layer: Layer) -> list[Tensor]:
@@ -93,8 +95,8 @@ def _tensors(layer: Layer) -> list[Tensor]:
     return found
 
 
-def _over(layer: Layer, tensors: Iterator[Tensor]) -> Layer:
-    """The same layer in other memory."""
+def _rebuilt(layer: Layer, tensors: Iterator[Tensor]) -> Layer:
+    """Return the same layer with its tensors replaced, in the order of `_tensors`."""
     changes = {}
     for field in fields(layer):
         part = getattr(layer, field.name)
@@ -112,5 +114,5 @@ def _views(row: Tensor, offsets: Sequence[int], like: Sequence[Tensor]) -> list[
     ]
 
 
-def _onto(row: Tensor, buffer: Tensor) -> list[Pair]:
+def _fill(row: Tensor, buffer: Tensor) -> list[Pair]:
     return [(buffer, row)]

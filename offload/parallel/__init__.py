@@ -1,7 +1,7 @@
-"""One model over several ranks: which part each has, and what they must do together.
+"""Tensor parallelism: the share of the model that each rank has, and the collectives between ranks.
 
-Every rank runs the same program on its share of the heads, of the MLP and of the vocabulary. The sums behind attention
-and MLP give all ranks the same bits, so each can draw the same tokens; what the clock decides, rank 0 decides for all.
+Every rank runs the same program on its share of the heads, the MLP and the vocabulary. The all-reduce behind attention
+and MLP gives all ranks the same bits, so each samples the same tokens. Rank 0 decides whatever depends on the clock.
 """
 
 from .group import ALONE, Alone, Group

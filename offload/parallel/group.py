@@ -1,4 +1,4 @@
-"""What the ranks of a group do together, and the group of one that needs nobody."""
+"""The collectives of a group of ranks, and the group of one rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class Group(Protocol):
-    """Ranks 0 to `size - 1`. Each call is made by all of them, in the same order. All raise RankLost."""
+    """Ranks 0 to `size - 1`. All ranks make the same calls in the same order. Every call raises RankLost."""
 
     rank: int
     size: int
-    local: int  # number of this rank among the `mates` on its machine
+    local: int  # index of this rank among the `mates` ranks of its machine
     mates: int
 
     def sum(self, x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class Group(Protocol):
         ...
 
     def broadcast(self, value: Any) -> Any:
-        """Broadcast rank 0's value of any kind; what the others give is ignored."""
+        """Broadcast rank 0's value, of any type; the other ranks' values are ignored."""
         ...
 
     def collect(self, value: Any) -> list[Any]:

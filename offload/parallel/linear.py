@@ -1,4 +1,4 @@
-"""Linears of which each rank has a part; the decoder does not know. See `Linear` in operations.py."""
+"""Linears that are sharded over the ranks, behind the interface of `Linear` in kernels/ops.py."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .group import Group
 
 
 class SummedLinear:
-    """A rank has some columns of W and that part of x: the ranks' products are added up, and `onto` once."""
+    """A linear sharded by columns: each rank has some columns of W and that part of x. Products are all-reduced."""
 
     def __init__(self, linear: Linear, group: Group) -> None:
         self._linear, self._group = linear, group
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        # In fp32 where that is cheap: the sum is then as good as that of one rank. A GPU's link has better to do.
+        # In fp32 on a CPU: the sum is then as exact as one rank's. On a GPU the link is the bottleneck.
         part = self._linear.wide(x) if x.device.type == "cpu" else self._linear(x)
         whole = self._group.sum(part)
         return whole.to(x.dtype) if onto is None else onto.add_(whole)
@@ -26,7 +26,7 @@ class SummedLinear:
         return self._group.sum(self._linear.wide(x))
 
     def rows(self, ids: Tensor) -> Tensor:
-        raise AssertionError("no table is divided by its columns")
+        raise AssertionError("no embedding is sharded by columns")
 
     def tensors(self) -> list[Tensor]:
         return self._linear.tensors()
@@ -36,19 +36,19 @@ class SummedLinear:
 
 
 class GatheredLinear:
-    """A rank has some rows of W: output head, embedding, or both."""
+    """A linear sharded by rows: the output head, the embedding, or both."""
 
     def __init__(self, linear: Linear, group: Group, parts: Sequence[range]) -> None:
         self._linear, self._group, self._parts = linear, group, parts
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        raise AssertionError("an output head gives fp32, and is added to nothing")
+        raise AssertionError("the output head returns fp32: call wide()")
 
     def wide(self, x: Tensor) -> Tensor:
         return self._group.gather(self._linear.wide(x), [len(part) for part in self._parts])
 
     def rows(self, ids: Tensor) -> Tensor:
-        """A token's row is on one rank; the others add zeros."""
+        """Return the rows of tokens: each is on one rank, and the others add zeros."""
         part = self._parts[self._group.rank]
         outside = (ids < part.start) | (ids >= part.stop)
         rows = self._linear.rows((ids - part.start).masked_fill(outside, 0))
@@ -62,7 +62,7 @@ class GatheredLinear:
 
 
 class Table:
-    """An embedding of its own, as the rows of a linear."""
+    """An embedding that is not tied to the output head."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight

@@ -1,4 +1,4 @@
-"""A group over torch.distributed: nccl between GPUs, gloo between CPUs and for everything that is decided."""
+"""A group over torch.distributed: nccl between GPUs, gloo between CPUs and for all decisions."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from ..errors import RankLost, RankMissing, SettingsError
 
-_FAREWELL_S = 2.0  # the others' last words may still be on their way
-_PATIENCE = timedelta(days=7)  # the user may page through the output; a rank that has died is noticed otherwise
+_FAREWELL_S = 2.0  # the other ranks' goodbyes may still be in flight
+_TIMEOUT = timedelta(days=7)  # the user may page through the output; a dead rank is noticed by other means
 
 
 class Ranks:
-    """See `Group`. Ranks find each other by the environment that torch's launcher makes (`env://`).
+    """A `Group` of processes, which find each other by the environment that torchrun sets (`env://`).
 
     Args:
-        device: where tensors are that are summed.
-        timeout: seconds until all must have joined.
-        backend: of the sums; None for nccl on a GPU, gloo on a CPU.
-        lost: called once, by a thread of its own, with a rank that has ended without `leave`.
-        local, mates: number of this rank among those on its machine, and how many they are.
+        device: the device of tensors that are summed or gathered.
+        timeout: seconds within which all ranks must join.
+        backend: backend of `sum` and `gather`; None for nccl on a GPU, gloo on a CPU.
+        lost: called once, in a thread, with a rank that has ended without `leave`.
+        local, mates: index of this rank among those of its machine, and their number.
 
     Raises RankMissing.
     """
@@ -41,18 +41,18 @@ class Ranks:
         mates: int = 1,
     ) -> None:
         self.local, self.mates = local, mates
-        with _joining(timeout):
+        with _rank_missing(timeout):
             dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            _refuse_mixture(device, self.size)
-            self._deciding = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            _check_devices(device, self.size)
+            self._control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
             backend = backend or ("nccl" if device.type == "cuda" else "gloo")
-            self._summing = self._deciding
+            self._data = self._control
             if backend != "gloo":
-                self._summing = dist.new_group(backend=backend, timeout=_PATIENCE)
-            self._watching = dist.new_group(backend="gloo", timeout=_PATIENCE) if lost else None
+                self._data = dist.new_group(backend=backend, timeout=_TIMEOUT)
+            self._liveness = dist.new_group(backend="gloo", timeout=_TIMEOUT) if lost else None
             if device.type == "cuda":
-                torch.cuda.set_device(device)  # nccl asks which one is this rank's
+                torch.cuda.set_device(device)  # nccl uses the current device
         self._left = False
         self._watchers: dict[int, threading.Thread] = {}
         if lost is not None:
@@ -63,56 +63,56 @@ class Ranks:
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        with _together():
-            dist.all_reduce(x, group=self._summing)
+        with _rank_lost():
+            dist.all_reduce(x, group=self._data)
         return x
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         widest = max(widths)
         padded = x if x.shape[1] == widest else torch.nn.functional.pad(x, (0, widest - x.shape[1]))
         found = torch.empty((self.size, len(x), widest), dtype=x.dtype, device=x.device)
-        with _together():
-            dist.all_gather(list(found.unbind()), padded.contiguous(), group=self._summing)
+        with _rank_lost():
+            dist.all_gather(list(found.unbind()), padded.contiguous(), group=self._data)
         return torch.cat([part[:, :width] for part, width in zip(found, widths, strict=True)], dim=1)
 
     def agree(self, numbers: Sequence[float]) -> list[float]:
-        said = torch.tensor(numbers, dtype=torch.float64)
-        with _together():
-            dist.broadcast(said, 0, group=self._deciding)
-        return said.tolist()
+        values = torch.tensor(numbers, dtype=torch.float64)
+        with _rank_lost():
+            dist.broadcast(values, 0, group=self._control)
+        return values.tolist()
 
     def broadcast(self, value: Any) -> Any:
         box = [value if self.rank == 0 else None]
-        with _together():
-            dist.broadcast_object_list(box, 0, group=self._deciding)
+        with _rank_lost():
+            dist.broadcast_object_list(box, 0, group=self._control)
         return box[0]
 
     def collect(self, value: Any) -> list[Any]:
         found = [None] * self.size
-        with _together():
-            dist.all_gather_object(found, value, group=self._deciding)
+        with _rank_lost():
+            dist.all_gather_object(found, value, group=self._control)
         return found
 
     def leave(self) -> None:
-        """This rank has done its part. Without it, its end counts as a failure."""
+        """Say goodbye to the other ranks. A rank that ends without it counts as lost."""
         self._left = True
         for peer in self._watchers:
-            with suppress(RankLost), _together():  # one that has gone has no need of it
-                dist.send(torch.ones(1), peer, group=self._watching)
+            with suppress(RankLost), _rank_lost():  # a peer that has ended needs no goodbye
+                dist.send(torch.ones(1), peer, group=self._liveness)
         for thread in self._watchers.values():
             thread.join(_FAREWELL_S)
 
     def _watch(self, peer: int, lost: Callable[[int], None]) -> None:
-        """Until a farewell comes; the connection of a rank that dies is closed at once, by its system."""
+        """Wait for a peer's goodbye; if it dies, its system closes the connection at once, and `lost` is called."""
         try:
-            dist.recv(torch.empty(1), peer, group=self._watching)
+            dist.recv(torch.empty(1), peer, group=self._liveness)
         except RuntimeError:
             if not self._left:
                 lost(peer)
 
 
-def _refuse_mixture(device: torch.device, size: int) -> None:
-    """Ranks on GPUs make other groups than ranks on CPUs, and would wait for each other. Raises SettingsError."""
+def _check_devices(device: torch.device, size: int) -> None:
+    """Raise SettingsError unless all ranks have the same kind of device: their groups would differ, and block."""
     kinds = [None] * size
     dist.all_gather_object(kinds, device.type)
     if len(set(kinds)) > 1:
@@ -122,7 +122,8 @@ def _refuse_mixture(device: torch.device, size: int) -> None:
 
 
 @contextmanager
-def _joining(timeout: float) -> Iterator[None]:
+def _rank_missing(timeout: float) -> Iterator[None]:
+    """Raise RankMissing in place of torch's errors."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -134,11 +135,12 @@ def _joining(timeout: float) -> Iterator[None]:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def _rank_lost() -> Iterator[None]:
+    """Raise RankLost in place of gloo's and nccl's errors."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # gloo's and nccl's: there is nothing else that could go wrong here
+    except RuntimeError as error:  # gloo and nccl raise nothing more specific
         reason = (str(error).strip().splitlines() or [""])[0]
         raise RankLost("another rank has ended", "see what it said") from RuntimeError(reason)

@@ -1,4 +1,4 @@
-"""Which heads, MLP columns and rows of the vocabulary each rank has. Parts may be uneven; none is empty."""
+"""Shards a model: the heads, MLP columns and vocabulary rows of each rank. Shares may be uneven; none is empty."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from ..architecture.config import ModelShape
 from ..errors import SettingsError
 from ..units import counted
 
-Part = tuple[slice, ...]  # of a tensor: its rows, or all of them and its columns
-_UNITS = (64, 32, 16, 8, 4, 2, 1)  # columns that stay together: what kernels like, as far as it divides the whole
-_WORTH = 2**22  # numbers of an output head: below, reading them all costs less than putting the logits together
+Part = tuple[slice, ...]  # of a tensor: some rows, or all rows and some columns
+_UNITS = (64, 32, 16, 8, 4, 2, 1)  # MLP columns that stay together: the largest that divides them suits kernels best
+_MIN_HEAD_SIZE = 2**22  # numbers of an output head: reading a smaller one whole costs less than gathering logits
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has. Query heads follow their KV head; where there are fewer KV heads than ranks, several ranks
-    have the same KV head, and divide its query heads."""
+    """The share of one rank. Query heads follow their KV head.
+
+    Where there are fewer KV heads than ranks, several ranks have the same KV head, and divide its query heads.
+    """
 
     whole: ModelShape
     rank: int
     heads: range
     kv_heads: range
-    columns: range  # of the MLP
-    vocab: tuple[range, ...]  # of every rank
+    columns: range  # MLP columns
+    vocab: tuple[range, ...]  # vocabulary rows of every rank
 
     @property
     def shape(self) -> ModelShape:
-        """The model as this rank computes it: fewer heads and columns, but all of the vocabulary."""
+        """Return the dimensions that this rank computes with: fewer heads and columns, but the whole vocabulary."""
         heads, kv_heads, columns = len(self.heads), len(self.kv_heads), len(self.columns)
         return replace(self.whole, heads=heads, kv_heads=kv_heads, intermediate=columns)
 
     @property
     def stored(self) -> ModelShape:
-        """The same with the part of the vocabulary whose rows are in this rank's memory."""
+        """Return the dimensions that this rank stores: `shape` with its own part of the vocabulary."""
         return replace(self.shape, vocab=len(self.vocab[self.rank]))
 
     @property
@@ -42,7 +44,7 @@ class Share:
         return len(self.vocab[self.rank]) < self.whole.vocab
 
     def part(self, name: str) -> Part:
-        """Of the tensor of that name what this rank needs."""
+        """Return the part of the tensor `name` that this rank needs."""
         *_, module, kind = name.split(".")
         rows = {
             "q_proj": _scaled(self.heads, self.whole.head_dim),
@@ -64,22 +66,22 @@ def _scaled(numbers: range, each: int = 1) -> slice:
 
 
 def split(shape: ModelShape, rank: int, size: int, vocab: bool | None = None) -> Share:
-    """The share of a rank among `size`; `vocab` says whether the vocabulary is divided, None: where it pays.
+    """Return the share of one rank of `size`; `vocab` says whether to shard the vocabulary, None where it pays.
 
-    Raises SettingsError for more ranks than can have a part.
+    Raises SettingsError if there are more ranks than shares.
     """
     heads, kv_heads = _heads(shape, rank, size)
     unit = next(unit for unit in _UNITS if shape.intermediate % unit == 0 and shape.intermediate >= unit * size)
     columns = divide(shape.intermediate // unit, size)[rank]
-    pays = shape.vocab * shape.hidden >= _WORTH if vocab is None else vocab
-    rows = divide(shape.vocab, size) if pays else (range(shape.vocab),) * size
+    sharded = shape.vocab * shape.hidden >= _MIN_HEAD_SIZE if vocab is None else vocab
+    rows = divide(shape.vocab, size) if sharded else (range(shape.vocab),) * size
     return Share(shape, rank, heads, kv_heads, range(columns.start * unit, columns.stop * unit), rows)
 
 
 def divide(count: int, parts: int) -> tuple[range, ...]:
-    """So many things in so many runs; the first ones are one longer where it does not come out even."""
-    each, more = divmod(count, parts)
-    starts = [place * each + min(place, more) for place in range(parts + 1)]
+    """Divide `range(count)` into consecutive ranges; the first ones are longer by one where it is uneven."""
+    size, rest = divmod(count, parts)
+    starts = [part * size + min(part, rest) for part in range(parts + 1)]
     return tuple(range(*ends) for ends in pairwise(starts))
 
 
@@ -98,4 +100,4 @@ def _heads(shape: ModelShape, rank: int, size: int) -> tuple[range, range]:
             own = divide(shape.group, len(ranks))[rank - ranks.start]
             start = kv_head * shape.group
             return range(start + own.start, start + own.stop), range(kv_head, kv_head + 1)
-    raise AssertionError("a rank outside of its group")
+    raise AssertionError(f"rank {rank} of {size}")

@@ -1,1 +1,1 @@
-"""Bytes and seconds of a request, before anything is loaded."""
+"""Plans: the memory and the time that a request takes, computed before anything is loaded."""

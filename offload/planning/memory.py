@@ -1,4 +1,4 @@
-"""Estimate the bytes that a run takes, once for the plan and for the check before loading. Imports nothing heavy."""
+"""Memory estimates, for plans and for the check before loading. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from ..architecture.dims import Dimensions
 from ..architecture.footprint import activation_bytes, retrieval_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
-from ..levels import draft_chunk, draft_room, has_draft_model, has_middle
+from ..levels import draft_capacity, draft_chunk, has_draft_model, has_middle
 from ..units import GIB, counted, size_text
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
-USABLE = 0.97  # of a memory: the rest is the allocator's, which cannot fill every gap
+USABLE = 0.97  # of a memory: the rest is lost to fragmentation in the allocator
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a run takes on each device if all weights and the whole KV cache lie there."""
+    """Bytes that a run takes on each device if all weights and the whole KV cache are there."""
 
     tokens: int
     layers: int
     outer_weights: int  # embeddings and output head
-    layer_weights: int  # of one layer
-    layer_kv: int  # of one layer, for all tokens
+    layer_weights: int  # per layer
+    layer_kv: int  # per layer, for all tokens
     activations: int
     retrieval: int  # selected KV and mean keys
     draft: int  # a draft model's weights, cache and activations
@@ -58,20 +58,16 @@ def estimate(
 
     Args:
         device: "cpu" or "cuda".
-        itemsize: bytes of a weight, and of a number of the KV cache.
-        prefill_chunk: tokens that are run at once.
-        draft: the draft model's dimensions; it counts if the method uses one.
+        itemsize: bytes of a weight, and of an element of the KV cache.
+        prefill_chunk: tokens in one prefill pass.
+        draft: the draft model's dimensions, counted if the method uses one.
         in_place: the retrieval cache is a list of the full cache's blocks (native kernel), not a copy.
         gpus: devices that share the model equally; each has all of the draft model and all activations.
     """
     on_cpu = device == "cpu"
-    retrieval = own = 0
+    retrieval = 0
     if has_middle(settings, tokens):
         retrieval = retrieval_bytes(shape, settings, tokens, itemsize, copies=not in_place) // gpus
-    if draft is not None and has_draft_model(settings):
-        room = draft_room(settings)
-        own = draft.parameters * itemsize + draft.kv_bytes(room, itemsize)
-        own += activation_bytes(draft, room, draft_chunk(settings), itemsize, copies=on_cpu)
     return MemoryEstimate(
         tokens=tokens,
         layers=shape.layers,
@@ -80,13 +76,22 @@ def estimate(
         layer_kv=shape.layer_kv_bytes(tokens, itemsize) // gpus,
         activations=activation_bytes(shape, tokens, prefill_chunk, itemsize, copies=on_cpu),
         retrieval=retrieval,
-        draft=own,
+        draft=_draft_bytes(draft, settings, itemsize, on_cpu),
         cuda=0 if on_cpu else CUDA_BYTES,
     )
 
 
+def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int, on_cpu: bool) -> int:
+    """Return the bytes of a draft model's weights, cache and activations; 0 if the method uses none."""
+    if draft is None or not has_draft_model(settings):
+        return 0
+    room = draft_capacity(settings)
+    activations = activation_bytes(draft, room, draft_chunk(settings), itemsize, copies=on_cpu)
+    return draft.parameters * itemsize + draft.kv_bytes(room, itemsize) + activations
+
+
 def check_fit(need: MemoryEstimate, free: int) -> None:
-    """Raise OutOfMemory with all the numbers if `need` exceeds `free` bytes."""
+    """Raise OutOfMemory with the bytes of each part if `need` exceeds `free` bytes."""
     if need.total <= free:
         return
     parts = {

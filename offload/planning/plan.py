@@ -1,6 +1,6 @@
-"""From a model's shape, a context and the hardware to a plan: what lies where, how to decode, and how fast it will be.
+"""Plans: from a model's dimensions, a sequence length and the hardware to a placement, a method and its latency.
 
-Nothing is loaded or measured here; the same request always gives the same plan. Imports nothing heavy.
+Nothing is loaded or measured here; the same request always gives the same plan. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .roofline import Time
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The placement of a request, and its predictions; they hold only if it `fits`.
+    """A request's placement and predicted latency, which are valid only if it `fits`.
 
-    `plain` is decoding token by token on the same placement, `chosen` the method asked for, or the fastest for `auto`.
+    `plain` is autoregressive decoding on the same placement; `chosen` is the requested method, for `auto` the fastest.
     """
 
     request: PlanRequest
@@ -30,12 +30,12 @@ class Plan:
 
     @property
     def device(self) -> Tier:
-        """Of each GPU; on a CPU, of the whole."""
+        """Return the memory of each GPU; on a CPU, the host's memory."""
         return self.placed.device
 
     @property
     def host(self) -> Tier:
-        """Pinned host memory, for all GPUs together."""
+        """Return the pinned host memory, of all GPUs together."""
         return self.placed.host
 
     @property
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def offload(self) -> str:
-        """none, stream, host or hybrid: how KV that is not resident is attended to."""
+        """Return how KV that is not resident is attended to: none, stream, host or hybrid."""
         if self.placed.resident_layers == self.request.shape.layers:
             return "none"
         share = self.chosen.host_share
@@ -52,22 +52,22 @@ class Plan:
 
     @property
     def host_share(self) -> float:
-        """The part of the KV on the host that is attended to there."""
+        """Return the fraction of the KV on the host to which the host attends."""
         return 0.0 if self.offload == "none" else self.chosen.host_share
 
     @property
     def budget(self) -> int:
-        """Tokens in the retrieval cache; 0 where there is none."""
+        """Return the tokens in the retrieval cache; 0 without one."""
         request = self.request
         return min(request.speculation.budget, request.tokens) if has_middle(request.speculation, request.tokens) else 0
 
     @property
     def speedup(self) -> float:
-        """Of the method over plain decoding on the same placement."""
+        """Return the speed-up of the chosen method over plain decoding on the same placement."""
         return self.plain.tbt.seconds / self.chosen.tbt.seconds
 
     def shortage(self) -> str:
-        """What is missing, with the numbers; empty if it fits."""
+        """Return what does not fit, with the numbers; empty if the plan fits."""
         short = [
             f"needs {size_text(tier.total)} of {name} ({_listed(tier)}) where {size_text(tier.limit)} may be used"
             for tier, name in ((self.device, self.device_name), (self.host, "host memory"))
@@ -79,12 +79,12 @@ class Plan:
 
     @property
     def device_name(self) -> str:
-        """What the device tier is called."""
+        """Return the device tier's name in messages."""
         hardware = self.request.hardware
         return "memory" if hardware.shared else "GPU memory" if hardware.gpus == 1 else "memory on each GPU"
 
     def require_fit(self, hint: str = "") -> None:
-        """Raises OutOfMemory with the numbers if it does not fit."""
+        """Raise OutOfMemory with the numbers if the plan does not fit."""
         if not self.fits:
             raise OutOfMemory(self.shortage(), hint)
 
@@ -98,11 +98,11 @@ def make_plan(request: PlanRequest) -> Plan:
     placed = place(request)
     passes = Passes(request, placed)
     plain = passes.decode("ar")
-    ways = [passes.decode(method) for method in candidates(request)]
-    chosen = min(ways, key=lambda way: way.tbt.seconds)
+    decodings = [passes.decode(method) for method in candidates(request)]
+    chosen = min(decodings, key=lambda decoding: decoding.tbt.seconds)
     return Plan(request, placed, prefill(passes), plain, chosen)
 
 
 def suggested_budget(tokens: int) -> int:
-    """Tokens of a retrieval cache for a context: 3 %, as in the paper, in powers of two; 1,024 at least."""
+    """Return the retrieval budget for a sequence: 3 % of it, as in the paper, as a power of two; at least 1,024."""
     return max(1024, 2 ** ((tokens // 32) - 1).bit_length() if tokens >= 64 else 1024)

@@ -1,7 +1,7 @@
-"""How long a pass of a model takes, from first principles: bytes over bandwidths and operations over rates.
+"""Roofline model of a forward pass: bytes divided by bandwidths, operations divided by rates.
 
-What overlaps counts once, by the slowest; what waits for each other adds up. Data-sheet rates are reached in part only:
-the shares below are the same for every machine, model and method.
+Work that overlaps takes as long as its slowest part; dependent work adds up. Kernels reach a fraction of the data
+sheet's rates: the fractions below are the same for every machine, model and method.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ COMPUTE = 0.6
 # Launches and ramp-ups of the ten or so kernels of a layer in a CUDA graph. gpt-fast decodes Llama-2-7B on an A100 at
 # 104.9 tokens/s (its README): 9.5 ms, of which reading the weights at READ takes 7.8, and 32 layers the rest.
 LAYER_S = {"cuda": 55e-6, "cpu": 70e-6}  # on a CPU: norms, RoPE and residuals of SmolLM2 measured at 2 ms in 30 layers
-# A distribution from logits, or a decision: a sort of the vocabulary, some twenty small eager kernels at 7 us or more
-# each, and a value that the host waits for.
+# Sampling from logits, or a verification: a sort of the vocabulary, some twenty small eager kernels at 7 us or more
+# each, and a value for which the host waits.
 SAMPLE_S = {"cuda": 0.3e-3, "cpu": 0.3e-3}
 # NCCL's latency for a few kilobytes between two cards that talk over PCIe through the host.
 ALL_REDUCE_S = 30e-6
@@ -24,7 +24,7 @@ ALL_REDUCE_S = 30e-6
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Seconds, the resource that bounds them, and what each resource alone would take."""
+    """Seconds, the resource that bounds them, and the seconds that each resource alone would take."""
 
     seconds: float
     bound: str
@@ -33,10 +33,10 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass over `rows` tokens takes of each device, in bytes and operations; `hosted` parts of the one host.
+    """The work of a pass over `rows` tokens on each device, in bytes and operations.
 
-    `weights` and `kv` are read from device memory, whether they live there or have just arrived; `copied` of both come
-    over the link; `hosted` KV is attended to where it lies.
+    `weights` and `kv` are the bytes read from device memory, resident or just copied; `copied` bytes of both come over
+    the link. `hosted` is the KV in bytes to which the one host attends.
     """
 
     rows: int
@@ -52,9 +52,9 @@ class Pass:
 
 
 def pass_time(work: Pass, hardware: Hardware) -> Time:
-    """Copies run ahead of the computation, across layers, and the host attends while the device does.
+    """Return the time of a pass. Copies are prefetched across layers, and host and device attend at the same time.
 
-    But a layer's attention waits for its queries, and the next layer for its attention.
+    A layer's attention depends on its queries, and the next layer on that attention.
     """
     reading = work.weights / hardware.bandwidth / READ
     multiplying = work.linear_flops / hardware.flops / COMPUTE
@@ -81,14 +81,14 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
 
 
 def _all_reduces(work: Pass, hardware: Hardware) -> float:
-    """Tensor parallelism sums after attention and after the MLP of each layer."""
+    """Return the seconds of the all-reduces: after the attention and after the MLP of each layer."""
     if hardware.gpus == 1:
         return 0.0
     return 2 * work.layers * (ALL_REDUCE_S + work.rows * work.row_bytes / hardware.link)
 
 
 def overlapped(**resources: float) -> Time:
-    """What runs at once takes as long as its slowest part."""
+    """Return the time of work that runs at once: that of its slowest part."""
     named = {name.replace("_", " "): seconds for name, seconds in resources.items()}
     bound = max(named, key=named.__getitem__)
     return Time(named[bound], bound, named)

@@ -1,4 +1,4 @@
-"""What to change about a request that does not fit: the cheapest changes, each planned again and found to fit."""
+"""Suggestions for a request that does not fit: the cheapest changes, each planned again and checked to fit."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from ..levels import has_draft_model, has_middle
 from ..units import GIB, counted
 from .placement import PlanRequest, place
 
-MOST = 3
+MAX_SUGGESTIONS = 3
 SMALLEST_BUDGET = 256  # tokens; a smaller retrieval cache drafts badly
 SMALLEST_CHUNK = 128  # tokens; prefill with fewer is slow
-CONTEXTS = 1024  # contexts are offered in steps of so many tokens
+CONTEXT_STEP = 1024  # tokens between the contexts that are tried
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A change that makes a request fit, in words with its number, and the request so changed."""
+    """A change that makes a request fit, as text with its number, and the changed request."""
 
     text: str
     request: PlanRequest
 
 
 def suggestions(request: PlanRequest, others: Sequence[Hardware] = ()) -> tuple[Suggestion, ...]:
-    """Up to three ways to make a request fit that does not, the cheapest first; `others` is hardware to choose from.
+    """Return up to three changes with which a request fits, the cheapest first; `others` is hardware to choose from.
 
-    What costs only time comes before what costs quality of drafts, that before memory that must be granted, a shorter
-    text, and other hardware.
+    Changes that cost only time come first, then those that cost draft quality, then more memory, a shorter text, and
+    other hardware.
     """
     found: list[Suggestion] = []
-    for way in _ways(request, others):
-        if place(way.request).fits:
-            found.append(way)
-        if len(found) == MOST:
+    for suggestion in _candidates(request, others):
+        if place(suggestion.request).fits:
+            found.append(suggestion)
+        if len(found) == MAX_SUGGESTIONS:
             break
     return tuple(found)
 
 
-def _ways(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Suggestion]:
+def _candidates(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Suggestion]:
     yield from _placements(request)
     yield from _sizes(request)
     yield from _caps(request)
@@ -53,9 +53,9 @@ def _placements(request: PlanRequest) -> Iterator[Suggestion]:
     if placement.offload == "none":
         changed = replace(request, placement=replace(placement, offload="auto"))
         placed = place(changed)
-        away = request.shape.layers - placed.weight_layers
+        offloaded = request.shape.layers - placed.weight_layers
         kv = "a part of the KV cache" if placed.resident_layers else "the KV cache"
-        what = f"the weights of {counted(away, 'layer')} and {kv}" if away else kv
+        what = f"the weights of {counted(offloaded, 'layer')} and {kv}" if offloaded else kv
         yield Suggestion(f"--offload auto keeps {what} in host memory", changed)
     if placement.resident_layers is not None and placement.offload != "none":
         auto = replace(request, placement=replace(placement, resident_layers=None))
@@ -68,7 +68,7 @@ def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
     settings = request.speculation
     if request.prefill_chunk > SMALLEST_CHUNK:
         chunks = _halves(request.prefill_chunk, SMALLEST_CHUNK)
-        yield from _first(chunks, lambda n: replace(request, prefill_chunk=n), "--prefill-chunk {}")
+        yield from _first_fitting(chunks, lambda n: replace(request, prefill_chunk=n), "--prefill-chunk {}")
     if has_middle(settings, request.tokens):
 
         def with_budget(budget: int) -> PlanRequest:
@@ -78,9 +78,9 @@ def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
             return replace(request, speculation=replace(settings, chunk=chunk))
 
         least = max(SMALLEST_BUDGET, 4 * settings.chunk)
-        yield from _first(_halves(min(settings.budget, request.tokens), least), with_budget, "--budget {}")
+        yield from _first_fitting(_halves(min(settings.budget, request.tokens), least), with_budget, "--budget {}")
         coarser = [n for n in (16, 32, 64) if settings.chunk < n <= settings.budget // 4]
-        yield from _first(coarser, with_chunk, "--chunk {}")
+        yield from _first_fitting(coarser, with_chunk, "--chunk {}")
     if has_middle(settings, request.tokens) or has_draft_model(settings):
         lighter = replace(settings, method="lookup")
         yield Suggestion("--method lookup, which needs no memory", replace(request, speculation=lighter))
@@ -89,7 +89,7 @@ def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
 
 
 def _caps(request: PlanRequest) -> Iterator[Suggestion]:
-    """The memory that a cap withholds, where it is there."""
+    """Yield a higher cap, where the memory exists."""
     for name in ("memory", "host_memory"):
         if getattr(request.placement, name) is None:
             continue
@@ -103,25 +103,26 @@ def _caps(request: PlanRequest) -> Iterator[Suggestion]:
         def with_cap(size: int, name: str = name) -> PlanRequest:
             return replace(request, placement=replace(request.placement, **{name: size * GIB}))
 
-        yield from _first(sizes, with_cap, f"--{name.replace('_', '-')} {{}}GiB")
+        yield from _first_fitting(sizes, with_cap, f"--{name.replace('_', '-')} {{}}GiB")
 
 
 def _contexts(request: PlanRequest) -> Iterator[Suggestion]:
-    """The longest context that fits; more tokens never take less memory."""
-    fitting, failing = 0, request.tokens // CONTEXTS + 1
+    """Yield the longest context that fits; more tokens never take less memory."""
+    fitting, failing = 0, request.tokens // CONTEXT_STEP + 1
     while failing - fitting > 1:
         middle = (fitting + failing) // 2
-        if middle * CONTEXTS < request.tokens and place(replace(request, tokens=middle * CONTEXTS)).fits:
+        if middle * CONTEXT_STEP < request.tokens and place(replace(request, tokens=middle * CONTEXT_STEP)).fits:
             fitting = middle
         else:
             failing = middle
     if fitting:
-        tokens = fitting * CONTEXTS
-        yield Suggestion(f"a context of {tokens:,} tokens or fewer", replace(request, tokens=tokens))
+        tokens = fitting * CONTEXT_STEP
+        text = f"a context of {tokens:,} tokens or fewer, such as the parts of `summarize --map-reduce`"
+        yield Suggestion(text, replace(request, tokens=tokens))
 
 
 def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Suggestion]:
-    """The smallest of the other machines that has room, by its device memory."""
+    """Yield the smallest of the other machines that has room, by its device memory."""
     for other in sorted(others, key=lambda one: (one.gpus * (one.memory or 0), one.gpus)):
         placement = replace(request.placement, memory=None, resident_layers=None, link_gb_s=None)
         if other.device == "cuda" and other.name != request.hardware.name:
@@ -138,8 +139,8 @@ def _halves(start: int, least: int) -> Iterator[int]:
         size //= 2
 
 
-def _first(numbers: Iterable[Any], change: Callable[[Any], PlanRequest], text: str) -> Iterator[Suggestion]:
-    """The first number with which it fits."""
+def _first_fitting(numbers: Iterable[Any], change: Callable[[Any], PlanRequest], text: str) -> Iterator[Suggestion]:
+    """Yield the change with the first number with which the request fits."""
     for number in numbers:
         changed = change(number)
         if place(changed).fits:

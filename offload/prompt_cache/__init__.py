@@ -1,8 +1,8 @@
-"""Prompt caches: the keys and values of prompts on disk, so that a document is read once and not once a question.
+"""Prompt cache: the KV of prompts on disk, so that a document is prefilled once and not once per question.
 
-A prompt is cut into blocks of tokens. A block's name is a hash over everything before it, so whatever prompts have in
-common from their beginning on is kept, and found, once.
+A prompt is cut into blocks of tokens. A block's key is a hash over all tokens up to its end, so a prefix that several
+prompts share is stored once.
 
-`cache.py` is the way in for those who generate; `folder.py` and `entries.py`, which need no torch, for those who keep
-house.
+`prefill.py` is the entry point for generation. `folder.py` and `entries.py` list and remove what is stored; they import
+no torch.
 """

@@ -1,4 +1,4 @@
-"""One block of a prompt as a file: some tokens' keys and values, and what tells that they are those wanted."""
+"""Block files: the KV of one block of a prompt, with a header and a checksum that identify it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .header import Header, UnusableBlock
 
 
 def write_block(path: Path, header: Header, ids: Sequence[int], keys: Tensor, values: Tensor) -> int:
-    """Save keys and values `[layers, kv_heads, tokens, head_dim]`; returns the file's bytes. Raises OSError."""
+    """Save keys and values `[layers, kv_heads, tokens, head_dim]`, and return the file's bytes. Raises OSError."""
     tensors = {"ids": torch.tensor(ids), "keys": keys.contiguous(), "values": values.contiguous()}
     data = save(tensors, header.texts() | {"checksum": _checksum(tensors)})
     replace_file(path, data)
@@ -26,17 +26,17 @@ def write_block(path: Path, header: Header, ids: Sequence[int], keys: Tensor, va
 
 
 def read_block(path: Path, key: str, ids: Sequence[int], part: str = "") -> tuple[Tensor, Tensor, Header]:
-    """Keys and values from a file, in memory that is mapped to it; only what was checked against its sum.
+    """Return a file's keys and values, memory-mapped, and its header, after its checksum has been verified.
 
-    Raises FileNotFoundError, and UnusableBlock for anything else that is wrong.
+    Raises FileNotFoundError, and UnusableBlock for a file that is damaged or is not the block `key` of these tokens.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
-            raise UnusableBlock("it is no regular file")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+            raise UnusableBlock("it is not a regular file")
         with safe_open(path, framework="pt") as file:
             texts = file.metadata() or {}
             if (texts.get("key"), texts.get("part")) != (key, part):
-                raise UnusableBlock("it belongs to something else")
+                raise UnusableBlock("it is a different block")
             tensors = {name: file.get_tensor(name) for name in ("ids", "keys", "values")}
             header = Header.read(texts)
     except FileNotFoundError:
@@ -46,7 +46,7 @@ def read_block(path: Path, key: str, ids: Sequence[int], part: str = "") -> tupl
     if _checksum(tensors) != texts.get("checksum"):
         raise UnusableBlock("its checksum is wrong")
     if tensors["ids"].tolist() != list(ids):
-        raise UnusableBlock("it holds other tokens")
+        raise UnusableBlock("it has different tokens")
     return tensors["keys"], tensors["values"], header
 
 

@@ -1,4 +1,4 @@
-"""One prompt as a chain of blocks, and where each of them lies."""
+"""A prompt as a chain of blocks, and the file of each block."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .header import Header, UnusableBlock
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a model's prompts are kept, and what their blocks say of themselves.
+    """The folder of a model's prompts, and what the headers of their blocks say.
 
-    `model` and `label` are for people; `part` says which heads these are, where each rank of the group has its own.
+    `model` and `label` are display names. `part` names the heads of this rank where a group of ranks shards them.
     """
 
     folder: PromptFolder
@@ -28,47 +28,49 @@ class Storage:
 
     @property
     def part(self) -> str:
-        """Return "" where there is one rank."""
+        """Return the name of this rank's share of the heads, "" for a single rank."""
         return f"{self.group.rank + 1}of{self.group.size}" if self.group.size > 1 else ""
 
 
 class Prompt:
-    """The whole blocks of a prompt: `keys` and `paths`, in order."""
+    """The whole blocks of a prompt, with their `keys` and `paths` in order."""
 
     def __init__(self, storage: Storage, fingerprint: str, ids: Sequence[int]) -> None:
         self.storage, self.fingerprint = storage, fingerprint
         self._ids = list(ids)
-        self._sound: set[int] = set()  # blocks that were read
-        self._damaged: set[int] = set()  # those whose files are to be replaced
+        self._valid: set[int] = set()  # blocks that were read and verified
+        self._damaged: set[int] = set()  # blocks whose files have to be replaced
         self.keys = list(chain(fingerprint, self._ids))
         self.paths = [self.folder.block(fingerprint, *each, storage.part) for each in enumerate(self.keys)]
 
     @property
     def folder(self) -> PromptFolder:
+        """Return the folder of the prompt's blocks."""
         return self.storage.folder
 
     def ids(self, index: int) -> list[int]:
-        """A block's tokens."""
+        """Return a block's tokens."""
         return self._ids[index * TOKENS : (index + 1) * TOKENS]
 
     def read(self, index: int) -> tuple[Tensor, Tensor, Header]:
-        """A block's keys and values. Raises FileNotFoundError, UnusableBlock."""
+        """Return a block's keys, values and header. Raises FileNotFoundError, UnusableBlock."""
         try:
             block = read_block(self.paths[index], self.keys[index], self.ids(index), self.storage.part)
         except UnusableBlock:
             self._damaged.add(index)
             raise
-        self._sound.add(index)
+        self._valid.add(index)
         return block
 
-    def is_kept(self, index: int) -> bool:
-        """Whether a block need not be saved, as its file is there.
+    def is_saved(self, index: int) -> bool:
+        """Return whether a block's file exists, so that it need not be written.
 
-        Once a file was found damaged, none is trusted unread: reading it costs far less than computing the block.
+        Once one file was found damaged, every other file is verified by reading it, which costs far less than
+        computing the block.
         """
         if index in self._damaged or not self.paths[index].exists():
             return False
-        if index in self._sound or not self._damaged:
+        if index in self._valid or not self._damaged:
             return True
         try:
             self.read(index)
@@ -77,7 +79,7 @@ class Prompt:
         return True
 
     def stored(self, first: int, last: int) -> int:
-        """The end of the run of blocks from `first` on, before `last`, that are there."""
+        """Return the end of the run of existing blocks that begins at `first`, at most `last`."""
         while first < last and self.paths[first].exists():
             first += 1
         return first

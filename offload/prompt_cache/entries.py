@@ -1,4 +1,4 @@
-"""The prompts that a folder holds, as people think of them: a document and the questions about it are one entry."""
+"""Entries of the prompt cache, as `cache list` shows them: a document and the questions about it are one entry."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .header import Header, UnusableBlock, read_header
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Prompts that have more than half of their blocks in common. Times in seconds since the epoch."""
+    """Prompts that share more than half of their blocks. Times in seconds since the epoch."""
 
     id: str
     model: str
     label: str
-    tokens: int  # of the longest of them
+    tokens: int  # of the longest prompt
     prompts: int
     size: int  # bytes
     created: float
@@ -27,12 +27,12 @@ class Entry:
     blocks: tuple[Stored, ...]
 
 
-_Name = tuple[str, str]  # of a block: its folder and its key
+_Name = tuple[str, str]  # of a block: folder and key
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block and its files: one for each part."""
+    """A block and its files, one per rank."""
 
     name: _Name
     header: Header
@@ -49,14 +49,14 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """Prompts that belong together: their last blocks, and all of theirs."""
+    """The prompts of one entry: the last block of each, and all of their blocks."""
 
     ends: list[_Block]
     blocks: dict[_Name, _Block]
 
 
 def entries(folder: PromptFolder) -> list[Entry]:
-    """What is stored, the latest used first. Files that cannot be read are left out."""
+    """Return the entries of a folder, most recently used first. Unreadable files are left out."""
     blocks = _read(folder)
     parents = {block.parent for block in blocks.values()}
     ends = sorted((block for block in blocks.values() if block.name not in parents), key=lambda block: -block.index)
@@ -66,7 +66,7 @@ def entries(folder: PromptFolder) -> list[Entry]:
         new = []
         for block in _chain(blocks, end):
             if (group := owner.get(block.name)) is not None and 2 * (block.index + 1) > end.index + 1:
-                break  # what comes before is its own too
+                break  # the group has all earlier blocks too
             new.append(block)
         else:
             groups.append(group := _Document([], {}))
@@ -88,7 +88,7 @@ def _read(folder: PromptFolder) -> dict[_Name, _Block]:
 
 
 def _chain(blocks: dict[_Name, _Block], block: _Block | None) -> Iterator[_Block]:
-    """A block and those before it, from the last to the first."""
+    """Yield a block and its predecessors, last to first."""
     while block is not None:
         yield block
         before = blocks.get(block.parent)

@@ -1,4 +1,4 @@
-"""What keys and values depend on, as names: the model's weights, how it computes, and the tokens up to a position."""
+"""Hashes over everything that the KV depends on: weights, arithmetic, file format, and the tokens up to a position."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from ..kernels.native import Kernel
     from ..kv_cache.full import FullCache
 
-TOKENS = 128  # of a block: what is common beyond the last whole block is run again
-LEAST = 2000  # tokens of a prompt that is worth the disk
-VERSION = 2  # of what a block's file holds, and of the arithmetic that has made it
-_PIECE = 1 << 24
-# Neither the config, of which RoPE is asked by its angles, nor what only says when to stop, changes keys and values.
-_NO_PART = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab")
+TOKENS = 128  # per block; a shared prefix is reused in whole blocks
+LEAST = 2000  # tokens; shorter prompts are not saved
+VERSION = 2  # of the file format and of the arithmetic
+_PIECE = 1 << 24  # bytes that are hashed at a time
+# Fields of the shape that do not change the KV. RoPE is hashed by its angles, not by its settings.
+_IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab")
 
 
 def weights_digest(files: Sequence[Path], notes: Path) -> str:
-    """A digest of the weight files' contents; `notes` remembers it as long as a file's size and time stay as they are.
+    """Return a digest of the weight files' contents, cached in the file `notes` by each file's size and mtime.
 
     Raises OSError for a file that cannot be read.
     """
@@ -43,12 +43,12 @@ def weights_digest(files: Sequence[Path], notes: Path) -> str:
         try:
             replace_file(notes, json.dumps(known | found).encode())
         except OSError:
-            pass  # then it is computed again the next time
+            pass  # the next run hashes the files again
     return hashlib.sha256("".join(value[2] for value in found.values()).encode()).hexdigest()
 
 
 def _read_notes(path: Path) -> dict:
-    if not path.is_file():  # a pipe or a device would be read without end
+    if not path.is_file():  # reading a pipe or a device may never end
         return {}
     try:
         notes = json.loads(path.read_bytes())
@@ -67,23 +67,26 @@ def _digest(path: Path) -> str:
 
 
 def fingerprint(model: Model, full: FullCache, chunk: int, weights: str) -> str:
-    """Of everything but the tokens: weights, shape, RoPE, dtype, what computes, and the layout of the files.
+    """Return a hash of all but the tokens: weights, shape, RoPE, dtype, kernel or torch version, and file format.
 
-    What computes is in it because another kernel rounds otherwise, and for torch so do other pieces and chunks: a cache
-    must not change what is said.
+    The kernel is part of it because kernels round differently, and torch also rounds differently for other page and
+    chunk sizes: the prompt cache must not change the output.
     """
-    names = {field.name for field in fields(model.shape)}.difference(_NO_PART)
+    names = {field.name for field in fields(model.shape)}.difference(_IGNORED)
     shape = sorted((name, getattr(model.shape, name)) for name in names)
     kernel = model.operations.kernel
-    how = ("torch", _version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, _version("triforce"))
-    cut = (_pieces(full, kernel), 0 if rounds_by_row(model) else chunk)
-    where = (str(model.dtype), model.device.type, model.group.size)
-    facts = repr((VERSION, TOKENS, weights, shape, where, how, cut))
+    backend = ("torch", _version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, _version("triforce"))
+    sizes = (_page_tokens(full, kernel), 0 if rounds_by_row(model) else chunk)
+    device = (str(model.dtype), model.device.type, model.group.size)
+    facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes))
     return hashlib.sha256(facts.encode() + full.rope.identity()).hexdigest()
 
 
-def _pieces(full: FullCache, kernel: Kernel | None) -> int:
-    """Tokens of the pieces in which the cache lies, as far as they change a bit: whole ones of the kernel's do not."""
+def _page_tokens(full: FullCache, kernel: Kernel | None) -> int:
+    """Return the cache's page size in tokens where it changes rounding, else 0.
+
+    It does not for the native kernel on pages of whole PIECEs.
+    """
     from ..kernels.native.library import PIECE
 
     span = full.store.span
@@ -91,8 +94,10 @@ def _pieces(full: FullCache, kernel: Kernel | None) -> int:
 
 
 def rounds_by_row(model: Model) -> bool:
-    """Whether a token's numbers do not depend on how many are run with it: so with the native kernel, and no more than
-    two ranks, whose sums know no order."""
+    """Return whether a token's KV does not depend on the tokens that are run in the same pass.
+
+    True for the native kernel with at most two ranks: the sum of two ranks does not depend on their order.
+    """
     return model.operations.kernel is not None and model.group.size <= 2
 
 
@@ -104,19 +109,19 @@ def _version(package: str) -> str:
 
 
 def _gpu_name(model: Model) -> str:
-    """What computes, where it is a GPU."""
+    """Return the GPU's name, "" on the CPU."""
     import torch
 
     return torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else ""
 
 
 def name_of_all(names: Sequence[str]) -> str:
-    """One fingerprint for ranks that share a model."""
+    """Combine the fingerprints of the ranks that share a model."""
     return hashlib.sha256(" ".join(names).encode()).hexdigest()
 
 
 def chain(fingerprint: str, ids: Sequence[int]) -> Iterator[str]:
-    """The keys of the whole blocks of a prompt: each is a hash over all tokens up to the block's end."""
+    """Yield the keys of a prompt's whole blocks; each is a hash over all tokens up to the block's end."""
     key = fingerprint
     for start in range(0, len(ids) - TOKENS + 1, TOKENS):
         key = hashlib.sha256(f"{key} {list(ids[start : start + TOKENS])}".encode()).hexdigest()

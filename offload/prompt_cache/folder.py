@@ -1,4 +1,4 @@
-"""Where blocks lie on disk, how much they may take, and which of them go first. Knows no torch and no terminal."""
+"""The prompt cache's folder: paths of blocks, the size limit, and LRU eviction. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..files import TEMPORARY
 
 SUFFIX = ".safetensors"
 _HITS = ".hits"
-_STALE = 3600.0  # seconds: nobody writes a block for so long
+_STALE = 3600.0  # seconds; writing a block never takes so long
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A block's file. `used`: seconds since the epoch, the same for all blocks that were used together."""
+    """A block's file. `used` is its last use in seconds since the epoch, equal for all blocks of one prompt."""
 
     path: Path
     size: int
@@ -28,14 +28,14 @@ class Stored:
 
     @property
     def index(self) -> int:
-        """Its place in its prompt, from 0."""
+        """Return the block's number in its prompt, from 0."""
         return int(self.path.name.partition("-")[0])
 
 
 class PromptFolder:
-    """A folder of blocks, one sub-folder for every fingerprint, of at most `limit` bytes.
+    """A folder of at most `limit` bytes of blocks, with one sub-folder per fingerprint.
 
-    Any number of processes may use it at once: files come by renaming and go by unlinking, and nobody needs a lock.
+    Any number of processes may use it at once without locks: files appear by rename and disappear by unlink.
     """
 
     def __init__(self, path: Path, limit: int = Caching().cache_limit) -> None:
@@ -43,17 +43,17 @@ class PromptFolder:
         self.limit = limit
 
     def block(self, fingerprint: str, index: int, key: str, part: str = "") -> Path:
-        """Where a block belongs; `part` tells apart those who hold different heads of the same one."""
+        """Return the path of a block; `part` distinguishes ranks that have different heads of it."""
         name = "-".join(filter(None, (f"{index:06d}", key[:32], part)))
         return self.path / fingerprint[:16] / f"{name}{SUFFIX}"
 
     def make(self, fingerprint: str) -> None:
-        """Make the folders, closed to others: what is in them contains the document. Raises OSError."""
+        """Create the folders, accessible to the owner only because the blocks contain the document. Raises OSError."""
         for folder in (self.path, self.path / fingerprint[:16]):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def blocks(self) -> Iterator[Stored]:
-        """Every block there is."""
+        """Yield every block."""
         for path in self.path.glob(f"*/[0-9][0-9][0-9][0-9][0-9][0-9]-*{SUFFIX}"):
             with suppress(OSError):
                 state = path.stat()
@@ -61,56 +61,56 @@ class PromptFolder:
                     yield Stored(path, state.st_size, state.st_mtime)
 
     def touch(self, path: Path, now: float) -> None:
-        """A block is used at this time."""
+        """Set the time at which a block was last used."""
         with suppress(OSError):
             os.utime(path, (now, now))
 
     def hit(self, path: Path) -> None:
-        """A prompt has taken over what is stored, up to this block. One byte a time: appending needs no lock."""
+        """Count a restore that ended at this block. One byte per hit, because appending needs no lock."""
         with suppress(OSError), open(path.with_suffix(_HITS), "ab", opener=_private) as file:
             file.write(b"+")
 
     def hits(self, path: Path) -> int:
-        """How often prompts have ended their taking over at this block."""
+        """Return how many restores ended at this block."""
         try:
             return path.with_suffix(_HITS).stat().st_size
         except OSError:
             return 0
 
     def remove(self, path: Path) -> None:
-        """A block and its hits; another process may have been quicker."""
+        """Remove a block and its hit count, unless another process already has."""
         for each in (path, path.with_suffix(_HITS)):
             with suppress(OSError):
                 each.unlink()
 
     def shrink(self, limit: int, before: float | None = None, keep: Collection[str] = ()) -> int:
-        """Remove the least recently used blocks until at most `limit` bytes are left; returns the bytes that went.
+        """Remove the least recently used blocks until at most `limit` bytes are left; return the bytes removed.
 
-        Of blocks used together the last of the prompt go first: what is left can still be used. With `before`, only
-        what was used before that time goes; blocks whose `stem_of` is in `keep` stay.
+        Of one prompt's blocks the last are removed first, so that the rest remain a usable prefix. With `before`,
+        remove only blocks that were last used before that time. Blocks whose `stem_of` is in `keep` are not removed.
         """
         blocks = sorted(self.blocks(), key=lambda block: (block.used, -block.index))
-        total, gone = sum(block.size for block in blocks), 0
+        total, removed = sum(block.size for block in blocks), 0
         for block in blocks:
-            if total - gone <= limit or (before is not None and block.used >= before):
+            if total - removed <= limit or (before is not None and block.used >= before):
                 break
             if stem_of(block.path) not in keep:
                 self.remove(block.path)
-                gone += block.size
+                removed += block.size
         self._sweep()
-        return gone
+        return removed
 
     def clear(self) -> int:
-        """Remove everything, also what others are writing; returns the bytes that went."""
-        gone = 0
+        """Remove everything, also files that are being written; return the bytes removed."""
+        removed = 0
         for block in self.blocks():
             self.remove(block.path)
-            gone += block.size
+            removed += block.size
         self._sweep(0.0)
-        return gone
+        return removed
 
     def _sweep(self, age: float = _STALE) -> None:
-        """What interrupted writers have left so long ago, hits without a block, and folders without anything."""
+        """Remove temporary files at least `age` seconds old, hit counts without a block, and empty folders."""
         for path in (*self.path.glob(f"*/{TEMPORARY}*"), *self.path.glob(f"{TEMPORARY}*")):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime >= age:
@@ -120,12 +120,12 @@ class PromptFolder:
                 with suppress(OSError):
                     path.unlink()
         for folder in self.path.glob("*/"):
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # not empty
                 folder.rmdir()
 
 
 def stem_of(path: Path) -> str:
-    """A block's name without its part."""
+    """Return a block's file name without its part and suffix."""
     return "-".join(path.stem.split("-")[:2])
 
 

@@ -1,4 +1,4 @@
-"""Prefill with a memory on disk: what is stored of a prompt is taken over, the rest is run, and saved as it is run."""
+"""Prefill with a prompt cache: restore the blocks of a prompt that are on disk, run the rest, and save its blocks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .writer import BlockWriter
 
 
 class PromptCache:
-    """What is kept of the prompts of one model.
+    """The prompt cache of one model. `label` is the display name of the next prompt, and may be set at any time.
 
     Args:
-        weights: the digest of the model's weights (`identity.weights_digest`).
-        model: its name, for people; `label`, which may be set at any time, is the next prompt's.
-        least: prompts with fewer tokens are not kept.
-        group: the ranks that share the model. Each keeps its own heads, and all take over the same blocks.
+        weights: the digest of the model's weights (`fingerprint.weights_digest`).
+        model: the model's display name.
+        least: tokens; shorter prompts are neither saved nor restored.
+        group: the ranks that share the model. Each saves its own heads, and all restore the same blocks.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class PromptCache:
         self.label = ""
 
     def bind(self, runner: Runner) -> SequencePrompts:
-        """For the sequences that a runner on a FullCache reads."""
+        """Return the prompt cache for the sequences of one runner, which runs on a FullCache."""
         own = fingerprint(runner.model, runner.cache, runner.chunk, self.weights)
-        names = self.group.collect(own)  # each rank's heads depend on what all of them have added up
+        names = self.group.collect(own)  # each rank's KV depends on the sums over all ranks
         return SequencePrompts(self, own if len(names) == 1 else name_of_all(names), runner)
 
     @property
     def storage(self) -> Storage:
-        """Return where the next prompt is kept."""
+        """Return where the next prompt is stored."""
         return Storage(self.folder, self.group, self.model, self.label)
 
 
 class SequencePrompts:
-    """The blocks that serve one runner's cache."""
+    """The prompt cache as one runner uses it."""
 
     def __init__(
         self, cache: PromptCache, fingerprint: str, runner: Runner, clock: Callable[[], float] = time.perf_counter
@@ -57,21 +57,21 @@ class SequencePrompts:
         self._clock = clock
 
     def prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
-        """As `Runner.prefill`. Closed early, or killed, it has saved what was run up to the last whole block.
+        """Do what `Runner.prefill` does. Closed early or killed, it has saved the whole blocks that were run.
 
-        A prompt that is read layer by layer is there, and saved, only as a whole.
+        A prompt that is run layer by layer is saved only after its whole prefill.
         """
         runner, reusable = self._runner, self._reusable
         runner.settle(sequence)
-        reusable.look()
+        reusable.update()
         try:
             if len(sequence) < max(self._cache.least, TOKENS + 1):
-                reusable.expect(len(sequence))
+                reusable.plan(len(sequence))
                 yield from runner.prefill(sequence)
             else:
                 yield from self._prefill(sequence)
         finally:
-            reusable.note()
+            reusable.mark()
 
     def _prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
         prompt = Prompt(self._cache.storage, self._fingerprint, sequence.tokens)
@@ -81,14 +81,14 @@ class SequencePrompts:
             return self._run(sequence, writer, end, end)
 
         try:
-            yield from Restoration(prompt, self._runner, self._reusable, compute, self._clock).take_over(sequence)
-            self._reusable.expect(len(sequence))
+            yield from Restoration(prompt, self._runner, self._reusable, compute, self._clock).restore(sequence)
+            self._reusable.plan(len(sequence))
             yield from self._run(sequence, writer, len(sequence), self._reusable.length)
         finally:
             writer.close()
 
     def _run(self, sequence: TokenSequence, writer: BlockWriter, end: int, reusable: int) -> Generator[Prefilled]:
-        """Run the sequence up to position `end`, and save what lies before position `reusable`."""
+        """Run the sequence up to position `end`, and save the blocks before position `reusable`."""
         runner, cached, before = self._runner, min(self._runner.num_cached, end - 1), self._clock()
         for event in runner.prefill(sequence, end):
             writer.save(reusable // TOKENS, runner.num_cached - cached, self._clock() - before)

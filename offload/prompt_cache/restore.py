@@ -1,4 +1,4 @@
-"""Takes over the stored blocks of one prompt; what is damaged between them is computed again."""
+"""Restore the stored blocks of one prompt; compute damaged ones again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .fingerprint import TOKENS
 from .header import Header, UnusableBlock
 from .reusable import ReusablePrefix
 
-TRIAL = 1.0  # seconds of reading before it is judged
+TRIAL = 1.0  # seconds of reading before it is compared with computing
 
-_SOUND, _DAMAGED, _GONE = "sound", "damaged", "gone"  # what a rank finds in the place of a block
+_VALID, _DAMAGED, _MISSING = "valid", "damaged", "missing"  # states of a block's file at one rank
 
 
 class Restoration:
-    """Brings one prompt's stored blocks into a runner's cache, in order, each file read once.
+    """Restores one prompt's stored blocks into a runner's cache, in order, reading each file once.
 
-    A damaged block costs its own computing and no more: what lies behind it was saved with the same bits as computing
-    it gives, so it is taken over as soon as the runner has arrived there.
+    Only damaged blocks are computed again. The blocks after them are restored, because they have the same bits as if
+    they were computed.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class Restoration:
         self._prompt, self._runner, self._reusable = prompt, runner, reusable
         self._compute, self._clock = compute, clock
         self._race = Race()
-        self._gap = range(0)  # damaged blocks, and what has to be computed with them
-        self._troubles: list[str] = []  # what is wrong with this rank's files
-        self._computed = self._size = 0  # tokens, and bytes that were read
-        self._seconds = 0.0  # that reading took
-        self._seen_damage = False  # at any rank
+        self._gap = range(0)  # blocks to compute: the damaged ones, and their neighbours in whole chunks
+        self._errors: list[str] = []  # of this rank's files
+        self._computed = self._size = 0  # tokens computed, bytes read
+        self._seconds = 0.0  # of reading and restoring
+        self._any_damage = False  # at any rank
 
-    def take_over(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
-        """Take over what is stored behind what the runner holds, as long as reading is quicker than computing."""
+    def restore(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
+        """Restore the stored blocks after the cached tokens, as long as reading is faster than computing."""
         runner = self._runner
         stored = self._stored(sequence)
         cached = runner.num_cached
         if stored:
-            cached = min(cached, self._reusable.length)  # what is behind that is dropped
+            cached = min(cached, self._reusable.length)  # the tokens after that are dropped
         yield Prefilled(min(cached, len(sequence) - 1), len(sequence))
         yield from self._read_all(stored, len(sequence))
-        if self._seen_damage:
-            _warn(self._prompt.storage.group.collect(self._troubles))
+        if self._any_damage:
+            _warn(self._prompt.storage.group.collect(self._errors))
         if self._size:
             unit = self._reusable.blocks * TOKENS
             runner.truncate(runner.num_cached // unit * unit)
@@ -65,9 +65,9 @@ class Restoration:
             yield from self._report(cached)
 
     def _stored(self, sequence: TokenSequence) -> range:
-        """The numbers of blocks that may be taken over, in the place of what is held and not as in a fresh run.
+        """Return the numbers of the stored blocks to restore, from the first that is not reusable in the cache.
 
-        The last token must be run, for its row.
+        The prompt's last token is not among them: it must be run for its logits.
         """
         first, unit = self._reusable.length // TOKENS, self._reusable.blocks
         reach = self._prompt.stored(first, (len(sequence) - 1) // TOKENS)
@@ -81,44 +81,45 @@ class Restoration:
             state, block = self._read(index)
             states = group.collect(state)
             self._seconds += (reading := self._clock() - start)
-            if _GONE in states:
+            if _MISSING in states:
                 return
             if _DAMAGED in states:
                 self._skip(index)
-            elif index >= self._gap.stop:  # what lies before that is computed with the damaged ones
+            elif index >= self._gap.stop:  # earlier ones are computed together with damaged ones
                 yield from self._fill_gap()
-                self._restore(index, block, reading)
-                if (index + 1) % self._reusable.blocks == 0:  # else it may have to go with a damaged one
-                    yield Prefilled(self._runner.num_cached, total)
+                self._restore_block(index, block, reading)
+                if (index + 1) % self._reusable.blocks == 0:  # else a damaged block may still drop it
+                    yield Prefilled(self._runner.num_cached, total, restored=True)
                 if self._race.lost:
                     return
 
     def _read(self, index: int) -> tuple[str, tuple[Tensor, Tensor, Header] | None]:
-        """What there is in the place of a block, and the block if it is sound."""
+        """Return the state of a block's file, and the block if it is valid."""
         try:
-            return _SOUND, self._prompt.read(index)
-        except FileNotFoundError:  # another process has just made room
-            return _GONE, None
+            return _VALID, self._prompt.read(index)
+        except FileNotFoundError:  # another process has just evicted it
+            return _MISSING, None
         except UnusableBlock as error:
-            self._troubles.append(f"{self._prompt.paths[index]}: {error}")
+            self._errors.append(f"{self._prompt.paths[index]}: {error}")
             return _DAMAGED, None
 
     def _skip(self, index: int) -> None:
-        """Have a damaged block computed: with it, what was cut to chunks together with it."""
+        """Add a damaged block to the gap, with the blocks that are computed in the same chunks."""
         unit = self._reusable.blocks
         first = self._gap.start if self._gap else index // unit * unit
         self._gap = range(first, (index // unit + 1) * unit)
-        self._seen_damage = True
+        self._any_damage = True
 
     def _fill_gap(self) -> Generator[Prefilled]:
+        """Compute the blocks of the gap."""
         gap, self._gap = self._gap, range(0)
         if gap:
             self._runner.truncate(gap.start * TOKENS)
             self._computed += len(gap) * TOKENS
             yield from self._compute(gap.stop * TOKENS)
 
-    def _restore(self, index: int, block: tuple[Tensor, Tensor, Header], reading: float) -> None:
-        """`reading`: seconds that it took so far."""
+    def _restore_block(self, index: int, block: tuple[Tensor, Tensor, Header], reading: float) -> None:
+        """Copy a block into the cache; reading it took `reading` seconds."""
         keys, values, header = block
         start = self._clock()
         self._runner.restore(index * TOKENS, self._prompt.ids(index), keys, values)
@@ -127,41 +128,42 @@ class Restoration:
         self._race.observe(*self._prompt.storage.group.agree((reading + writing, header.prefill_s)))
 
     def _report(self, cached: int) -> Generator[Restored]:
-        """Yield what was read, and count a hit; `cached` tokens were in memory before.
+        """Yield how much was restored, and count a hit; `cached` tokens were in memory before.
 
-        Questions on a document that is in memory may find their own words on disk, which is no hit. As with entries,
-        prompts count as the same if more than half of one was found.
+        It is a hit if more than half of the prompt was restored: a question on a document that is in memory may find
+        blocks of its own on disk, which is none.
         """
         prompt, runner = self._prompt, self._runner
-        taken = runner.num_cached - cached - self._computed
-        if taken <= 0:
+        restored = runner.num_cached - cached - self._computed
+        if restored <= 0:
             return
-        if taken > cached:
+        if restored > cached:
             prompt.folder.hit(prompt.paths[runner.num_cached // TOKENS - 1])
-        yield Restored(taken, self._size * prompt.storage.group.size, self._seconds)
+        yield Restored(restored, self._size * prompt.storage.group.size, self._seconds)
 
 
-def _warn(troubles: Sequence[Sequence[str]]) -> None:
-    """Warn once of every rank's damaged files: only rank 0's warnings are seen."""
-    rank, first = next((rank, each[0]) for rank, each in enumerate(troubles) if each)
-    where = f"rank {rank}: " if len(troubles) > 1 else ""
-    count = sum(map(len, troubles))
+def _warn(errors: Sequence[Sequence[str]]) -> None:
+    """Warn once of the damaged files of all ranks (rank 0's warnings are shown)."""
+    rank, first = next((rank, each[0]) for rank, each in enumerate(errors) if each)
+    where = f"rank {rank}: " if len(errors) > 1 else ""
+    count = sum(map(len, errors))
     several = f"{count:,} files of the prompt cache are not used, the first: "
     what = "a file of the prompt cache is not used: " if count == 1 else several
     warnings.warn(f"{what}{where}{first}", Degraded, stacklevel=2)
 
 
 class Race:
-    """Whether reading is still quicker than computing was, by what both took for the same blocks."""
+    """Compares the seconds of reading blocks with the seconds that computing the same blocks took."""
 
     def __init__(self) -> None:
         self._reading = self._computing = 0.0
 
     def observe(self, reading: float, computing: float) -> None:
-        """Seconds for one block."""
+        """Add the seconds of one block."""
         self._reading += reading
         self._computing += computing
 
     @property
     def lost(self) -> bool:
+        """Return whether reading was slower than computing, once TRIAL seconds have been read."""
         return self._reading > max(self._computing, TRIAL)

@@ -1,7 +1,7 @@
-"""Which of the tokens that a runner holds are, bit for bit, as a fresh run computes them: only those may be saved.
+"""The cached tokens whose KV has the same bits as in a fresh prefill. Only those may be saved.
 
-With the native kernel all are. With torch, rows round as the chunk does in which they are run, so what counts must have
-been run in whole chunks from the beginning on.
+With the native kernel these are all cached tokens. With torch, rounding depends on the chunk in which a token is run,
+so a token qualifies only if everything before it was run in whole chunks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .fingerprint import TOKENS, rounds_by_row
 
 
 class ReusablePrefix:
-    """Follows a runner on a FullCache from prompt to prompt: its first `length` tokens are as in a fresh run."""
+    """Tracks how many leading tokens (`length`) of a runner's FullCache have the bits of a fresh prefill."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -22,24 +22,24 @@ class ReusablePrefix:
 
     @property
     def blocks(self) -> int:
-        """Blocks that are taken over together, so that the rest begins where a chunk does."""
+        """Return how many blocks are restored together, so that the rest of the prefill begins at a chunk border."""
         return math.lcm(self._chunk, TOKENS) // TOKENS
 
-    def look(self) -> None:
-        """What others have rolled back since the last `note` is not as it was."""
+    def update(self) -> None:
+        """Exclude tokens that were rolled back since the last `mark`."""
         cache = self._runner.cache
-        unchanged = cache.marks.look(self, cache.length)
+        unchanged = cache.marks.update(self, cache.length)
         self.length = (
             self._runner.num_cached if self._chunk == 1 else min(self.length, unchanged, self._runner.num_cached)
         )
 
-    def expect(self, tokens: int) -> None:
-        """A prompt of so many tokens will be run, behind what is held of it."""
+    def plan(self, tokens: int) -> None:
+        """Set `length` to what it will be after the prefill of a prompt of `tokens` tokens."""
         start = min(self._runner.num_cached, tokens - 1)
         whole = start <= self.length and start % self._chunk == 0
         self.length = tokens // self._chunk * self._chunk if whole else min(self.length, start)
 
-    def note(self) -> None:
-        """The prompt has been run, or what there was time for."""
+    def mark(self) -> None:
+        """Remember the state after a prefill, whole or interrupted, for the next `update`."""
         cache = self._runner.cache
-        cache.marks.look(self, cache.length)
+        cache.marks.update(self, cache.length)

@@ -1,4 +1,4 @@
-"""Saves a prompt's blocks while it is read, in a thread of its own: the disk works while the next chunk computes."""
+"""Background writer: saves a prompt's blocks in a thread while the next chunk is computed."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ from .fingerprint import TOKENS
 from .folder import stem_of
 from .header import Header
 
-_HEADER = 2048  # bytes of a file beside keys and values, about
-PATIENCE = 2.0  # seconds that saving may take, beside a tenth of the time that the prompt takes
-_UNDER_WAY = 2  # blocks in memory that are not on disk yet
+_HEADER = 2048  # bytes of a file besides keys and values, approximately
+PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time
+_MAX_PENDING = 2  # blocks copied for the thread and not written yet
 
 
 class BlockWriter:
-    """Saves the blocks of one prompt; what goes wrong is a warning, and the end of saving."""
+    """Saves the blocks of one prompt. The first error is a warning and ends saving."""
 
     def __init__(self, prompt: Prompt, runner: Runner) -> None:
-        self._prompt, self._runner = prompt, runner
+        self._prompt, self._tokensner = prompt, runner
         self._now = time.time()
         self._next = 0
-        self._run = 0  # tokens
-        self._seconds = 0.0  # that running them took
-        self._spent = 0.0  # seconds that saving took of the reader's time
-        self._size: int | None = None  # bytes in the folder, once that is known
-        self._threads: ThreadPoolExecutor | None = None
+        self._tokens = 0  # that were run
+        self._seconds = 0.0  # of running them
+        self._delay = 0.0  # seconds by which saving delayed the prefill
+        self._size: int | None = None  # bytes in the folder; None until the first write
+        self._executor: ThreadPoolExecutor | None = None
         self._pending: deque[Future[int]] = deque()
         self._stopped = self._wrote = False
 
     def save(self, end: int, tokens: int, seconds: float) -> None:
-        """Save the blocks before number `end` that the runner holds by now.
+        """Save the blocks before number `end` that are in the runner's cache.
 
-        So many tokens have been run since the last call, and it took so long. What was held before is saved too, as if
-        it had been run at the same pace.
+        `tokens` tokens have been run since the last call, in `seconds`. Blocks that were cached before are saved too,
+        with the same prefill time per token.
         """
-        self._run += tokens
+        self._tokens += tokens
         self._seconds += seconds
-        if self._run <= 0:
-            return  # the pace is not known yet
-        whole = min(self._runner.num_cached // TOKENS, end)
+        if self._tokens <= 0:
+            return  # the time per token is not known yet
+        whole = min(self._tokensner.num_cached // TOKENS, end)
         for index in range(self._next, whole):
             if self._stopped:
                 break
-            begun = time.perf_counter()
-            if not self._prompt.is_kept(index):
-                self._submit(index, self._seconds / self._run * TOKENS)
-            self._judge(time.perf_counter() - begun)
+            start = time.perf_counter()
+            if not self._prompt.is_saved(index):
+                self._submit(index, self._seconds / self._tokens * TOKENS)
+            self._limit_delay(time.perf_counter() - start)
         self._next = max(whole, self._next)
 
     def _submit(self, index: int, seconds: float) -> None:
         prompt, start = self._prompt, index * TOKENS
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, "triforce-prompts")
-        keys, values = self._runner.cache.store.export(start, start + TOKENS)
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "triforce-prompts")
+        keys, values = self._tokensner.cache.store.export(start, start + TOKENS)
         parent = prompt.keys[index - 1] if index else ""
         storage = prompt.storage
         header = Header(prompt.keys[index], parent, storage.part, storage.model, storage.label, self._now, seconds)
-        while len(self._pending) >= _UNDER_WAY:
+        while len(self._pending) >= _MAX_PENDING:
             self._settle()
         if not self._stopped:
-            self._pending.append(self._threads.submit(self._write, index, header, keys, values))
+            self._pending.append(self._executor.submit(self._write, index, header, keys, values))
 
     def _write(self, index: int, header: Header, keys, values) -> None:
         prompt, path = self._prompt, self._prompt.paths[index]
@@ -82,30 +82,30 @@ class BlockWriter:
         try:
             prompt.folder.make(prompt.fingerprint)
             size = write_block(path, header, prompt.ids(index), keys, values)
-        except FileNotFoundError:  # another process has just removed the folder, because it was empty
+        except FileNotFoundError:  # another process has just removed the folder while it was empty
             prompt.folder.make(prompt.fingerprint)
             size = write_block(path, header, prompt.ids(index), keys, values)
-        self._size += size * prompt.storage.group.mates  # the others write theirs
+        self._size += size * prompt.storage.group.mates  # every rank writes as much
         prompt.folder.touch(path, self._now)
         self._wrote = True
 
     def _make_room(self, need: int, index: int) -> None:
-        """A tenth more than is needed, so that not every block has to look for some."""
+        """Evict until `need` bytes and a tenth of the limit are free. Raises OSError if full."""
         folder = self._prompt.folder
         full = OSError(errno.EDQUOT, f"its limit of {size_text(folder.limit)} is reached")
         if (need - _HEADER) * (index + 1) * self._prompt.storage.group.mates > folder.limit:
-            raise full  # though everybody else's went
+            raise full  # even with all other prompts evicted
         own = {stem_of(path) for path in self._prompt.paths}
         folder.shrink(max(folder.limit - need - folder.limit // 10, 0), keep=own)
         self._size = sum(block.size for block in folder.blocks())
         if self._size + need > folder.limit:
             raise full
 
-    def _judge(self, seconds: float) -> None:
-        """A block has taken so much of the reader's time: reading must not become as slow as the disk."""
-        self._spent += seconds
-        if self._spent > PATIENCE + self._seconds / 10 and not self._stopped:
-            self._stop("the disk is slower than the prompt is read")
+    def _limit_delay(self, seconds: float) -> None:
+        """Add a block's delay, and stop saving when prefill has become as slow as the disk."""
+        self._delay += seconds
+        if self._delay > PATIENCE + self._seconds / 10 and not self._stopped:
+            self._stop("the disk is slower than the prefill")
 
     def _stop(self, reason: str) -> None:
         where = self._prompt.folder.path
@@ -113,19 +113,19 @@ class BlockWriter:
         self._stopped = True
 
     def _settle(self) -> None:
-        """Wait for the oldest block."""
+        """Wait for the oldest pending block."""
         try:
             self._pending.popleft().result()
-        except Exception as error:  # whatever it is: the prompt has been read, and the answer can be had
+        except Exception as error:  # of any kind: generation can go on without saving
             if not self._stopped:
                 self._stop(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
     def close(self) -> None:
-        """Everything that was begun is on disk, and the prompt's blocks count as used together."""
+        """Wait for all pending blocks, and set one time of use for the prompt's blocks."""
         while self._pending:
             self._settle()
-        if self._threads is not None:
-            self._threads.shutdown()
+        if self._executor is not None:
+            self._executor.shutdown()
         for path in self._prompt.paths[: self._next]:
             self._prompt.folder.touch(path, self._now)
         if self._wrote:

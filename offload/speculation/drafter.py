@@ -1,4 +1,4 @@
-"""What a level of speculation is fed with: drafts, and who makes them."""
+"""Drafts, the protocol of the drafters that propose them, and the drafter that runs a draft model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .sampling import Sampler, sample
 
 
 class Draft(NamedTuple):
-    """Proposed tokens, each following the one before, and the distributions they were drawn from.
+    """Proposed tokens in order, and the distributions that they were drawn from.
 
-    `rows` is `[tokens, vocab]`; None where every token was certain, a one-hot distribution.
+    `rows` is `[tokens, vocab]`, or None if every distribution is one-hot.
     """
 
     tokens: list[int]
@@ -28,40 +28,46 @@ NOTHING = Draft([], None)
 
 
 class Drafter(Protocol):
-    """Proposes what may come next. A level of speculation is one too."""
+    """Proposes the next tokens. A level of speculation is a drafter for the level above it."""
 
     name: str
-    # What is taken for true until it has been measured:
-    share: float  # of a plain step's time that one token takes
+    # Priors, until measurements replace them:
+    relative_cost: float  # the time per drafted token, relative to a plain step of the verifier
     prior: float  # acceptance rate
 
-    def outlook(self, sequence: TokenSequence) -> Hashable:
-        """What kind of draft would come now: drafts of a kind are about equally good. None: there would be none."""
+    def draft_kind(self, sequence: TokenSequence) -> Hashable:
+        """Return the kind of draft that `propose` would return now, or None if it would be empty.
+
+        The scheduler estimates an acceptance rate for each kind.
+        """
         ...
 
     def propose(self, sequence: TokenSequence, limit: int) -> Draft:
-        """Up to `limit` tokens that may follow the sequence, which is left as it was. All of them will be judged."""
+        """Return up to `limit` tokens that may follow the sequence, which is unchanged afterwards.
+
+        Sampled tokens must not be filtered by their value: the verification would no longer be lossless.
+        """
         ...
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """What became of the last draft."""
+        """Note how many tokens of the last draft were accepted."""
         ...
 
 
 class ModelDrafter:
-    """A draft model that decodes plainly on a small cache. Its vocabulary is the target's, but for padding."""
+    """A draft model that decodes plainly on a small cache. Only padding may make its vocabulary differ."""
 
     name = "draft"
-    share = 0.2
+    relative_cost = 0.2
     prior = 0.6
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
-        """Every rank of a `group` has all of the draft model; what rank 0 draws is what counts."""
+        """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all."""
         self._runner = runner
         self._sampler = sampler
         self._group = group
 
-    def outlook(self, sequence: TokenSequence) -> Hashable:
+    def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
 
     @torch.inference_mode()
@@ -70,15 +76,15 @@ class ModelDrafter:
         rows: list[Tensor] = []
         try:
             for _ in range(limit):
-                logits = self._fitted(self._runner.model.logits(self._runner.rows(sequence)))
+                logits = self._padded(self._runner.model.logits(self._runner.rows(sequence)))
                 rows.append(self._sampler.distribution(logits, sequence.tentative))
                 sequence.extend([sample(rows[-1][0], self._sampler.generator)])
             return Draft([int(token) for token in self._group.agree(sequence.tokens[start:])], torch.cat(rows))
         finally:
             sequence.truncate(start)
 
-    def _fitted(self, logits: Tensor) -> Tensor:
-        """As many columns as the target has: some checkpoints pad the vocabulary, others do not."""
+    def _padded(self, logits: Tensor) -> Tensor:
+        """Return logits with as many columns as the target's: some checkpoints pad the vocabulary, others do not."""
         missing = self._sampler.vocab - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 

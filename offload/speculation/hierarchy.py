@@ -1,7 +1,7 @@
-"""Stack the levels of a method: drafters and verifiers over each other, as its row in methods.py says.
+"""Build the levels of a method from its row in methods.py.
 
-A method with a middle level is draft -> target on the retrieval cache -> target on the full cache; without one the
-draft goes to the full cache at once; without a drafter the target decodes token by token.
+A method with a middle level is draft -> target on the retrieval cache -> target on the full cache. Without a middle
+level, the full cache verifies the draft itself. Without a drafter, the target decodes token by token.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ Clock = Callable[[], float]  # seconds
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A method ready to run: `top` emits; `levels` are all levels, from the target's downwards."""
+    """A method ready to run: `top` emits tokens; `levels` are all levels, the target's first."""
 
     method: str
     top: Level
     levels: tuple[Level, ...]
 
     def statistics(self) -> Speculated:
-        """How it stands."""
+        """Return the statistics of all levels so far."""
         rows = tuple(row for level in self.levels for row in level.statistics.values())
         return Speculated(self.method, self.top.using, rows)
 
 
 def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
-    """An empty StreamingLLM cache for a draft model."""
+    """Return an empty StreamingLLM cache for a draft model."""
     chunk = draft_chunk(settings)
     rope = model.rope(settings.sink + settings.window + chunk)
     return StreamingCache(model.shape, rope, settings.sink, settings.window, chunk, model.dtype, model.device)
 
 
 def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
-    """The middle level's cache over a full one; its chunks are whole grains of the store."""
+    """Return the middle level's cache over a full one; its chunks are multiples of the store's grain."""
     store = full.store
     chunk = -(-settings.chunk // store.grain) * store.grain
     while store.span and store.span % chunk:
@@ -68,7 +68,7 @@ def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
 
 @dataclass
 class Runners:
-    """What hierarchies are built of: a runner for each model and cache, kept from one request to the next."""
+    """The runner of each model and cache, and the lookup drafter; reused from one request to the next."""
 
     full: Runner
     middle: SelectedRunner | None
@@ -79,12 +79,12 @@ class Runners:
 def build(
     runners: Runners, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter, group: Group = ALONE
 ) -> Hierarchy:
-    """Stack the levels of a method; `group` shares the target."""
+    """Return the hierarchy of a method. The ranks of `group` share the target."""
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
 
     def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None) -> Level:
-        scheduler = AdaptiveScheduler(over, gamma, rests=method.adaptive)
+        scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive)
         return speculate(name, verifier, scheduler, sampler.generator, clock, group)
 
     full = ModelVerifier("full", runners.full, sampler)

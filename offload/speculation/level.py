@@ -1,6 +1,6 @@
-"""One level of speculation: a drafter proposes, a verifier accepts or rejects, and the output has its distribution.
+"""One level of speculation: a drafter proposes, a verifier accepts or rejects; the output follows the verifier.
 
-So a level is itself a drafter for the next level, and TriForce is two levels stacked. Speculative sampling: Leviathan
+A level is itself a drafter for the level above it; TriForce is two levels. Speculative sampling: Leviathan
 et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 """
 
@@ -23,7 +23,7 @@ from .sampling import Sampler, sample
 
 
 class Verifier(Protocol):
-    """Gives the distribution that its level's output follows."""
+    """Computes the distribution that its level's output follows."""
 
     name: str
 
@@ -32,7 +32,7 @@ class Verifier(Protocol):
         ...
 
     def settle(self, sequence: TokenSequence) -> None:
-        """Drop from the cache the tokens that are not in the sequence: this is where a rejected draft is undone."""
+        """Drop from the cache the tokens that are not in the sequence, such as rejected ones."""
         ...
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -90,14 +90,14 @@ def residual(row: Tensor, draft: Draft, index: int) -> Tensor:
     """Return max(p - q, 0) `[vocab]`, not normalised, for the rejected token number `index` of the draft."""
     if draft.rows is None:
         return row.index_fill(0, torch.tensor(draft.tokens[index], device=row.device), 0.0)
-    rest = (row - draft.rows[index]).clamp_(min=0)
-    return rest if rest.any() else row  # p and q are the same but for rounding
+    difference = (row - draft.rows[index]).clamp_(min=0)
+    return difference if difference.any() else row  # p equals q but for rounding
 
 
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
-    share = 0.5  # the same weights as the target's on less KV
+    relative_cost = 0.5  # the same weights as the target's on less KV
     prior = 0.9
 
     def __init__(
@@ -118,7 +118,7 @@ class Level:
         self.statistics: dict[str, LevelStatistics] = {}
         self.using = "none"  # the drafter of the last verification
 
-    def outlook(self, sequence: TokenSequence) -> Hashable:
+    def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return self.name
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -128,18 +128,18 @@ class Level:
     def advance(self, sequence: TokenSequence, limit: int) -> Draft:
         """Draft and verify once: append 1 to `limit` tokens to the sequence, and return them.
 
-        A draft is shorter than `limit`, because a token follows it: every token that is drawn can be emitted.
+        A draft has at most `limit` - 1 tokens, because the verifier adds one.
         """
         start = self._clock()
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
         draft = drafter.propose(sequence, gamma) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._verifier.score(sequence, draft.tokens)
-        verdict = verify(draft, target, self._generator)
+        result = verify(draft, target, self._generator)
         end = self._clock()
-        # Rank 0's verdict and times for all: clocks differ between ranks, and processors in the last bit.
-        *verdict, draft_s, verify_s = self._group.agree((*verdict, drafted - start, end - drafted))
-        accepted, token = map(int, verdict)
+        # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
+        *result, draft_s, verify_s = self._group.agree((*result, drafted - start, end - drafted))
+        accepted, token = map(int, result)
         emitted = [*draft.tokens[:accepted], token]
         sequence.extend(emitted)
         self._verifier.settle(sequence)
@@ -176,5 +176,5 @@ def speculate(
     clock: Callable[[], float] = time.perf_counter,
     group: Group = ALONE,
 ) -> Level:
-    """Return a level over the drafters that `scheduler` chooses from; without any it decodes plainly."""
+    """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly."""
     return Level(name, verifier, scheduler, generator, clock, group)

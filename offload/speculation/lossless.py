@@ -1,4 +1,4 @@
-"""Was it lossless? Plain greedy decoding again, compared with what speculation gave."""
+"""Compare the output of speculation with plain greedy decoding of the same prompt."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..config import Sampling
 from ..sequence import TokenSequence
 from .runner import Runner
 from .sampling import Sampler
 
-_BLOCK = 8  # rows of the verification that stands for any
-# How far logits move where sums are made in another order, in units of the dtype's eps times the largest logit.
+_BLOCK = 8  # rows of the pass that rounding noise is measured with; a verification has as many
+# How much logits change when sums are computed in another order, in units of the dtype's eps times the largest logit.
 # Measured on SmolLM2-135M, one process against two ranks, 400 tokens: in bf16 1.4 in the median and at most 3.5, in
 # fp32 10 and 34.
 _OTHER_ORDER = {torch.float32: 32.0}
@@ -24,8 +23,8 @@ _OTHER_ORDER_16_BITS = 4.0
 class Divergence:
     """A token that plain decoding would not have chosen.
 
-    `position` counts emitted tokens from 0. `margin` is plain decoding's logit of its own choice less that of the token
-    emitted; `noise` how much logits differ when the same rows are computed in another grouping.
+    `position` counts emitted tokens from 0. `margin` is plain decoding's logit of the expected token minus that of the
+    emitted one. `noise` is the difference of the logits when the same rows are computed in another grouping.
     """
 
     position: int
@@ -36,7 +35,7 @@ class Divergence:
 
     @property
     def is_tie(self) -> bool:
-        """Whether rounding alone can explain it: both logits may be off by the noise."""
+        """Whether rounding alone can explain the divergence: each logit may be off by the noise."""
         return self.margin <= 2 * self.noise
 
 
@@ -44,8 +43,8 @@ class Divergence:
 class Choice:
     """Plain decoding's narrowest decision.
 
-    `margin` is the logit of the `chosen` token less that of the `runner_up`; `noise` how far logits may move where sums
-    are made in another order: on other hardware, by another kernel, or shared among another number of ranks.
+    `margin` is the logit of the `chosen` token minus that of the `runner_up`. `noise` is how much logits may change
+    when sums are computed in another order: on other hardware, by another kernel, or on another number of ranks.
     """
 
     position: int
@@ -56,13 +55,13 @@ class Choice:
 
     @property
     def within_rounding(self) -> bool:
-        """Whether the same model may choose otherwise elsewhere."""
+        """Whether the same model may choose another token on another machine."""
         return self.margin <= self.noise
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result: every place where plain greedy decoding, given the tokens before, chooses another token."""
+    """Every position at which plain greedy decoding, given the tokens before, chooses another token."""
 
     tokens: int
     divergences: tuple[Divergence, ...]
@@ -70,24 +69,27 @@ class Replay:
 
     @property
     def equal(self) -> bool:
-        """Token for token the same."""
+        """Whether the outputs are the same, token for token."""
         return not self.divergences
 
     @property
     def lossless(self) -> bool:
-        """The same but for floating-point ties."""
+        """Whether the outputs are the same but for floating-point ties."""
         return all(divergence.is_tie for divergence in self.divergences)
 
 
-def replay(runner: Runner, prompt: Sequence[int], emitted: Sequence[int], sampling: Sampling) -> Replay:
-    """Decode plainly after `prompt`, a token a step, along what was emitted; of `sampling` the penalty counts.
+def replay(
+    runner: Runner, prompt: Sequence[int], emitted: Sequence[int], sampler: Sampler, generated: int = 0
+) -> Replay:
+    """Run plain greedy decoding after `prompt` along the emitted tokens, with the sampler's penalties; compare.
 
-    No divergence means that plain decoding emits the same tokens. After one the comparison goes on along the emitted
-    tokens, so that a fault behind a tie is found as well.
+    The last `generated` tokens of the prompt count as generated ones. The sampler must be a new one.
+    Without a divergence, plain decoding emits the same tokens. After a divergence the comparison continues along the
+    emitted tokens, so that a fault after a tie is found as well.
     """
     sequence = TokenSequence(prompt)
-    sampler = Sampler(sampling, 0, runner.model.shape.vocab, runner.model.device)
-    sampler.observe(sequence.tokens)
+    sampler.observe_prompt(prompt[: len(prompt) - generated])
+    sampler.observe(prompt[len(prompt) - generated :])
     divergences: list[Divergence] = []
     closest: Choice | None = None
     for position, token in enumerate(emitted):
@@ -106,7 +108,7 @@ def replay(runner: Runner, prompt: Sequence[int], emitted: Sequence[int], sampli
 
 
 def _choice(position: int, logits: torch.Tensor, dtype: torch.dtype) -> Choice:
-    expected = int(logits.argmax())  # as the sampler takes it, also where logits are equal
+    expected = int(logits.argmax())  # the sampler breaks ties in the same way
     best = logits[expected].clone()
     logits = logits.clone()
     logits[expected] = float("-inf")
@@ -116,7 +118,7 @@ def _choice(position: int, logits: torch.Tensor, dtype: torch.dtype) -> Choice:
 
 
 def _noise(runner: Runner, sequence: TokenSequence, following: Sequence[int], plain: torch.Tensor) -> float:
-    """How far logits move when the last tokens are run together with what follows, as a verification does."""
+    """Return how much logits change when the last tokens and those that follow are one pass, as in a verification."""
     behind = min(_BLOCK // 2, len(sequence) - 1)
     ahead = min(_BLOCK - behind, len(following))
     earlier = TokenSequence(sequence.tokens[: len(sequence) - behind])

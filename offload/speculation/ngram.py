@@ -1,4 +1,4 @@
-"""n-gram lookup: what followed the last time that the text ended like this? (prompt lookup decoding)"""
+"""n-gram lookup (prompt lookup decoding): propose the tokens that followed an earlier occurrence of the suffix."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .drafter import NOTHING, Draft
 
 
 class SuffixIndex:
-    """Where the longest suffix of a growing text has occurred before: an online suffix automaton.
+    """Finds earlier occurrences of the longest suffix of a growing text: an online suffix automaton.
 
-    Appending a token takes constant time, amortised (Blumer et al., The smallest automaton recognizing the subwords of
-    a text, 1985). A state stands for substrings that occur at the same positions; its link is their longest suffix that
-    occurs at more.
+    Appending a token takes amortised constant time (Blumer et al., The smallest automaton recognizing the subwords of
+    a text, 1985). A state represents all substrings that end at the same positions. Its link is the state of their
+    longest suffix that occurs at more positions.
     """
 
     def __init__(self) -> None:
@@ -27,34 +27,46 @@ class SuffixIndex:
         self._match_end = -1
 
     def append(self, token: int) -> None:
-        """The text goes on."""
-        new = self._state(self._length[self._last] + 1, {}, 0, self.size)
+        """Append a token to the text."""
+        new = self._new_state(self._length[self._last] + 1, {}, 0, self.size)
         state = self._last
         while state >= 0 and token not in self._next[state]:
             self._next[state][token] = new
             state = self._link[state]
         if state >= 0:
-            self._link[new] = self._exact(state, token)
+            self._link[new] = self._split(state, token)
         self._last = new
         self.size += 1
-        # Of the earlier positions the latest one that is known: text repeats what it has said of late.
+        # Of the earlier occurrences the latest known one: recent text is the best predictor.
         match = self._link[new]
         self._match, self._match_end = (match, self._length[match]), self._end[match]
         self._end[match] = self.size - 1
 
-    def _state(self, length: int, following: dict[int, int], link: int, end: int) -> int:
+    @property
+    def num_states(self) -> int:
+        """The number of states of the automaton; at most twice the number of tokens."""
+        return len(self._length)
+
+    @property
+    def num_transitions(self) -> int:
+        """The number of transitions between states; at most three times the number of tokens."""
+        return sum(map(len, self._next))
+
+    def _new_state(self, length: int, following: dict[int, int], link: int, end: int) -> int:
         self._length.append(length)
         self._next.append(following)
         self._link.append(link)
         self._end.append(end)
         return len(self._length) - 1
 
-    def _exact(self, state: int, token: int) -> int:
-        """The state of `state`'s longest substring and `token`, split off from longer ones if need be."""
+    def _split(self, state: int, token: int) -> int:
+        """Return the state of `state`'s longest substring followed by `token`, split from longer ones if needed."""
         target = self._next[state][token]
         if self._length[target] == self._length[state] + 1:
             return target
-        split = self._state(self._length[state] + 1, dict(self._next[target]), self._link[target], self._end[target])
+        split = self._new_state(
+            self._length[state] + 1, dict(self._next[target]), self._link[target], self._end[target]
+        )
         while state >= 0 and self._next[state].get(token) == target:
             self._next[state][token] = split
             state = self._link[state]
@@ -62,8 +74,9 @@ class SuffixIndex:
         return split
 
     def match(self, tail: Sequence[int] = ()) -> tuple[int, int]:
-        """For the text and a `tail` that is not part of it: how long the longest suffix is that the text holds already,
-        and the token in the text that follows it there. (0, _) if there is none."""
+        """Return the length of the longest suffix of text + `tail` that occurs earlier in the text, and the position of
+        the token that follows it there. The length is 0 if there is none. The tail is not added to the text.
+        """
         if not tail:
             return self._match[1], self._match_end + 1
         state, length = self._match
@@ -80,18 +93,18 @@ class SuffixIndex:
 
 
 class LookupDrafter:
-    """Proposes what followed the longest suffix of the sequence that occurred before; its proposals are certain."""
+    """Proposes the tokens that followed the longest repeated suffix of the sequence, with one-hot distributions."""
 
     name = "lookup"
-    share = 0.0
+    relative_cost = 0.0
     prior = 0.6
 
     def __init__(self, shortest: int = 2) -> None:
-        self._shortest = shortest  # matches below say next to nothing
+        self._shortest = shortest  # shorter matches predict next to nothing
         self._index = SuffixIndex()
         self._marks: Watermarks | None = None  # of the sequence that is indexed
 
-    def outlook(self, sequence: TokenSequence) -> Hashable:
+    def draft_kind(self, sequence: TokenSequence) -> Hashable:
         length, _ = self._match(sequence)
         return None if length < self._shortest else min(length.bit_length(), 5)  # 2-3, 4-7, 8-15, 16 and more
 
@@ -101,7 +114,7 @@ class LookupDrafter:
             return NOTHING
         proposed = sequence.tokens[position : position + limit]
         assert proposed or not limit, "a match ends before the text does"
-        while len(proposed) < limit:  # the text has caught up with itself: it goes round in a circle
+        while len(proposed) < limit:  # the match overlaps the end of the text: the text is periodic
             proposed += proposed[: limit - len(proposed)]
         return Draft(proposed, None)
 
@@ -109,9 +122,9 @@ class LookupDrafter:
         pass
 
     def _match(self, sequence: TokenSequence) -> tuple[int, int]:
-        """Index what has been committed since the last time, then match; the tentative tokens are never indexed."""
-        index, self._index = self._index, SuffixIndex()  # interrupted while it grows, an index is good for nothing
-        unchanged = sequence.marks.look(self, len(sequence))
+        """Index the tokens committed since the last call, then match. Tentative tokens are not indexed."""
+        index, self._index = self._index, SuffixIndex()  # an index that is interrupted while it grows is unusable
+        unchanged = sequence.marks.update(self, len(sequence))
         if unchanged < index.size or sequence.marks is not self._marks:
             index, self._marks = SuffixIndex(), sequence.marks
         for token in sequence.tokens[index.size : sequence.committed]:

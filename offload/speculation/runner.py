@@ -1,7 +1,7 @@
-"""A model with the cache of one sequence: bring the cache in step with the sequence, and return hidden rows.
+"""A model with the cache of one sequence: synchronise the cache with the sequence, and return hidden rows.
 
-Only a runner rolls a cache back: it compares the cached tokens with the sequence, truncates the cache to their longest
-common prefix, and runs the rest.
+Only a runner truncates a cache: it compares the cached tokens with the sequence, truncates the cache to their longest
+common prefix, and runs the other tokens.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .cuda_graphs import StepGraphs
 class Runner:
     """One model, one cache, one sequence at a time.
 
-    `rows` also works on a sequence that has nothing to do with the last one; it is then as slow as a prefill.
+    `rows` accepts any sequence. If it shares no prefix with the cached tokens, it takes as long as a prefill.
     """
 
     def __init__(self, model: Model, cache: KVCache, chunk: int = 512, by_layers: bool = False) -> None:
-        """With `by_layers`, prompts are run layer by layer, for a FullCache whose keys and values are offloaded."""
+        """With `by_layers`, run prompts layer by layer, for a FullCache whose keys and values are offloaded."""
         self.model = model
         self._by_layers = by_layers
         self.cache = cache
-        self._chunk = chunk  # tokens a forward pass
+        self._chunk = chunk  # tokens per forward pass
         self._cached: list[int] = []  # tokens whose keys and values are in the cache
         self._last: Tensor | None = None  # [1, hidden], the row of the last cached token
         self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
@@ -48,12 +48,12 @@ class Runner:
         return self._chunk
 
     def prefill(self, sequence: TokenSequence, end: int | None = None) -> Generator[Prefilled]:
-        """Run the sequence's tokens that are not in the cache, a chunk at a time. Closed early, it keeps whole chunks.
+        """Run the sequence's tokens that are not in the cache, a chunk at a time. Closing it early keeps whole chunks.
 
         With `end`, run only the tokens before that position.
         """
         end = len(sequence) if end is None else end
-        self._cut(min(self._agreed(sequence), end - 1))
+        self._truncate(min(self._matching_prefix(sequence), end - 1))
         yield Prefilled(self.num_cached, len(sequence))
         if self._by_layers and end - self.num_cached > self._chunk:
             yield from self._prefill_by_layers(sequence, end)
@@ -62,10 +62,10 @@ class Runner:
             yield Prefilled(self.num_cached, len(sequence))
 
     def _prefill_by_layers(self, sequence: TokenSequence, end: int) -> Generator[Prefilled]:
-        """Run the prompt in one pass; closed early, it keeps nothing of it. Progress is by layers, given in tokens."""
+        """Run the prompt in one pass. Closing it early keeps nothing. Progress by layers is reported in tokens."""
         cached, ids = self.num_cached, sequence.tokens[self.num_cached : end]
         self._last = None
-        run = self.model.forward_by_layers(self._known(ids), self.cache, self._chunk)
+        run = self.model.forward_by_layers(self._id_tensor(ids), self.cache, self._chunk)
         try:
             while True:
                 yield Prefilled(cached + (len(ids) - 1) * next(run) // self.model.shape.layers, len(sequence))
@@ -77,21 +77,21 @@ class Runner:
 
     def restore(self, start: int, ids: Sequence[int], keys: Tensor, values: Tensor) -> None:
         """Restore tokens from position `start` on instead of running them; see `FullCache.restore`."""
-        self._cut(start)
-        assert start == self.num_cached, "a gap before what is restored"
+        self._truncate(start)
+        assert start == self.num_cached, "a gap before the restored tokens"
         self._last = None
         self.cache.restore(keys, values)
         self._cached += ids
 
     def truncate(self, length: int) -> None:
         """Keep at most the first `length` tokens in the cache."""
-        self._cut(min(length, self.num_cached))
+        self._truncate(min(length, self.num_cached))
 
     @torch.inference_mode()
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
         """Return hidden rows `[len(draft) + 1, hidden]`: of the sequence's last token, then of each draft token.
 
-        The draft's keys and values stay in the cache until the sequence turns out to be different.
+        The draft's keys and values stay in the cache until the next call shows that the sequence differs.
         """
         wanted = len(draft) + 1
         last = self._row_of_last(sequence)
@@ -108,28 +108,28 @@ class Runner:
 
     def settle(self, sequence: TokenSequence) -> None:
         """Drop from the cache the tokens that are not in the sequence, such as a rejected draft."""
-        self._cut(self._agreed(sequence))
+        self._truncate(self._matching_prefix(sequence))
 
     def _row_of_last(self, sequence: TokenSequence) -> Tensor | None:
-        """Truncate the cache to what agrees with the sequence; return the last token's row if it is still known."""
-        agreed = self._agreed(sequence)
+        """Truncate the cache to its common prefix with the sequence; return the last token's row if it is kept."""
+        agreed = self._matching_prefix(sequence)
         if agreed == len(sequence) == self.num_cached and self._last is not None:
             return self._last
-        self._cut(min(agreed, len(sequence) - 1))
+        self._truncate(min(agreed, len(sequence) - 1))
         return None
 
-    def _agreed(self, sequence: TokenSequence) -> int:
+    def _matching_prefix(self, sequence: TokenSequence) -> int:
         """Return how many leading tokens of the sequence are in the cache."""
-        unchanged = sequence.marks.look(self, len(sequence))
-        if sequence.marks is not self._marks:  # since this one was last seen, another one was followed
+        unchanged = sequence.marks.update(self, len(sequence))
+        if sequence.marks is not self._marks:  # the runner followed another sequence since its last update
             unchanged, self._marks = 0, sequence.marks
         agreed = common_prefix(self._cached, sequence.tokens, min(unchanged, self.num_cached))
-        # Cached tokens beyond the common prefix may come to agree with the sequence again, but are not known to.
+        # Tokens after the common prefix may match the sequence again later, but no watermark would say so.
         del self._cached[agreed:]
         self._last = self._last if agreed == self.cache.length else None
         return agreed
 
-    def _cut(self, length: int) -> None:
+    def _truncate(self, length: int) -> None:
         del self._cached[length:]  # first: an interrupt between the two must not leave more tokens than keys
         if length < self.cache.length:
             self._last = None
@@ -137,7 +137,7 @@ class Runner:
 
     def _run(self, ids: Sequence[int]) -> Tensor:
         self._last = None
-        hidden = self._forward(self._known(ids))
+        hidden = self._forward(self._id_tensor(ids))
         self._cached += ids
         self._last = hidden[-1:]
         return hidden
@@ -145,36 +145,36 @@ class Runner:
     def _forward(self, ids: Tensor) -> Tensor:
         return self.model.forward(ids, self.cache)
 
-    def _known(self, ids: Sequence[int]) -> Tensor:
-        """Return ids that the model has; the padding tokens of a target with a larger table may be read as anything."""
+    def _id_tensor(self, ids: Sequence[int]) -> Tensor:
+        """Return ids clamped to the model's vocabulary: a target with a padded one may emit ids that a draft lacks."""
         return torch.tensor(ids, device=self.model.device).clamp_(max=self.model.shape.vocab - 1)
 
 
 class SelectedRunner(Runner):
     """A runner on a selection of the full cache of another runner with the same model.
 
-    It does not run tokens that are in the full cache, which must agree with the sequence's committed tokens.
+    It does not run tokens that are in the full cache, which must match the sequence's committed tokens.
     """
 
     def __init__(self, full: Runner, cache: SelectedCache) -> None:
         super().__init__(full.model, cache)
         self._full = full
-        self._graphs = StepGraphs(full.model, cache) if _is_recordable(full.model, cache) else None
+        self.graphs = StepGraphs(full.model, cache) if _is_recordable(full.model, cache) else None
 
     def _forward(self, ids: Tensor) -> Tensor:
-        if self._graphs is not None and self._graphs.serves(len(ids)):
-            return self._graphs.forward(ids)
+        if self.graphs is not None and self.graphs.serves(len(ids)):
+            return self.graphs.forward(ids)
         return super()._forward(ids)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.cache.observe(drafted, accepted)
 
     def renew(self) -> None:
-        """Select again before the next pass, because the prompt is a new one."""
+        """Select again before the next pass, because the prompt has changed."""
         self.cache.renew()
 
-    def _agreed(self, sequence: TokenSequence) -> int:
-        agreed = super()._agreed(sequence)
+    def _matching_prefix(self, sequence: TokenSequence) -> int:
+        agreed = super()._matching_prefix(sequence)
         self.cache.adopt()
         if agreed > self.cache.length:
             agreed = self.cache.length
@@ -188,7 +188,7 @@ class SelectedRunner(Runner):
 
 
 def _is_recordable(model: Model, cache: SelectedCache) -> bool:
-    """Return whether steps can be CUDA graphs: everything that they use must stay at its address."""
-    # Sums with other ranks are left out of graphs: not every backend can record them.
+    """Return whether steps can be CUDA graphs: all tensors that they use must stay at the same address."""
+    # With several ranks there are no graphs: not every backend can record the collectives.
     on_gpu = model.device.type == "cuda" and model.keeps_weights and model.group.size == 1
     return on_gpu and isinstance(cache, CopiedCache) and isinstance(cache.store, PlainStore)

@@ -1,33 +1,31 @@
-"""Logits -> the distribution -> a token. One function makes the distribution, at every level of the hierarchy."""
+"""Logits -> distribution -> token. One function makes the distribution, at every level of the hierarchy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from ..config import Sampling
 from ..errors import TriforceError
+from .penalties import Penalties
 
 _NEVER = float("-inf")
 
 
-def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """THE distribution: repetition penalty, temperature, top-k, top-p, min-p, softmax, in transformers' order.
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Return the distribution of penalised logits: temperature, top-k, top-p, min-p, softmax, in transformers' order.
 
     Args:
         logits: `[rows, vocab]` in fp32.
-        seen: bool `[vocab]` or `[rows, vocab]`: tokens in the context of each row, for the repetition penalty.
 
     Returns:
         `[rows, vocab]` in fp32, rows summing to 1. Temperature 0 gives one-hot rows at the largest logit.
 
     Raises:
-        TriforceError: if the model gave NaN, or no finite logit at all.
+        TriforceError: if a logit is NaN or a row has no finite logit.
     """
-    if sampling.repetition_penalty != 1 and seen is not None:
-        logits = penalise(logits, sampling.repetition_penalty, seen)
     best = logits.amax(dim=-1, keepdim=True)
     if not torch.isfinite(best).all():  # amax carries NaN along
         raise TriforceError(
@@ -46,26 +44,21 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
     return logits.softmax(dim=-1)
 
 
-def penalise(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
-    """Logits `[..., vocab]` in which tokens that were `seen` (bool, broadcast) are less likely (arXiv 1909.05858)."""
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:
     kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
     return logits.masked_fill(logits < kth, _NEVER)
 
 
 def _keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """The smallest set of likeliest tokens whose probabilities reach p; the likeliest always stays."""
+    """Keep the smallest set of the likeliest tokens whose probabilities sum to p; always at least one token."""
     probs = logits.softmax(dim=-1)
-    # Tokens below this are less than 1 - p all together, so they fall for certain: only the few others are sorted.
+    # Tokens below this sum to less than 1 - p, so none of them is kept: only the few others are sorted.
     likely = (probs > (1 - p) / logits.shape[-1]) | (probs == probs.amax(dim=-1, keepdim=True))
     unlikely_mass = probs.masked_fill(likely, 0).sum(dim=-1)
     kept = torch.full_like(logits, _NEVER)
     for row, candidates in enumerate(likely):
         tokens = candidates.nonzero().squeeze(-1)
-        ordered, order = probs[row, tokens].sort(stable=True)  # ascending; stable: ties fall alike in any batch of rows
+        ordered, order = probs[row, tokens].sort(stable=True)  # ascending; stable: equal rows break ties alike
         above = ordered.cumsum(dim=-1) + unlikely_mass[row] > 1 - p
         above[-1] = True
         tokens = tokens[order[above]]
@@ -74,45 +67,41 @@ def _keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def sample(probs: Tensor, generator: torch.Generator) -> int:
-    """One token from a distribution `[vocab]`, never one of probability 0; the generator alone decides which."""
-    waits = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
-    return int((probs / waits).argmax())
+    """Draw one token from a distribution `[vocab]`, never one of probability 0. All randomness is the generator's."""
+    noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
+    return int((probs / noise).argmax())
 
 
 class Sampler:
-    """The sampling settings, the random numbers and the tokens seen so far, of one sequence."""
+    """The sampling settings, the random generator and the penalties, of one sequence."""
 
-    def __init__(self, sampling: Sampling, seed: int, vocab: int, device: torch.device) -> None:
+    def __init__(
+        self, sampling: Sampling, seed: int, vocab: int, device: torch.device, breakers: Collection[int] = ()
+    ) -> None:
+        """`breakers` are the ids of DRY's sequence breakers."""
         self.sampling = sampling
         self.vocab = vocab
         self.generator = torch.Generator(device).manual_seed(seed)
-        # Only the repetition penalty asks what was seen.
-        wanted = sampling.repetition_penalty != 1
-        self._seen = torch.zeros(vocab, dtype=torch.bool, device=device) if wanted else None
+        self._penalties = Penalties(sampling, vocab, device, breakers)
 
-    def observe(self, ids: Sequence[int] | Tensor) -> None:
-        """These tokens are part of the context from now on."""
-        if self._seen is not None:
-            self._seen[torch.as_tensor(ids, dtype=torch.long, device=self._seen.device)] = True
+    def observe_prompt(self, ids: Sequence[int]) -> None:
+        """Append tokens of the prompt to the history."""
+        self._penalties.observe(ids, generated=False)
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Append generated tokens to the history."""
+        self._penalties.observe(ids)
 
     @torch.inference_mode()
     def distribution(self, logits: Tensor, tentative: Sequence[int] = ()) -> Tensor:
-        """The distribution `[rows, vocab]` of logits `[rows, vocab]`.
+        """Return the distributions `[rows, vocab]` of logits `[rows, vocab]`.
 
-        The last row comes after what was observed and all of the `tentative` tokens, which are not observed by this;
-        each row before it comes after one token less.
+        The last row follows the history and all `tentative` tokens; each row before it follows one token less. The
+        tentative tokens are not added to the history.
         """
-        return warp(logits, self.sampling, self._seen_before(len(logits), tentative))
+        return warp(self._penalties.apply(logits, tentative), self.sampling)
 
     @torch.inference_mode()
     def penalised(self, logits: Tensor) -> Tensor:
-        """Logits `[rows, vocab]` after the repetition penalty alone, for what was observed."""
-        return logits if self._seen is None else penalise(logits, self.sampling.repetition_penalty, self._seen)
-
-    def _seen_before(self, rows: int, tentative: Sequence[int]) -> Tensor | None:
-        if self._seen is None or not tentative:
-            return self._seen
-        seen = self._seen.repeat(rows, 1)
-        for position, token in enumerate(reversed(tentative)):
-            seen[max(rows - 1 - position, 0) :, token] = True
-        return seen
+        """Return logits `[rows, vocab]` after the penalties alone, for the history."""
+        return self._penalties.apply(logits)

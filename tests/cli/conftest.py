@@ -27,7 +27,7 @@ def process(tiny_model_dir, tmp_path):
 
 @pytest.fixture(scope="session")
 def endless_model_dir(tiny_model_dir, tmp_path_factory):
-    """The tiny model without an end-of-sequence token: it goes on until it is stopped."""
+    """The tiny model without an end-of-sequence token: it generates until the limit."""
     folder = tmp_path_factory.mktemp("endless")
     for file in tiny_model_dir.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The program among others: the README's recipes as they stand there, full disks, slow readers, the events' schema."""
+"""The program among others: the recipes of docs/recipes.md, full disks, slow readers, the schema of the events."""
 
 import json
 import os
@@ -19,8 +19,7 @@ STORY = "The cat sat on the mat. The dog saw it, and went away.\n\nIn the evenin
 
 
 def recipes():
-    section = (ROOT / "README.md").read_text("utf-8").partition("\n### Recipes\n")[2].partition("\n### ")[0]
-    return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    return re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text("utf-8"), re.DOTALL)
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def bash(tiny_model_dir, tmp_path):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: re.sub(r"\W+", " ", recipe)[:40])
-def test_recipes_of_the_readme(bash, recipe):
+def test_recipes(bash, recipe):
     if "jq " in recipe and shutil.which("jq") is None:
         pytest.skip("there is no jq")
     before = time.time()
@@ -82,7 +81,7 @@ def test_there_are_recipes():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_is_told_and_a_slow_reader_gets_everything(bash):
+def test_a_full_disk_is_reported_and_a_slow_reader_gets_everything(bash):
     result, _ = bash("triforce summarize book.txt > /dev/full")
     assert result.returncode == 1
     assert b"error: No space left on device" in result.stderr and b"Traceback" not in result.stderr
@@ -96,7 +95,7 @@ VARYING = ("text", "finish_reason", "kernel", "profile", "threads", "dtype", "li
 
 
 def masked(value, name=""):
-    """What differs from run to run and from machine to machine becomes its kind."""
+    """Replace values that differ between runs and machines by their type."""
     if isinstance(value, dict):
         return {} if name in ("acceptance", "time_share") else {key: masked(each, key) for key, each in value.items()}
     if name in VARYING or isinstance(value, float) or name in ("peak_memory_bytes", "tokens", "new_tokens"):

@@ -24,7 +24,7 @@ def test_closed_pipe_ends_quietly(endless_model_dir, tmp_path):
         assert process.stderr.read() == b""
 
 
-def test_ctrl_c_keeps_the_text_and_tells_partial_statistics(endless_model_dir, tmp_path):
+def test_ctrl_c_keeps_the_text_and_prints_partial_statistics(endless_model_dir, tmp_path):
     with start(endless_model_dir, tmp_path) as process:
         assert process.stdout.read(10)
         process.send_signal(signal.SIGINT)

@@ -6,7 +6,7 @@ import torch
 from offload.sequence import TokenSequence
 from tests.support.drafters import DRAFTERS, VOCAB, new_subject
 
-# It ends as it went on twice before, so that lookup knows what may follow.
+# The suffix occurs several times before, so that lookup proposes a draft.
 TEXT = [3, 9, 4, 1, 7, 7, 2, 11, 5, 8] * 5 + [3, 9, 4, 1]
 LIMITS = [1, 2, 5, 8]
 
@@ -31,7 +31,7 @@ def drafter(subject):
     return subject.drafter
 
 
-def proposed_by_a_fresh_one(kind, ids, limit):
+def proposed_by_a_fresh_drafter(kind, ids, limit):
     sequence = TokenSequence(ids)
     return new_subject(kind, sequence).drafter.propose(sequence, limit).tokens
 
@@ -48,7 +48,7 @@ def test_no_more_tokens_are_proposed_than_the_limit(drafter, sequence, limit):
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_proposing_leaves_the_context_as_it_was(drafter, sequence, limit):
+def test_proposing_does_not_change_the_sequence(drafter, sequence, limit):
     before = state(sequence)
     drafter.propose(sequence, limit)
     assert state(sequence) == before
@@ -62,7 +62,7 @@ def test_proposing_behind_tentative_tokens_leaves_them_tentative(drafter, sequen
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_or_they_were_certain(drafter, sequence, limit):
+def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_unless_deterministic(drafter, sequence, limit):
     tokens, rows = drafter.propose(sequence, limit)
     if rows is None:
         return
@@ -72,14 +72,14 @@ def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_or_they_w
 
 
 def test_each_token_follows_those_before_it(drafter, sequence):
-    """Greedily: the first tokens of a long draft are a short one, and the rest is what follows them."""
+    """Greedily, a short draft is a prefix of a long one, and the rest is the draft behind that prefix."""
     whole = drafter.propose(sequence, 6).tokens
     assert drafter.propose(sequence, 2).tokens == whole[:2]
     sequence.extend(whole[:3])
     assert drafter.propose(sequence, 3).tokens[: len(whole) - 3] == whole[3:6]
 
 
-def test_what_was_tried_out_before_does_not_change_what_is_proposed(drafter, sequence):
+def test_rejected_tokens_do_not_change_the_next_draft(drafter, sequence):
     first = drafter.propose(sequence, 5)
     sequence.extend([2, 2, 6])
     drafter.propose(sequence, 5)
@@ -87,26 +87,26 @@ def test_what_was_tried_out_before_does_not_change_what_is_proposed(drafter, seq
     assert drafter.propose(sequence, 5).tokens == first.tokens
 
 
-def test_a_context_that_starts_over_is_proposed_for_as_if_it_were_the_first(kind, subject, sequence):
+def test_a_restarted_sequence_gets_the_draft_of_a_fresh_drafter(kind, subject, sequence):
     subject.drafter.propose(sequence, 5)
     sequence.restart([*TEXT[:8], *[6, 13, 20, 6, 15, 20] * 8])
     subject.settle(sequence)
-    assert subject.drafter.propose(sequence, 5).tokens == proposed_by_a_fresh_one(kind, sequence.tokens, 5)
+    assert subject.drafter.propose(sequence, 5).tokens == proposed_by_a_fresh_drafter(kind, sequence.tokens, 5)
 
 
 @pytest.mark.parametrize("accepted", [0, 2, 4])
-def test_whatever_became_of_a_draft_the_next_one_is_fit_for_the_context(kind, subject, sequence, accepted):
+def test_the_next_draft_fits_the_sequence_however_many_tokens_were_accepted(kind, subject, sequence, accepted):
     draft = subject.drafter.propose(sequence, 4).tokens
     subject.drafter.observe(len(draft), accepted)
     assert state(sequence) == (TEXT, len(TEXT), [])
     sequence.extend([*draft[:accepted], 1])
     sequence.commit()
     subject.settle(sequence)
-    assert subject.drafter.propose(sequence, 3).tokens == proposed_by_a_fresh_one(kind, sequence.tokens, 3)
+    assert subject.drafter.propose(sequence, 3).tokens == proposed_by_a_fresh_drafter(kind, sequence.tokens, 3)
 
 
 class Interrupted(TokenSequence):
-    """Ctrl-C comes when the sequence grows for the so-manyth time."""
+    """A sequence that raises KeyboardInterrupt when it is extended for the `calls`-th time."""
 
     calls = 0
 
@@ -118,7 +118,7 @@ class Interrupted(TokenSequence):
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
-def test_an_interrupt_while_proposing_leaves_the_context_and_a_drafter_that_works(kind, calls):
+def test_an_interrupt_while_proposing_leaves_the_sequence_and_the_drafter_intact(kind, calls):
     sequence = Interrupted(TEXT)
     drafter = new_subject(kind, sequence).drafter
     expected = drafter.propose(sequence, 5).tokens
@@ -131,15 +131,15 @@ def test_an_interrupt_while_proposing_leaves_the_context_and_a_drafter_that_work
     assert drafter.propose(sequence, 5).tokens == expected
 
 
-def test_an_outlook_tells_kinds_of_drafts_apart_and_none_means_that_there_is_none(drafter, sequence):
-    assert hash(drafter.outlook(sequence)) == hash(drafter.outlook(sequence))
-    assert drafter.outlook(sequence) is not None
+def test_the_draft_kind_is_hashable_and_none_means_an_empty_draft(drafter, sequence):
+    assert hash(drafter.draft_kind(sequence)) == hash(drafter.draft_kind(sequence))
+    assert drafter.draft_kind(sequence) is not None
     unlike = TokenSequence(list(range(VOCAB)))  # no token twice
-    if drafter.outlook(unlike) is None:
+    if drafter.draft_kind(unlike) is None:
         assert drafter.propose(unlike, 4).tokens == []
 
 
-def test_what_is_taken_for_true_before_it_is_measured_is_possible(drafter):
+def test_the_priors_are_in_range(drafter):
     assert drafter.name
-    assert 0 <= drafter.share < 1
+    assert 0 <= drafter.relative_cost < 1
     assert 0 <= drafter.prior <= 1

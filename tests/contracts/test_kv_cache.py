@@ -1,4 +1,4 @@
-"""The contract of `KVCache` (offload/kv_cache/full.py), for every cache on every store that it may lie in."""
+"""The contract of `KVCache` (offload/kv_cache/full.py), for every cache on every store that it may use."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ IN_BF16 = ["full on plain", "full on blocks", "recent chunks of plain", "block t
 
 @pytest.fixture(params=[*CACHES, *(f"{name} bf16" for name in IN_BF16)])
 def new(request):
-    """Makes a fresh cache of this kind each time that it is called."""
+    """Return a function that makes a fresh cache of this kind."""
     name = request.param.removesuffix(" bf16")
     return lambda: new_subject(name, torch.float32 if name == request.param else torch.bfloat16)
 
@@ -24,7 +24,7 @@ def subject(new):
 
 
 def tokens(count, seed=1):
-    return [(place * (2 * seed + 1) + 17 * seed) % 251 for place in range(count)]
+    return [(position * (2 * seed + 1) + 17 * seed) % 251 for position in range(count)]
 
 
 def test_attention_equals_its_definition_in_passes_of_any_size(subject):
@@ -53,7 +53,7 @@ def test_tokens_are_committed_by_commit_and_not_before(subject):
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_a_pass_that_breaks_off_leaves_the_committed_length_and_the_next_one_starts_over(subject, layers):
+def test_an_aborted_pass_leaves_the_committed_length_and_the_next_one_starts_over(subject, layers):
     subject.run(tokens(5))
     subject.attend(tokens(9, seed=2), layers)
     assert subject.cache.length == len(subject.ids)
@@ -62,7 +62,7 @@ def test_a_pass_that_breaks_off_leaves_the_committed_length_and_the_next_one_sta
     assert subject.cache.length == len(subject.ids)
 
 
-def test_a_pass_that_breaks_off_before_its_first_layer_has_not_happened(subject):
+def test_a_pass_that_is_aborted_before_its_first_layer_changes_nothing(subject):
     subject.run(tokens(5))
     subject.cache.begin(7)
     assert subject.cache.length == len(subject.ids)
@@ -93,7 +93,7 @@ def test_truncate_and_other_tokens_equal_never_having_run_the_first(subject, new
         assert close(subject.run(tokens(count, seed=3)), other.run(tokens(count, seed=3)).double())
 
 
-def test_truncate_drops_the_tokens_in_flight(subject):
+def test_truncate_drops_the_in_flight_tokens(subject):
     subject.run(tokens(5))
     subject.attend(tokens(3, seed=2))
     subject.truncate(len(subject.ids))
@@ -122,7 +122,7 @@ COUNTS = st.integers(1, 6)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("run"), COUNTS),
-        st.tuples(st.just("break off"), COUNTS),
+        st.tuples(st.just("abort"), COUNTS),
         st.tuples(st.just("truncate"), st.integers(0, 20)),
     ),
     max_size=8,
@@ -131,7 +131,7 @@ STEPS = st.lists(
 
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
-def test_after_any_history_attention_is_that_over_the_sequence_as_it_stands(new, steps):
+def test_after_any_history_attention_is_over_the_committed_sequence(new, steps):
     subject = new()
     for seed, (kind, count) in enumerate(steps):
         if kind == "truncate":

@@ -1,12 +1,14 @@
 """The contract of `Link` (offload/offloading/link.py), for the simulated link and a GPU's."""
 
+import threading
+
 import pytest
 import torch
 
 from offload.offloading import SimulatedLink, TransferFailed
 from offload.offloading.cuda_link import CudaLink
 from offload.offloading.host_memory import allocator
-from tests.support.offloading import CPU, dawdler
+from tests.support.offloading import CPU, random_delays
 
 NUMBERS = 2**16
 GPU = torch.device("cuda", 0)
@@ -33,7 +35,7 @@ class Ends:
 def ends(request):
     if request.param == "cuda":
         return Ends(CudaLink(GPU), GPU)
-    late = dawdler(0, longest=0.01) if request.param == "late now and then" else None
+    late = random_delays(0, longest=0.01) if request.param == "late now and then" else None
     return Ends(SimulatedLink(bandwidth=1e9, before=late), CPU)
 
 
@@ -63,14 +65,14 @@ def test_copies_keep_their_order(ends):
     assert ends.holds(target, 19)
 
 
-def test_what_is_on_its_way_to_the_host_has_come_before_it_is_copied_back(ends):
+def test_a_copy_to_the_host_arrives_before_it_is_copied_back(ends):
     first, host, last = ends.on_device(7), ends.on_host(0), ends.on_device(0)
     ends.link.copy([(host, first)], ends.link.mark())
     ends.link.wait(ends.link.copy([(last, host)]))
     assert ends.holds(last, 7)
 
 
-def test_host_memory_is_not_overwritten_before_it_has_been_copied(ends):
+def test_host_memory_is_not_overwritten_before_it_is_copied(ends):
     target, host, other = ends.on_device(0), ends.on_host(7), ends.on_device(9)
     there = ends.link.copy([(target, host)])
     back = ends.link.copy([(host, other)], ends.link.mark())
@@ -97,7 +99,7 @@ def test_a_ticket_can_be_waited_for_and_finished_again(ends):
     assert ends.holds(target, 3)
 
 
-def test_an_empty_copy_is_over_when_all_before_it_are(ends):
+def test_an_empty_copy_ends_after_all_earlier_copies(ends):
     host, device = ends.on_host(0), ends.on_device(5)
     ticket = ends.link.copy([(host, device)], ends.link.mark())
     ends.link.finish(ends.link.copy(()))
@@ -129,11 +131,11 @@ def test_memory_of_different_sizes_or_that_is_not_contiguous_asserts(ends):
             ends.link.copy([pair])
 
 
-# Failures, which a GPU's driver does not have on demand
+# Failures, which a GPU's driver does not produce on demand
 
 
 class Cable:
-    """Fails once for each time that it is `loose`."""
+    """A callback that raises for the next `loose` copies."""
 
     loose = 0
 
@@ -172,14 +174,28 @@ def test_copies_after_one_that_failed_arrive(unreliable, cable):
     assert unreliable.holds(target, 4)
     with pytest.raises(TransferFailed):
         link.wait(failed)
-    assert link.statistics.bytes == 4 * NUMBERS  # only what has arrived
+    assert link.statistics.bytes == 4 * NUMBERS  # only copies that succeeded
 
 
-def test_what_has_not_come_yet_is_not_there(unreliable):
-    """What `poison` is for: who does not wait is found out."""
-    unreliable.link = SimulatedLink(bandwidth=1e9, latency=0.05, before=dawdler(0, 0.05), poison=True)
+def test_a_poisoned_target_is_nan_until_its_copy_ends(unreliable):
+    gate = threading.Event()
+    unreliable.link = SimulatedLink(bandwidth=1e9, before=lambda pairs: gate.wait(), poison=True)
     target = unreliable.on_device(0)
     ticket = unreliable.link.copy([(target, unreliable.on_host(1))])
-    assert unreliable.link.seconds(ticket) is None
+    assert unreliable.link.seconds(ticket) is None and target.isnan().all()
+    gate.set()
     unreliable.link.wait(ticket)
     assert unreliable.holds(target, 1)
+
+
+def test_poison_spares_memory_that_an_earlier_copy_has_yet_to_read():
+    gate = threading.Event()
+    ends = Ends(SimulatedLink(bandwidth=1e9, before=lambda pairs: gate.wait(), poison=True), CPU)
+    target, host, other = ends.on_device(0), ends.on_host(7), ends.on_device(9)
+    first = ends.link.copy([(target, host)])
+    second = ends.link.copy([(host, other)])
+    assert ends.holds(host, 7)
+    gate.set()
+    ends.link.wait(first)
+    ends.link.wait(second)
+    assert ends.holds(target, 7) and ends.holds(host, 9)

@@ -1,17 +1,17 @@
 """The contract of `Store` (offload/kv_cache/store.py), for every store in every placement."""
 
+from functools import lru_cache
+
 import pytest
 import torch
 
-from offload.architecture.rope import Rope
-from tests.support.offloading import CPU
 from tests.support.stores import (
-    CAPACITY,
     CHUNK,
     SOME_STORES,
     STORES,
     close,
     definition,
+    new_rope,
     new_store,
     projected,
     rotated,
@@ -19,22 +19,22 @@ from tests.support.stores import (
 )
 
 PASSES = [1, 40, 3, 70, 1, 5, 80]  # tokens: within a page of 32, across its border, and longer than two
-IDS = [(7 * place) % 251 for place in range(sum(PASSES))]
+IDS = [(7 * position) % 251 for position in range(sum(PASSES))]
 
 
 @pytest.fixture(params=[*STORES, *(f"{name} bf16" for name in SOME_STORES)])
-def asked(request):
+def name(request):
     return request.param
 
 
 @pytest.fixture
-def kind(asked):
-    return asked.removesuffix(" bf16")
+def kind(name):
+    return name.removesuffix(" bf16")
 
 
 @pytest.fixture
-def dtype(asked):
-    return torch.bfloat16 if asked.endswith(" bf16") else torch.float32
+def dtype(name):
+    return torch.bfloat16 if name.endswith(" bf16") else torch.float32
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def store(kind, dtype):
 
 @pytest.fixture
 def rope(dtype):
-    return Rope(tiny_shape(), CAPACITY, dtype, CPU)
+    return new_rope(dtype)
 
 
 def run(store, rope, ids, start, end=True):
-    """A pass over `ids[start:]`: rotated queries and attention of each layer, `[layers, tokens, heads, head_dim]`."""
+    """Run a pass over `ids[start:]`; return rotated queries and attention, each `[layers, tokens, heads, head_dim]`."""
     new, queries, rows = ids[start:], [], []
     store.begin(start, len(new))
     for layer in range(store.shape.layers):
@@ -68,7 +68,12 @@ def fill(store, rope, ids=IDS, passes=PASSES):
 
 
 def keys_and_values(ids, rope, dtype):
-    """What a store holds of these tokens, `[layers, kv_heads, tokens, head_dim]` each, in fp64."""
+    """Return the keys and values of tokens, each `[layers, kv_heads, tokens, head_dim]` in fp64."""
+    return _keys_and_values(tuple(ids), rope, dtype)
+
+
+@lru_cache
+def _keys_and_values(ids, rope, dtype):
     both = []
     for layer in range(tiny_shape().layers):
         _, k, v = projected(ids, layer, dtype)
@@ -76,12 +81,9 @@ def keys_and_values(ids, rope, dtype):
     return [torch.stack(x) for x in zip(*both, strict=True)]
 
 
-def holds(store, rope, ids):
+def contains(store, rope, ids):
     found = store.read(0, len(ids))
     return all(map(close, found, keys_and_values(ids, rope, store.dtype)))
-
-
-# Passes
 
 
 def test_append_returns_the_rotated_queries(store, rope, dtype):
@@ -108,31 +110,28 @@ def test_each_token_attends_to_all_before_it_and_itself(store, rope, dtype):
 
 def test_what_was_appended_is_read_back_in_every_layer(store, rope):
     fill(store, rope)
-    assert holds(store, rope, IDS)
+    assert contains(store, rope, IDS)
 
 
-def test_tokens_behind_a_truncation_are_replaced_by_those_of_the_next_pass(store, rope, dtype):
+def test_truncated_tokens_are_replaced_by_the_next_pass(store, rope, dtype):
     fill(store, rope)
     for length in (150, 96, 33):  # inside a page, on its border, pages before
         store.truncate(length)
         ids = [*IDS[:length], *(250 - token for token in IDS[length : length + 50])]
         _, rows = run(store, rope, ids, length)
         assert close(rows[2], definition(ids, length, 2, rope, dtype))
-        assert holds(store, rope, ids)
+        assert contains(store, rope, ids)
 
 
 @pytest.mark.parametrize("length", [100, 128])
 @pytest.mark.parametrize("tokens", [1, 50, 100])
-def test_a_pass_that_does_not_end_changes_nothing_before_its_first_token(store, rope, dtype, length, tokens):
+def test_an_aborted_pass_changes_no_earlier_token(store, rope, dtype, length, tokens):
     fill(store, rope, passes=[60, length - 60])
     run(store, rope, [*IDS[:length], *[9] * tokens], length, end=False)
     ids = IDS[: length + 5]
     _, rows = run(store, rope, ids, length)
     assert all(close(found, definition(ids, length, layer, rope, dtype)) for layer, found in enumerate(rows))
-    assert holds(store, rope, ids)
-
-
-# Reading and writing
+    assert contains(store, rope, ids)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 200), (10, 20), (31, 33), (64, 96), (190, 200)])
@@ -148,7 +147,7 @@ def test_export_gives_copies_of_what_read_gives_in_host_memory(store, rope):
     for copy, read in zip(exported, store.read(17, 150), strict=True):
         assert copy.device.type == "cpu" and copy.is_contiguous() and torch.equal(copy, read.cpu())
         copy.zero_()
-    assert holds(store, rope, IDS)
+    assert contains(store, rope, IDS)
 
 
 @pytest.mark.parametrize("start", [0, 40, 64])
@@ -164,9 +163,6 @@ def test_what_was_exported_can_be_written_to_a_store_of_its_kind(kind, store, ro
     assert close(rows[1], definition(IDS[:153], 150, 1, rope, dtype))
 
 
-# Chunks
-
-
 def test_grain_and_span_divide_a_page_into_whole_chunks(store):
     assert store.grain >= 1 and CHUNK % store.grain == 0
     assert store.span % CHUNK == 0
@@ -180,7 +176,7 @@ def test_gather_gives_copies_of_chunks_by_layer_and_head(store, rope, dtype):
         for got, everything in zip(found, keys_and_values(IDS, rope, dtype), strict=True):
             expected = everything.flatten(0, 1)[:, : 12 * CHUNK].unflatten(1, (-1, CHUNK))[rows, chunks]
             assert close(got, expected)
-            got.zero_()  # what is there must not change with it
+            got.zero_()  # a copy: the store must not change
 
 
 def test_a_near_store_is_empty_and_for_the_same_model(store):
@@ -192,8 +188,8 @@ def test_what_was_gathered_is_put_into_other_chunks_of_a_near_store(store, rope,
     fill(store, rope)
     near = store.near(4 * CHUNK)
     rows, chunks = torch.arange(6).repeat_interleave(4), torch.tensor([5, 0, 3, 10] * 6)
-    places = torch.tensor([3, 2, 0, 1] * 6)
-    near.put(rows, places, CHUNK, *store.gather(rows, chunks, CHUNK))
+    positions = torch.tensor([3, 2, 0, 1] * 6)
+    near.put(rows, positions, CHUNK, *store.gather(rows, chunks, CHUNK))
     wanted = [*range(48, 64), *range(160, 176), *range(0, 16), *range(80, 96)]
     for found, everything in zip(near.read(0, 4 * CHUNK), keys_and_values(IDS, rope, dtype), strict=True):
         assert close(found, everything[:, :, wanted])

@@ -1,4 +1,4 @@
-"""The embedded model on real books: speculation says what plain decoding says, and retrieval finds what is far away."""
+"""The embedded model on real books: speculation equals plain decoding, and retrieval finds distant text."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("books")]
 
 @pytest.fixture(scope="module")
 def opened(embedded_model_dir):
-    """The model drafts for itself where a draft model is wanted: with a StreamingLLM cache it is not the same."""
+    """Open the model, with itself as the draft model: its StreamingLLM cache makes its drafts differ."""
     config = EngineConfig(model=str(embedded_model_dir), dtype="float32", device="cpu")
     return open_model(config, speculation=Speculation("naive", str(embedded_model_dir)))
 
@@ -60,8 +60,8 @@ def test_greedy_equals_plain_greedy_with_every_method_and_drafter(engine, opened
 @pytest.mark.parametrize(
     "book", [pytest.param(book, marks=[pytest.mark.long] * (book != "frankenstein")) for book in BOOKS]
 )
-def test_the_native_kernel_says_what_torch_says(engine, opened, book):
-    """Plain greedy decoding in fp32."""
+def test_the_native_kernel_gives_the_tokens_of_torch(engine, opened, book):
+    """Decode plainly and greedily in fp32."""
     if not isinstance(engine.model.operations, NativeOperations):
         pytest.skip("the native kernel is not in use here: see triforce doctor")
     torch_engine = replace(opened, config=replace(opened.config, kernel="off"), draft=None).load()
@@ -80,7 +80,7 @@ PLACES = {0.2: "lighthouse", 0.5: "windmill", 0.8: "monastery"}
 
 
 def planted(tokenizer, depth):
-    """A book with a passphrase at each depth, and the question for one of them up to where its answer begins."""
+    """Return a book with a passphrase at each depth, and the question for one of them up to its answer."""
     text = tokenizer.decode(tokenizer.encode(BOOKS["frankenstein"].read_text("utf-8"), special_tokens=False)[:CONTEXT])
     for share in sorted(NEEDLES, reverse=True):
         at = text.index("\n", int(share * len(text)))
@@ -91,7 +91,7 @@ def planted(tokenizer, depth):
 
 @torch.inference_mode()
 def agreement(full, middle, prompt, answer):
-    """Along a given answer: where the model says it, and where the middle level agrees with the model there."""
+    """Count the tokens of a given answer that the model chooses, and those that the middle level chooses too."""
     sequence, reproduced, agreed = TokenSequence(prompt), 0, 0
     list(full.prefill(sequence))
     middle.renew()
@@ -105,7 +105,7 @@ def agreement(full, middle, prompt, answer):
 
 
 @pytest.mark.long
-def test_retrieval_finds_a_needle_that_a_window_has_lost(embedded_model_dir):
+def test_retrieval_finds_a_needle_outside_the_window(embedded_model_dir):
     config = EngineConfig(model=str(embedded_model_dir), device="cpu")
     opened = open_model(config)
     model, tokenizer = opened.load().model, opened.tokenizer

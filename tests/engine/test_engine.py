@@ -1,4 +1,4 @@
-"""The engine's spine: events in order, every end, and an iterator that may be abandoned at any time."""
+"""The engine: the order of events, every finish reason, and iterators that are closed early."""
 
 import re
 
@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_tokens(engine):
     assert drawn(1) != drawn(2)
 
 
-def test_a_longer_question_on_the_same_document_reads_the_question_only(engine):
+def test_a_longer_question_on_the_same_document_runs_the_question_only(engine):
     first, second = [*PROMPT, 50, 51], [*PROMPT, 60, 61, 62, 63]
     config = GenerationConfig(max_new_tokens=5)
 
@@ -133,12 +133,12 @@ def test_memory_is_estimated_before_loading(opened):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_device_that_is_not_there(tiny_model_dir):
+def test_a_missing_device_is_refused(tiny_model_dir):
     with pytest.raises(SettingsError, match="no CUDA device"):
         open_model(EngineConfig(model=str(tiny_model_dir), device="cuda"))
 
 
-def test_a_kernel_that_cannot_serve_is_refused_before_loading(tiny_model_dir):
+def test_an_unusable_kernel_is_refused_before_loading(tiny_model_dir):
     with pytest.raises(SettingsError, match="the native kernel cannot be used: "):
         open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float16", kernel="portable"))
     opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float16"))
@@ -146,7 +146,7 @@ def test_a_kernel_that_cannot_serve_is_refused_before_loading(tiny_model_dir):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_missing_level_is_refused_before_the_model_is_looked_for(level):
+def test_a_missing_kernel_level_is_refused_before_the_model_is_located(level):
     try:
         find_kernel(level)
     except KernelUnavailable as missing:
@@ -158,22 +158,24 @@ def test_a_missing_level_is_refused_before_the_model_is_looked_for(level):
 
 
 @pytest.mark.skipif(not kernel_state("auto").levels, reason="the kernel was not built here")
-def test_a_draft_model_that_the_kernel_cannot_serve_is_named(tiny_model_dir, tmp_path):
+def test_a_draft_model_that_the_kernel_does_not_support_is_named(tiny_model_dir, tmp_path):
     make_hf_model("llama", num_attention_heads=8).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     config = EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel="portable")
-    with pytest.raises(SettingsError, match="the draft model: the native kernel cannot be used: it has no heads of 8"):
+    with pytest.raises(
+        SettingsError, match="the draft model: the native kernel cannot be used: it does not support heads of 8"
+    ):
         open_model(config, speculation=Speculation("naive", draft=str(tmp_path)))
 
 
-def test_the_engine_says_what_computes(tiny_model_dir):
+def test_the_engine_describes_its_kernel(tiny_model_dir):
     for kernel in ("off", *kernel_state("auto").levels):
         opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel=kernel))
         assert opened.kernel == kernel
         assert opened.load().describe() == "cpu, float32" + ("" if kernel == "off" else f", {kernel} kernel")
 
 
-def test_the_engine_says_from_which_memory(tiny_model_dir):
+def test_the_engine_describes_its_offloading(tiny_model_dir):
     opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel="off"))
     engine = opened.load(tiers=TierSettings("hybrid", link_gb_s=1.0))
     assert engine.describe() == "cpu, float32, KV offloaded (hybrid)"

@@ -1,4 +1,4 @@
-"""Every method gives plain decoding's tokens, and leaves its caches fit for whatever is asked next."""
+"""Every method emits plain decoding's tokens, and leaves its caches usable for the next request."""
 
 import pytest
 import torch
@@ -19,9 +19,18 @@ def test_greedy_is_plain_greedy(endless_engine, method, draft, gammas):
     assert found == expected
 
 
+PENALTIES = [
+    {"repetition_penalty": 1.5},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.4},
+    {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    {"no_repeat_ngram": 2},
+]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=lambda penalty: next(iter(penalty)))
 @pytest.mark.parametrize("method", METHODS[1:])
-def test_penalties_follow_drafts_position_by_position(endless_engine, method):
-    prompt, sampling = ids(60), Sampling(temperature=0, repetition_penalty=1.5)
+def test_penalties_follow_drafts_position_by_position(endless_engine, method, penalty):
+    prompt, sampling = ids(60), Sampling(temperature=0, **penalty)
     expected = tokens(run(fresh(endless_engine), prompt, 60, sampling=sampling))
     assert (
         tokens(run(fresh(endless_engine), prompt, 60, method, "model", sampling=sampling, gamma1=2, gamma2=5))
@@ -30,16 +39,33 @@ def test_penalties_follow_drafts_position_by_position(endless_engine, method):
     assert expected != tokens(run(fresh(endless_engine), prompt, 60))
 
 
+def test_dry_stops_at_the_breakers_of_the_engine(endless_engine):
+    prompt, sampling = ids(8) * 6, Sampling(temperature=0, dry_multiplier=5)
+    free = tokens(run(fresh(endless_engine), prompt, 30, sampling=sampling))
+    every = range(endless_engine.model.shape.vocab)
+    broken = Engine(endless_engine.model, (), 16, dry_breakers=lambda: every)
+    assert tokens(run(broken, prompt, 30, sampling=sampling)) == tokens(run(fresh(endless_engine), prompt, 30)) != free
+    assert broken.replay(prompt, free[:1], sampling).tokens == 1
+
+
+def test_a_replay_in_two_parts_counts_the_generated_tokens(endless_engine):
+    engine, prompt = fresh(endless_engine), ids(60)
+    sampling = Sampling(temperature=0, presence_penalty=2, frequency_penalty=2)
+    emitted = tokens(run(engine, prompt, 40, sampling=sampling))
+    assert engine.replay([*prompt, *emitted[:20]], emitted[20:], sampling, generated=20).equal
+    assert not engine.replay([*prompt, *emitted[:20]], emitted[20:], sampling).equal
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_sample_with_fixed_draft_lengths(endless_engine, method):
     if method == "auto":
-        pytest.skip("chooses by the clock")
+        pytest.skip("its choices depend on measured times")
     options = {"method": method, "draft": "model", "sampling": Sampling(temperature=1), "gamma1": 2, "gamma2": 4}
     first, again, other = (tokens(run(fresh(endless_engine), ids(50), 30, seed=seed, **options)) for seed in (1, 1, 2))
     assert first == again != other
 
 
-def test_runs_come_whole_and_statistics_add_up(endless_engine):
+def test_the_statistics_add_up(endless_engine):
     events = run(fresh(endless_engine), ids(100), 61, "triforce", "model", gamma1=2, gamma2=5)
     runs = [len(event.ids) for event in events if isinstance(event, Tokens)]
     assert sum(runs) == 61
@@ -59,13 +85,13 @@ def test_runs_come_whole_and_statistics_add_up(endless_engine):
     [("triforce", 1500), *(pytest.param(method, 4000, marks=pytest.mark.long) for method in ("triforce", "naive"))],
 )
 def test_thousands_of_tokens_with_a_small_window_and_budget(tmp_path, draft_model_dir, method, new):
-    """No drift against plain decoding, and after the first 500 tokens no cache grows."""
+    """The tokens equal plain decoding's, and no cache grows after the first 500 tokens."""
     make_hf_model("llama", max_position_embeddings=8192).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     wanted = Speculation(method, str(draft_model_dir), sink=16, window=240, budget=256, gamma1=3, gamma2=6)
     config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
     loaded = open_model(config, speculation=wanted).load()
-    engine = Engine(loaded.model, (), 512, loaded._draft)
+    engine = Engine(loaded.model, (), 512, loaded.draft)
     prompt, count = ids(20), GenerationConfig(max_new_tokens=new)
     emitted, sizes = [], []
     for event in engine.generate(prompt, Sampling(temperature=0, repetition_penalty=1.3), count, wanted):
@@ -79,29 +105,29 @@ def test_thousands_of_tokens_with_a_small_window_and_budget(tmp_path, draft_mode
 
 
 def storage():
-    """Bytes of tensors that are alive, those of other tests included."""
+    """Return the bytes of all live tensors, those of other tests included."""
     import gc
 
     return sum(x.untyped_storage().nbytes() for x in gc.get_objects() if type(x) is torch.Tensor and x.numel() > 20_000)
 
 
-def test_a_draft_model_with_a_padded_vocabulary_is_welcome(tiny_model_dir, tmp_path, endless_engine):
+def test_a_draft_model_may_have_a_padded_vocabulary(tiny_model_dir, tmp_path, endless_engine):
     make_hf_model("llama", num_hidden_layers=1, vocab_size=300).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     config = EngineConfig(model=str(tiny_model_dir), dtype="float32", device="cpu")
     wanted = Speculation("naive", str(tmp_path), **SMALL)
     loaded = open_model(config, speculation=wanted).load()
-    engine = Engine(loaded.model, (), 16, loaded._draft)
+    engine = Engine(loaded.model, (), 16, loaded.draft)
     found = tokens(engine.generate(ids(50), GREEDY, GenerationConfig(max_new_tokens=30), wanted))
     assert found == tokens(run(fresh(endless_engine), ids(50), 30))
 
 
-def test_a_target_with_a_padded_vocabulary_may_say_what_its_draft_does_not_know(tmp_path, draft_model_dir):
+def test_a_target_with_a_padded_vocabulary_may_emit_ids_that_its_draft_lacks(tmp_path, draft_model_dir):
     make_hf_model("llama", vocab_size=300).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
     wanted = Speculation("naive", str(draft_model_dir), **SMALL)
-    engine = Engine((loaded := open_model(config, speculation=wanted).load()).model, (), 16, loaded._draft)
+    engine = Engine((loaded := open_model(config, speculation=wanted).load()).model, (), 16, loaded.draft)
     prompt = ids(50)
     plain = tokens(run(fresh(engine), prompt, 80))
     assert max(plain) > 266

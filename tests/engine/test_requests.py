@@ -1,4 +1,4 @@
-"""One request after the other on one engine: ends, stops, interrupts, and two at once."""
+"""Several requests on one engine: ends, stop strings, interrupts, and two at once."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,12 +17,12 @@ def test_an_end_of_sequence_token_inside_a_run_ends_it_there(endless_engine, met
     prompt = ids(100)
     plain = tokens(run(fresh(endless_engine), prompt, 40))
     for end in plain[3:20:4]:
-        stopping = Engine(endless_engine.model, (end,), 16, endless_engine._draft)
+        stopping = Engine(endless_engine.model, (end,), 16, endless_engine.draft)
         events = run(stopping, prompt, 40, method, "model" if method == "naive" else "lookup", gamma1=3, gamma2=8)
         assert tokens(events) == plain[: plain.index(end)]
         assert events[-1] == Finished("eos")
-        assert stopping._idle.full.cache.length <= len(prompt) + plain.index(end)
-        assert stopping._idle.sequence.tokens == prompt + plain[: plain.index(end)]
+        assert stopping.idle_session.full.cache.length <= len(prompt) + plain.index(end)
+        assert stopping.idle_session.sequence.tokens == prompt + plain[: plain.index(end)]
 
 
 def test_a_stop_string_inside_a_run_cuts_tokens_text_and_caches(endless_engine, opened_with_draft):
@@ -38,8 +38,8 @@ def test_a_stop_string_inside_a_run_cuts_tokens_text_and_caches(endless_engine, 
         events = list(stream_text(generation, StreamDecoder(decode), StopStrings([stop])))
         assert events[-1] == Finished("stop")
         emitted = tokens(events)
-        assert engine._idle.sequence.tokens == prompt + emitted
-        assert engine._idle.full.cache.length <= len(prompt) + len(emitted)
+        assert engine.idle_session.sequence.tokens == prompt + emitted
+        assert engine.idle_session.full.cache.length <= len(prompt) + len(emitted)
         results.append((emitted, "".join(event.text for event in events if hasattr(event, "text"))))
     assert results[0] == results[1]
     assert len(results[0][0]) < 40
@@ -48,9 +48,9 @@ def test_a_stop_string_inside_a_run_cuts_tokens_text_and_caches(endless_engine, 
 REQUESTS = st.lists(
     st.tuples(
         st.sampled_from(ALL),
-        st.integers(1, 120),  # of the last sequence are kept
+        st.integers(1, 120),  # tokens of the last sequence that the next one keeps
         st.integers(1, 30),  # new prompt tokens
-        st.integers(1, 12),  # events until the caller leaves
+        st.integers(1, 12),  # events until the iterator is closed
         st.sampled_from(["finish", "close", "interrupt"]),
     ),
     min_size=1,
@@ -60,7 +60,7 @@ REQUESTS = st.lists(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(REQUESTS)
-def test_whatever_happened_the_next_request_is_served_as_by_a_fresh_engine(endless_engine, requests):
+def test_the_next_request_gives_the_tokens_of_a_fresh_engine_whatever_happened(endless_engine, requests):
     engine, sequence = fresh(endless_engine), ids(40)
     engine.generate(ids(300), GREEDY, GenerationConfig()).close()
     for (method, draft), kept, new, steps, how in requests:
@@ -69,14 +69,14 @@ def test_whatever_happened_the_next_request_is_served_as_by_a_fresh_engine(endle
         events = engine.generate(sequence, GREEDY, GenerationConfig(max_new_tokens=20), wanted)
         emitted = left_early(engine, events, steps, how)
         sequence = [*sequence, *emitted]
-        assert engine._idle.full.cache.length <= engine._idle.full.num_cached
+        assert engine.idle_session.full.cache.length <= engine.idle_session.full.num_cached
     expected = tokens(run(fresh(endless_engine), sequence, 20))
     for method, draft in (("ar", "none"), ("triforce", "model"), ("retrieval", "none")):
         assert tokens(run(engine, sequence, 20, method, draft)) == expected
 
 
 def left_early(engine, events, steps, how):
-    """Take some events, then finish, close the iterator, or press Ctrl-C in the middle of a forward pass."""
+    """Take some events, then finish, close the iterator, or raise KeyboardInterrupt within a forward pass."""
     emitted, forward = [], engine.model.forward
 
     def interrupted(ids, cache):
@@ -98,7 +98,7 @@ def left_early(engine, events, steps, how):
     return emitted
 
 
-def test_two_requests_at_once_do_not_disturb_each_other(endless_engine):
+def test_two_requests_at_once_are_independent(endless_engine):
     engine = fresh(endless_engine)
     first = engine.generate(ids(50), GREEDY, GenerationConfig(max_new_tokens=20), Speculation("lookup"))
     for _ in range(8):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offload.errors import TriforceError, UnusableMeasurement
-from offload.hardware import calibration as kept
+from offload.hardware import calibration
 from offload.hardware.calibration import Measured, applied, profile_of
 from offload.hardware.microbenchmarks import BenchmarkSizes, measure
 from offload.hardware.profiles import load
@@ -31,57 +31,57 @@ MACHINE = Measured(
 )
 
 
-def test_what_was_measured_comes_back_as_it_was(tmp_path):
-    assert kept.load(tmp_path) is None
+def test_a_saved_measurement_loads_unchanged(tmp_path):
+    assert calibration.load(tmp_path) is None
     for found in (measure("cpu", "some CPU", SMALL), MACHINE):
-        path = kept.save(found, tmp_path / "deep" / "folder")
-        assert kept.load(path.parent) == found
+        path = calibration.save(found, tmp_path / "deep" / "folder")
+        assert calibration.load(path.parent) == found
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    kept.save(MACHINE, tmp_path)
+    calibration.save(MACHINE, tmp_path)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TriforceError, match=r"cannot write .*measured\.yaml: No space left") as caught:
-        kept.save(replace(MACHINE, gpus=4), tmp_path)
+        calibration.save(replace(MACHINE, gpus=4), tmp_path)
     assert "TRIFORCE_CONFIG" in caught.value.hint
-    assert kept.load(tmp_path) == MACHINE
+    assert calibration.load(tmp_path) == MACHINE
     assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("cores: 16", "cores: -1", ": host.cores is -1; data sheets serve instead"),
+        ("cores: 16", "cores: -1", ": host.cores is -1; data sheets are used instead"),
         ("device: cuda", "device: tpu", ", line 5: device is 'tpu'"),
         ("torch:", "touch:", ", line 4: unknown key touch"),
         ("gpu:", "gpu: [", ": not valid YAML"),
         ("'2026-01-31'", "2026-01-31", ", line 2: date is datetime.date(2026, 1, 31), not text"),
     ],
 )
-def test_a_corrupt_file_is_worth_a_warning(tmp_path, old, new, message):
-    path = kept.save(MACHINE, tmp_path)
+def test_a_corrupt_file_raises_a_warning(tmp_path, old, new, message):
+    path = calibration.save(MACHINE, tmp_path)
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(UnusableMeasurement) as caught:
-        kept.load(tmp_path)
+        calibration.load(tmp_path)
     assert caught.value.message.startswith(f"{path}, line ") and message in caught.value.message
 
 
-def test_an_unreadable_file_is_worth_a_warning(tmp_path):
-    (tmp_path / kept.FILE).mkdir()
+def test_an_unreadable_file_raises_a_warning(tmp_path):
+    (tmp_path / calibration.FILE).mkdir()
     with pytest.raises(UnusableMeasurement, match="cannot read"):
-        kept.load(tmp_path)
-    (tmp_path / kept.FILE).rmdir()
-    (tmp_path / kept.FILE).write_bytes(b"\xff\xfe")
+        calibration.load(tmp_path)
+    (tmp_path / calibration.FILE).rmdir()
+    (tmp_path / calibration.FILE).write_bytes(b"\xff\xfe")
     with pytest.raises(UnusableMeasurement, match="not UTF-8"):
-        kept.load(tmp_path)
+        calibration.load(tmp_path)
 
 
-def test_rates_apply_to_the_same_hardware_and_sizes_stay():
+def test_rates_apply_to_the_same_hardware_and_sizes_are_kept():
     profile = load("4090")
     found = applied(profile, MACHINE)
     assert found.gpu == replace(MACHINE.gpu, memory_gib=24)

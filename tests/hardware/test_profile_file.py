@@ -70,7 +70,7 @@ def test_numbers_may_carry_their_unit(tmp_path):
         ("gpus: 1", "gpus: 0", 4, "device is cuda, but gpus is 0", "gpus: 1"),
     ],
 )
-def test_a_mistake_is_told_with_file_line_and_key(tmp_path, old, new, line, message, hint):
+def test_an_error_names_file_line_and_key(tmp_path, old, new, line, message, hint):
     path = tmp_path / "mine.yaml"
     path.write_text(TEXT.replace(old, new))
     error = refused(path)
@@ -78,7 +78,7 @@ def test_a_mistake_is_told_with_file_line_and_key(tmp_path, old, new, line, mess
     assert hint in error.hint
 
 
-def test_a_file_stands_on_top_of_another(tmp_path):
+def test_a_file_extends_another(tmp_path):
     (tmp_path / "base.yaml").write_text("extends: 4090\nhost: {cores: 8, memory_gib: 64}\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine.yaml").write_text(
@@ -108,7 +108,7 @@ def test_the_file_with_the_bad_value_is_named(tmp_path):
         ("[a]", "extends is ['a']: not text"),
         ("auto", "extends is 'auto': there is no profile 'auto'"),
         ('"a\\0.yaml"', "extends is 'a\\x00.yaml': cannot read"),
-        ("mine.yaml", "extends is 'mine.yaml': the files extend each other in a circle"),
+        ("mine.yaml", "extends is 'mine.yaml': the files extend each other in a cycle"),
     ],
 )
 def test_what_cannot_be_extended(tmp_path, extends, message):
@@ -117,7 +117,7 @@ def test_what_cannot_be_extended(tmp_path, extends, message):
     assert refused(path).message.startswith(f"{path}, line 2: {message}")
 
 
-def test_a_circle_over_two_files(tmp_path):
+def test_a_cycle_of_two_files(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("gpus: 1\nextends: ./a.yaml\n")
     assert refused(tmp_path / "a.yaml").message.startswith(f"{tmp_path / 'b.yaml'}, line 2: extends is")
@@ -155,7 +155,7 @@ def test_a_circle_over_two_files(tmp_path):
         ({"options": {"dtype": "int8"}}, "options.dtype: dtype is 'int8'", "bfloat16"),
     ],
 )
-def test_a_mistake_is_told_with_the_file_and_the_key(written, change, message, hint):
+def test_an_error_names_file_and_key(written, change, message, hint):
     path = written(GOOD | change)
     with pytest.raises(SettingsError) as caught:
         profiles.load(path)
@@ -181,7 +181,7 @@ def test_a_mistake_is_told_with_the_file_and_the_key(written, change, message, h
         ("name: x\n", "mine.yaml, line 1: description, device missing"),
     ],
 )
-def test_what_is_no_profile_is_refused(written, text, message):
+def test_an_invalid_profile_is_refused(written, text, message):
     with pytest.raises(SettingsError) as caught:
         profiles.load(written(text))
     assert message in caught.value.message
@@ -198,10 +198,10 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 
 
 
 @pytest.mark.parametrize("text", [aliases("name"), aliases("gpu"), aliases("? *a5"), MERGES, aliases("extends")])
-def test_aliases_are_not_written_out(written, text):
+def test_aliases_are_not_expanded(written, text):
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     error = refused(written(text))
-    assert "values when its aliases are written out" in error.message
+    assert "values with its aliases expanded" in error.message
     assert len(error.message) < 500 and time.process_time() - began < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
 

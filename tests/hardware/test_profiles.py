@@ -35,9 +35,24 @@ GOOD = {
 
 
 def test_the_shipped_profiles_load_under_their_own_names():
-    assert profiles.available() == ["2x-rtx-4090", "a100", "cpu", "h100", "h200", "l40s", "rtx-3090", "rtx-4090"]
+    assert {"2x-rtx-4090", "a100", "cpu", "h100", "h200", "l40s", "rtx-3090", "rtx-4090"} < set(profiles.available())
     for name in profiles.available():
         assert profiles.load(name).name == name
+
+
+def test_shipped_profiles_differ_and_have_a_source():
+    """Two profiles of one GPU model must differ in their number, or `matching` could not choose."""
+    models = [(p.gpu.model, p.gpus) for p in map(profiles.load, profiles.available()) if p.gpu]
+    assert len(set(models)) == len(models)
+    for file in (ROOT / "profiles").glob("*.yaml"):
+        assert file.name == "cpu.yaml" or file.read_text("utf-8").startswith("# "), file
+
+
+def test_gpus_without_bf16_run_in_float16():
+    for name in ("t4", "rtx-2080-ti"):
+        profile = profiles.load(name)
+        assert profile.options["dtype"] == "float16"
+        assert "float16" in profile.description
 
 
 @pytest.mark.parametrize(
@@ -50,6 +65,23 @@ def test_the_shipped_profiles_load_under_their_own_names():
         ("h100", 1, 80, 3350, 989.4),
         ("h200", 1, 140, 4800, 989.4),
         ("l40s", 1, 48, 864, 362.05),
+        ("rtx-2080-ti", 1, 11, 616, 53.8),
+        ("t4", 1, 16, 320, 65),
+        ("rtx-5090", 1, 32, 1792, 209.5),
+        ("rtx-5080", 1, 16, 960, 112.6),
+        ("rtx-5060-ti-16gb", 1, 16, 448, 47.4),
+        ("rtx-4080-super", 1, 16, 736, 104.4),
+        ("rtx-4070-ti-super", 1, 16, 672, 88.2),
+        ("rtx-4060-ti-16gb", 1, 16, 288, 44.1),
+        ("rtx-3060", 1, 12, 360, 25.5),
+        ("2x-rtx-3090", 2, 24, 936, 71),
+        ("4x-rtx-4090", 4, 24, 1008, 165.2),
+        ("rtx-6000-ada", 1, 48, 960, 364.2),
+        ("rtx-pro-6000-blackwell", 1, 95, 1792, 503.8),
+        ("l4", 1, 24, 300, 121),
+        ("a10", 1, 24, 600, 125),
+        ("a6000", 1, 48, 768, 154.8),
+        ("b200", 1, 179, 8000, 2250),
     ],
 )
 def test_data_sheet_numbers(name, gpus, memory, bandwidth, tflops):
@@ -60,7 +92,7 @@ def test_data_sheet_numbers(name, gpus, memory, bandwidth, tflops):
     assert profile.host == profiles.Host()
 
 
-def test_the_cpu_profile_knows_no_gpu():
+def test_the_cpu_profile_has_no_gpu():
     profile = profiles.load("cpu")
     assert (profile.device, profile.gpus, profile.gpu, profile.link) == ("cpu", 0, None, None)
 
@@ -81,6 +113,12 @@ def test_the_cpu_profile_knows_no_gpu():
         ("NVIDIA H200", "h200"),
         ("L40S", "l40s"),
         ("3090", "rtx-3090"),
+        ("2080ti", "rtx-2080-ti"),
+        ("Tesla T4", "t4"),
+        ("RTX PRO 6000 Blackwell", "rtx-pro-6000-blackwell"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("4x4090", "4x-rtx-4090"),
+        ("a10", "a10"),
     ],
 )
 def test_names_are_forgiving(asked, name):
@@ -89,22 +127,46 @@ def test_names_are_forgiving(asked, name):
 
 SUGGESTIONS = [
     ("409O", "rtx-4090"),
-    ("rtx4080", "rtx-4090"),
+    ("rtx509", "rtx-5090"),
     ("3o90", "rtx-3090"),
-    ("a10", "a100"),
     ("h10", "h100"),
     ("l40", "l40s"),
+    ("4060", "rtx-4060-ti-16gb"),
     ("atuo", "auto"),
     ("mi300x", None),
 ]
 
 
 @pytest.mark.parametrize(("asked", "suggestion"), SUGGESTIONS)
-def test_an_unknown_name_lists_what_there_is(asked, suggestion):
+def test_an_unknown_name_lists_the_profiles(asked, suggestion):
     with pytest.raises(SettingsError, match=f"no profile '{asked}'") as caught:
         profiles.load(asked)
-    assert "2x-rtx-4090, a100, cpu, h100" in caught.value.hint
+    assert "a100, a6000, b200, cpu, h100" in caught.value.hint
     assert suggestion is None or f"did you mean {suggestion}?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "meanings"),
+    [
+        ("6000", ["a6000", "rtx-6000-ada", "rtx-pro-6000-blackwell"]),
+        ("3090", None),  # the name of one of them, beside 2x-rtx-3090
+        ("rtx 50", ["rtx-5060-ti-16gb", "rtx-5080", "rtx-5090"]),
+    ],
+)
+def test_an_ambiguous_name_lists_its_meanings(asked, meanings):
+    if meanings is None:
+        assert profiles.load(asked).name == "rtx-3090"
+        return
+    with pytest.raises(SettingsError, match=f"no profile '{asked}'") as caught:
+        profiles.load(asked)
+    assert caught.value.hint == f"it may mean {', '.join(meanings)}"
+
+
+def test_rtx_alone_lists_every_rtx_card():
+    with pytest.raises(SettingsError) as caught:
+        profiles.load("rtx")
+    assert "rtx-2080-ti, rtx-3060, rtx-3090, rtx-4060-ti-16gb" in caught.value.hint
+    assert "a100" not in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -136,6 +198,7 @@ def test_a_fragment_is_not_a_name(asked):
         (["NVIDIA GeForce RTX 4090"], "rtx-4090"),
         (["NVIDIA GeForce RTX 4090"] * 2, "2x-rtx-4090"),
         (["NVIDIA GeForce RTX 4090"] * 3, "2x-rtx-4090"),
+        (["NVIDIA GeForce RTX 4090"] * 5, "4x-rtx-4090"),
         (["NVIDIA H200"], "h200"),
         (["NVIDIA A100-SXM4-80GB"], "a100"),
         (["NVIDIA A100-SXM4-80GB"] * 8, "a100"),
@@ -155,7 +218,7 @@ def test_the_hardware_found_picks_its_profile(found, name):
         ["NVIDIA GeForce RTX 4090", "NVIDIA T400"],
     ],
 )
-def test_a_gpu_that_no_profile_knows(found):
+def test_a_gpu_without_a_profile(found):
     assert profiles.matching(found) is None
     with pytest.raises(SettingsError, match=f"no profile describes the GPU found: {found[0]}"):
         profiles.load("AUTO", found)
@@ -173,7 +236,7 @@ def test_gpus_are_found_without_torch(tmp_path, monkeypatch, visible, count):
     assert gpus.gpu_names(visible) == ["NVIDIA L40S"] * count
 
 
-def test_a_profile_from_a_file_is_what_it_says(written, tmp_path, monkeypatch):
+def test_a_profile_has_the_values_of_its_file(written, tmp_path, monkeypatch):
     profile = profiles.load(written(GOOD))
     assert asdict(profile) == GOOD
     assert yaml.safe_load(yaml.safe_dump(asdict(profile))) == GOOD
@@ -212,7 +275,7 @@ def test_unreadable_files_are_refused(tmp_path):
         profiles.load(tmp_path / "binary.yml")
 
 
-def test_reading_profiles_imports_nothing_heavy():
+def test_reading_profiles_imports_no_torch():
     code = (
         "import sys; from offload.hardware import profiles; profiles.load('4090'); profiles.matching([]);"
         "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"
@@ -235,8 +298,8 @@ def test_what_is_no_number_of_tokens(text):
         parse_tokens(text)
 
 
-def test_the_example_of_the_readme_is_a_profile(tmp_path):
-    section = (ROOT / "README.md").read_text("utf-8").partition("### Your own profile")[2]
+def test_the_documented_example_is_a_profile(tmp_path):
+    section = (ROOT / "docs" / "planning.md").read_text("utf-8").partition("## Your own profile")[2]
     (tmp_path / "mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1], "utf-8")
     profile = profiles.load(tmp_path / "mine.yaml")
     assert (profile.name, profile.gpu) == ("mine", profiles.load("4090").gpu)

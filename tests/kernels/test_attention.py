@@ -5,7 +5,15 @@ import itertools
 import pytest
 import torch
 
-from offload.kernels.attention import Partial, _attend_in_blocks, _attend_plainly, attend, attend_causal, merge
+from offload.kernels.attention import (
+    Partial,
+    attend,
+    attend_by_blocks,
+    attend_causal,
+    attend_heads,
+    attend_reference,
+    merge,
+)
 
 
 def draw(*size, dtype=torch.float32, seed=0, scale=1.0):
@@ -85,16 +93,14 @@ def test_a_part_far_below_the_others_weighs_nothing():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_plain_fallback_agrees_with_the_kernel(causal):
-    from offload.kernels.attention import _attend_heads
-
     q, k, v = (draw(2, 3, 50, 64, seed=seed) for seed in (1, 2, 3))
-    for ours, theirs in zip(_attend_plainly(q, k, v, causal), _attend_heads(q, k, v, causal), strict=True):
+    for ours, theirs in zip(attend_reference(q, k, v, causal), attend_heads(q, k, v, causal), strict=True):
         assert (ours - theirs).abs().max() < 1e-5
 
 
 def test_blocks_of_keys_are_merged_where_no_kernel_serves():
     q, k, v = (draw(2, 3, count, 64, seed=seed) for seed, count in ((1, 5), (2, 100), (3, 100)))
-    for ours, theirs in zip(_attend_in_blocks(q, k, v, 17), _attend_plainly(q, k, v, False), strict=True):
+    for ours, theirs in zip(attend_by_blocks(q, k, v, 17), attend_reference(q, k, v, False), strict=True):
         assert (ours - theirs).abs().max() < 1e-5
 
 
@@ -106,21 +112,10 @@ def test_no_key_is_copied_for_its_group(monkeypatch):
 
     def watch(q, k, v, causal):
         seen.extend((k, v))
-        return _attend_plainly(q, k, v, causal)
+        return attend_reference(q, k, v, causal)
 
-    monkeypatch.setattr(attention, "_attend_heads", watch)
+    monkeypatch.setattr(attention, "attend_heads", watch)
     q, k, v = inputs(5, 5)
     attend(q, k, v)
     attend_causal(q, k, v)
     assert {x.untyped_storage().data_ptr() for x in seen} == {x.untyped_storage().data_ptr() for x in (k, v)}
-
-
-@pytest.mark.parametrize("splits", [1, 2, 3, 7, 50])
-@pytest.mark.parametrize("keys", [50, 97])
-def test_keys_may_be_split_into_any_number_of_parts(splits, keys):
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(3, 6, 16, generator=generator)
-    k, v = (torch.randn(2, keys, 16, generator=generator) for _ in range(2))
-    whole, split = attend(q, k, v), attend(q, k, v, splits)
-    torch.testing.assert_close(split.out, whole.out)
-    torch.testing.assert_close(split.lse, whole.lse)

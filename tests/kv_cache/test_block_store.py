@@ -1,4 +1,4 @@
-"""The blocks that the native kernel attends to: whatever is appended, in whatever steps, is what a plain copy holds."""
+"""The block store: any history of appends is read back, and attention equals the plain store's."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def new_rope(shape, dtype):
 
 
 def projected(shape, tokens, dtype, seed):
-    """q, k and v of some tokens, side by side in one row a token, as the model computes them."""
+    """Return q, k and v of some tokens as views of one tensor, as the model computes them."""
     heads = (shape.heads, shape.kv_heads, shape.kv_heads)
     return draw(tokens, sum(heads), shape.head_dim, dtype=dtype, seed=seed).split(heads, dim=1)
 
@@ -41,7 +41,7 @@ def rotated(x, rows):
 
 
 def close(found, expected):
-    """Equal but for the last digit."""
+    """Compare up to one unit in the last place."""
     return torch.allclose(found.double(), expected, rtol=2**-8 if found.dtype == torch.bfloat16 else 2**-20, atol=1e-6)
 
 
@@ -51,10 +51,10 @@ STEPS = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 40), st.integers(0
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(STEPS, st.sampled_from(DTYPES), st.sampled_from([16, 48, 80]), st.integers(0, 1))
 def test_any_history_of_appends_is_read_back(kernel, steps, dtype, head_dim, layer):
-    """Steps begin anywhere in what is there, which they overwrite, but for the first tokens that they call stored."""
+    """Steps begin at any stored token and overwrite what follows, except their first `stored` tokens."""
     shape = shape_of(head_dim)
     store, rope = BlockStore(kernel, shape, CAPACITY, dtype), new_rope(shape, dtype)
-    held = torch.zeros(2, shape.kv_heads, CAPACITY, head_dim, dtype=torch.float64)
+    expected = torch.zeros(2, shape.kv_heads, CAPACITY, head_dim, dtype=torch.float64)
     length = 0
     for seed, (start, tokens, stored) in enumerate(steps):
         start %= length + 1
@@ -65,23 +65,23 @@ def test_any_history_of_appends_is_read_back(kernel, steps, dtype, head_dim, lay
         q, k, v = projected(shape, end - start, dtype, seed)
         rows = rope.rows(start, end)
         assert close(store.append(layer, start, q, k, v, rows, stored), rotated(q, rows))
-        held[0, :, start + stored : end] = rotated(k, rows)[stored:].transpose(0, 1)
-        held[1, :, start + stored : end] = v[stored:].transpose(0, 1)
+        expected[0, :, start + stored : end] = rotated(k, rows)[stored:].transpose(0, 1)
+        expected[1, :, start + stored : end] = v[stored:].transpose(0, 1)
         length = max(length, end)
         keys, values = store.read(0, CAPACITY)
-        assert close(keys[layer], held[0])
-        assert torch.equal(values[layer].double(), held[1])
+        assert close(keys[layer], expected[0])
+        assert torch.equal(values[layer].double(), expected[1])
         assert not keys[1 - layer].any() and not values[1 - layer].any()
         for ours, all_of_them in zip(store.read(start, end), (keys, values), strict=True):
             assert torch.equal(ours, all_of_them[:, :, start:end])
-    means = held[0, :, :96].unflatten(1, (-1, 32)).mean(2)
+    means = expected[0, :, :96].unflatten(1, (-1, 32)).mean(2)
     assert torch.allclose(store.mean_keys(layer, 0, 96, 32).double(), means, rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80])
-def test_it_attends_as_the_plain_store_does(kernel, dtype, head_dim):
-    """To the same keys: both are given them unrotated, since torch rounds in the middle of a rotation."""
+def test_attention_equals_the_plain_store_s(kernel, dtype, head_dim):
+    """Both get the identity rotation, because torch rounds in the middle of a rotation."""
     shape = shape_of(head_dim)
     ours, plain = BlockStore(kernel, shape, CAPACITY, dtype), PlainStore(shape, CAPACITY, dtype, CPU)
     start = 0
@@ -101,23 +101,23 @@ def test_it_attends_as_the_plain_store_does(kernel, dtype, head_dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_it_attends_by_a_table(kernel, dtype):
+def test_attention_by_a_block_table(kernel, dtype):
     shape = shape_of(64)
     store, rope = BlockStore(kernel, shape, CAPACITY, dtype), new_rope(shape, dtype)
     rows = rope.rows(0, 90)
     q = store.append(0, 0, *projected(shape, 90, dtype, 0), rows)[-2:].clone()
     table = torch.tensor([[4, 0, 5, 1], [2, 3, 5, 1]], dtype=torch.int32)
-    seen = 2 * 16 + 9  # the first token sees up to place 88
-    places = [[block * 16 + i for block in row[:3] for i in range(16)][: seen + 1] for row in table.tolist()]
+    seen = 2 * 16 + 9  # the first token sees up to position 88
+    positions = [[block * 16 + i for block in row[:3] for i in range(16)][: seen + 1] for row in table.tolist()]
     keys, values = store.read(0, 90)
-    picked = [torch.stack([x[0, head, places[head]] for head in range(2)]) for x in (keys, values)]
+    picked = [torch.stack([x[0, head, positions[head]] for head in range(2)]) for x in (keys, values)]
     found = store.attend_table(0, q, table, seen)
     assert distance(found, definition(q, *picked, seen)[0]) < (5e-3 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [16, 80])
-def test_blocks_give_their_keys_and_values_back(dtype, head_dim):
+def test_keys_and_values_are_read_back_from_blocks(dtype, head_dim):
     k, v = (draw(2, 64, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
     blocks = fill_blocks(k, v)
     assert torch.equal(keys_of(blocks, head_dim).flatten(1, 2), k)

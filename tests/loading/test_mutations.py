@@ -12,7 +12,7 @@ from offload.events import Tokens
 from offload.loader import open_model
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
-from tests.support.mutations import mutated_field, mutated_gguf, mutated_json, mutated_safetensors, number_places
+from tests.support.mutations import mutated_field, mutated_gguf, mutated_json, mutated_safetensors, number_offsets
 
 CASES = int(os.environ.get("TRIFORCE_TEST_MUTATIONS", "0"))  # more of each kind, by hand
 FIRST = int(os.environ.get("TRIFORCE_TEST_FIRST_SEED", "0"))
@@ -107,7 +107,7 @@ def gguf(tmp_path_factory):
 
 
 def test_damaged_gguf_bytes(gguf, tmp_path):
-    data, (_, metadata) = gguf.read_bytes(), number_places(gguf)
+    data, (_, metadata) = gguf.read_bytes(), number_offsets(gguf)
     worked = set()
     for seed in seeds(100):
         (tmp_path / "model.gguf").write_bytes(mutated_gguf(data, metadata, seed))
@@ -116,7 +116,7 @@ def test_damaged_gguf_bytes(gguf, tmp_path):
 
 
 def test_damaged_gguf_numbers(gguf, tmp_path):
-    data, (places, _) = gguf.read_bytes(), number_places(gguf)
+    data, (places, _) = gguf.read_bytes(), number_offsets(gguf)
     worked = set()
     for seed in seeds(100):
         (tmp_path / "model.gguf").write_bytes(mutated_field(data, places, seed))

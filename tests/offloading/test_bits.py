@@ -1,4 +1,4 @@
-"""No placement changes a bit on the native kernel: tiers against one store in one memory, at every level."""
+"""On the native kernel no placement changes a bit: tiers against a single store, at every instruction set."""
 
 import pytest
 import torch
@@ -7,10 +7,10 @@ from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from tests.support.models import make_hf_model
-from tests.support.offloading import CPU, SHAPE, dawdler, make_link, settings, tiered_cache
+from tests.support.models import id_tensor, make_hf_model
+from tests.support.offloading import CPU, SHAPE, make_link, random_delays, settings, tiered_cache
 
-pytestmark = pytest.mark.xdist_group("native")  # the emulated level is compiled once
+pytestmark = pytest.mark.xdist_group("native")  # the emulated instruction set is compiled once
 
 LENGTH, CAPACITY = 2 * PIECE + 77, 3 * PIECE
 PLACEMENTS = [("stream", 0, PIECE, LENGTH), ("host", 0, 2 * PIECE, 190), ("hybrid", 1, PIECE, 190)]
@@ -24,17 +24,13 @@ def model(request, kernel, tmp_path_factory):
     return load_model(FolderCheckpoint(folder), request.param, CPU, lambda done, total: None, operations)
 
 
-def ids(count, seed=0):
-    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))
-
-
 def rows_of(model, cache, chunk):
-    """A prompt in chunks, some tokens one by one, and a draft that is taken back and replaced."""
-    found = [model.forward(part, cache) for part in ids(LENGTH).split(chunk)]
-    found += [model.forward(part, cache) for part in ids(3, 1).split(1)]
-    model.forward(ids(8, 2), cache)
+    """Return rows of a prompt in chunks, of single tokens, and of a draft that is rolled back and replaced."""
+    found = [model.forward(part, cache) for part in id_tensor(LENGTH).split(chunk)]
+    found += [model.forward(part, cache) for part in id_tensor(3, 1).split(1)]
+    model.forward(id_tensor(8, 2), cache)
     cache.truncate(cache.length - 5)
-    found.append(model.forward(ids(5, 3), cache))
+    found.append(model.forward(id_tensor(5, 3), cache))
     return torch.cat(found)
 
 
@@ -43,17 +39,19 @@ def expected(model):
     return rows_of(model, model.new_cache(CAPACITY), 300)
 
 
-@pytest.mark.parametrize(("mode", "resident", "piece", "chunk"), PLACEMENTS)
-def test_tiers_give_the_bits_of_one_store(model, expected, mode, resident, piece, chunk):
-    cache = tiered_cache(model, settings(mode, resident, page_tokens=piece), make_link(before=dawdler(1)), CAPACITY)
+@pytest.mark.parametrize(("mode", "resident", "page", "chunk"), PLACEMENTS)
+def test_tiers_give_the_bits_of_one_store(model, expected, mode, resident, page, chunk):
+    cache = tiered_cache(
+        model, settings(mode, resident, page_tokens=page), make_link(before=random_delays(1)), CAPACITY
+    )
     assert torch.equal(rows_of(model, cache, chunk), expected)
 
 
-def test_a_prompt_read_layer_by_layer_has_them_too(model, expected):
-    """Behind tokens that are there already, which have begun a piece."""
+def test_layer_by_layer_prefill_gives_the_same_bits(model, expected):
+    """The prefill follows committed tokens that end inside a page."""
     cache = tiered_cache(model, settings("hybrid", page_tokens=PIECE), capacity=CAPACITY)
-    first, rest = ids(LENGTH).split([PIECE + 90, LENGTH - PIECE - 90])
+    first, rest = id_tensor(LENGTH).split([PIECE + 90, LENGTH - PIECE - 90])
     model.forward(first, cache)
     list(model.forward_by_layers(rest, cache, 200))
-    found = torch.cat([model.forward(part, cache) for part in ids(3, 1).split(1)])
+    found = torch.cat([model.forward(part, cache) for part in id_tensor(3, 1).split(1)])
     assert torch.equal(found, expected[LENGTH : LENGTH + 3])

@@ -1,4 +1,4 @@
-"""The order of a CUDA link's copies, seen on a driver of paper: what waits for what. Needs no GPU."""
+"""The order of a CUDA link's copies, on a fake driver that records which stream waits for what. Needs no GPU."""
 
 from contextlib import nullcontext
 
@@ -11,7 +11,7 @@ from offload.offloading.prefetch import PrefetchItem, PrefetchRing
 GPU = torch.device("cuda", 0)
 
 
-class PaperEvent:
+class FakeEvent:
     def __init__(self, enable_timing=False):
         self.over = False
         self.made.append(self)
@@ -29,7 +29,7 @@ class PaperEvent:
         return 2.0
 
 
-class PaperStream:
+class FakeStream:
     def __init__(self, device):
         self.log = []
         self.made.append(self)
@@ -42,24 +42,24 @@ class PaperStream:
 
 
 @pytest.fixture
-def paper_link(monkeypatch):
-    """A link whose device is memory above 100 numbers of one tensor, and what its streams were told."""
+def fake_link(monkeypatch):
+    """Make a link whose device memory is the second half of a tensor, and whose streams record their calls."""
     memory = torch.zeros(200)
     border = memory[100:].data_ptr()
-    PaperEvent.made, PaperStream.made = [], []
+    FakeEvent.made, FakeStream.made = [], []
     monkeypatch.setattr(cuda, "_on_host", lambda x: x.data_ptr() < border)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
-    for name, fake in {"Event": PaperEvent, "Stream": PaperStream, "stream": nullcontext}.items():
+    for name, fake in {"Event": FakeEvent, "Stream": FakeStream, "stream": nullcontext}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     link = cuda.CudaLink(GPU)
-    link.to_device, link.to_host = PaperStream.made
-    link.host, link.device, link.compute = memory[:100], memory[100:], PaperStream(None)
+    link.to_device, link.to_host = FakeStream.made
+    link.host, link.device, link.compute = memory[:100], memory[100:], FakeStream(None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: link.compute)
     return link
 
 
-def test_each_direction_has_its_stream_and_waits_for_the_other_where_memory_is_the_same(paper_link):
-    link, host, device = paper_link, paper_link.host, paper_link.device
+def test_each_direction_has_a_stream_that_waits_for_the_other_where_host_memory_overlaps(fake_link):
+    link, host, device = fake_link, fake_link.host, fake_link.device
     out = link.copy([(host[:10], device[:10])])
     link.copy([(device[20:30], host[10:20])])
     assert link.to_device.waited() == []
@@ -73,8 +73,8 @@ def test_each_direction_has_its_stream_and_waits_for_the_other_where_memory_is_t
     assert everything.over.over
 
 
-def test_what_is_over_is_counted_and_waited_for_no_more(paper_link):
-    link, host, device = paper_link, paper_link.host, paper_link.device
+def test_a_finished_copy_is_counted_and_no_longer_waited_for(fake_link):
+    link, host, device = fake_link, fake_link.host, fake_link.device
     out = link.copy([(host[:10], device[:10])], mark := link.mark())
     assert link.to_host.waited() == [mark]
     assert link.seconds(out) is None and link.statistics.bytes == 0
@@ -86,14 +86,14 @@ def test_what_is_over_is_counted_and_waited_for_no_more(paper_link):
     assert link.compute.waited() == [out.over]
 
 
-def test_a_ring_tells_the_seconds_of_pieces_that_come_after_they_are_taken(paper_link):
-    link, host = paper_link, paper_link.host
+def test_a_ring_knows_the_seconds_of_items_that_finish_after_they_are_taken(fake_link):
+    link, host = fake_link, fake_link.host
     ring = PrefetchRing(link, link.device.split(50))
-    pieces = [PrefetchItem(i, lambda buffer: [(buffer, host[:50])]) for i in range(3)]
-    ring.expect(pieces)
-    ring.release(ring.take(pieces[0]))
+    items = [PrefetchItem(i, lambda buffer: [(buffer, host[:50])]) for i in range(3)]
+    ring.expect(items)
+    ring.release(ring.take(items[0]))
     assert ring.seconds is None
-    for event in PaperEvent.made:
+    for event in FakeEvent.made:
         event.over = True
-    ring.take(pieces[1])
+    ring.take(items[1])
     assert ring.seconds == 0.002

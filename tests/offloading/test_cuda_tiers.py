@@ -1,4 +1,4 @@
-"""The GPU's link, its memory and tiers on it. What needs no GPU runs everywhere; see test_cuda_link.py too."""
+"""The CUDA link, pinned memory, and tiers on a GPU. Some tests need no GPU; see test_cuda_link.py too."""
 
 import pytest
 import torch
@@ -12,25 +12,18 @@ from offload.loading.weights import load_model
 from offload.offloading import TieredStoreFactory
 from offload.offloading import cuda_link as cuda
 from offload.offloading.page import BlockPageFormat
-from tests.support.models import make_hf_model
+from tests.support.models import id_tensor, make_hf_model
 from tests.support.native_kernel import fill_blocks
-from tests.support.offloading import CAPACITY, PIECE, SHAPE, native_kernel, settings
+from tests.support.offloading import CAPACITY, PAGE, SHAPE, native_kernel, settings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = torch.device("cuda", 0)
 MODES = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
-LATE = 200_000_000  # cycles that the device sleeps: a tenth of a second
-
-
-def ids(count, seed=0):
-    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))
-
-
-# Blocks written by torch are the kernel's
+LATE = 200_000_000  # cycles that the device sleeps, about 0.1 s
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_blocks_written_by_places_are_blocks_filled(dtype):
+def test_blocks_written_by_position_equal_blocks_filled_at_once(dtype):
     heads, dim = 3, 32
     keys, values = (torch.randn(heads, 40, dim).to(dtype) for _ in range(2))
     blocks = torch.full((heads, 3, 2 * BLOCK * dim), float("nan"), dtype=dtype)
@@ -43,26 +36,28 @@ def test_blocks_written_by_places_are_blocks_filled(dtype):
 
 
 def both_appended(shape, dtype, device):
-    """A piece filled on the CPU by the kernel, and one on `device` by torch, with queries."""
+    """Return a page filled on the CPU by the kernel and one filled on `device` by torch, with rotated queries."""
     kernel = native_kernel()
     if kernel is None:
         pytest.skip("there is no native kernel here")
     draw = torch.Generator().manual_seed(0)
-    form = BlockPageFormat(shape, PIECE, kernel)
+    format = BlockPageFormat(shape, PAGE, kernel)
     q = torch.randn(40, shape.heads, shape.head_dim, generator=draw).to(dtype)
     k, v = (torch.randn(40, shape.kv_heads, shape.head_dim, generator=draw).to(dtype) for _ in range(2))
     angles = torch.rand(40, 1, shape.head_dim // 2, generator=draw).repeat(1, 1, 2)
     rows = (angles.cos().to(dtype), angles.sin().to(dtype))
-    piece, turned = torch.zeros(form.numbers, dtype=dtype), torch.empty_like(q)
-    form.append(piece, 3, q, k, v, rows, turned)
-    there = torch.zeros(form.numbers, dtype=dtype, device=device)
-    if device.type == "cpu":  # what a form does on another device
-        places = torch.arange(3, 43)
-        write_blocks(there.view(form._size), shape.head_dim, places, rotate(k, rows).transpose(0, 1), v.transpose(0, 1))
-        return form, piece, turned, there, rotate(q, rows)
+    page, rotated = torch.zeros(format.numbers, dtype=dtype), torch.empty_like(q)
+    format.append(page, 3, q, k, v, rows, rotated)
+    there = torch.zeros(format.numbers, dtype=dtype, device=device)
+    if device.type == "cpu":  # what the format does on a GPU
+        positions = torch.arange(3, 43)
+        write_blocks(
+            format.grains(there), shape.head_dim, positions, rotate(k, rows).transpose(0, 1), v.transpose(0, 1)
+        )
+        return format, page, rotated, there, rotate(q, rows)
     far = torch.empty_like(q, device=device)
-    form.append(there, 3, *(x.to(device) for x in (q, k, v)), tuple(row.to(device) for row in rows), far)
-    return form, piece, turned, there, far
+    format.append(there, 3, *(x.to(device) for x in (q, k, v)), tuple(row.to(device) for row in rows), far)
+    return format, page, rotated, there, far
 
 
 def close(found, expected, dtype):
@@ -82,46 +77,43 @@ DEVICES = [torch.device("cpu"), pytest.param(GPU, marks=[pytest.mark.cuda, needs
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_piece_written_elsewhere_is_the_kernel_s(shape, dtype, device):
-    form, piece, turned, there, far = both_appended(shape, dtype, device)
-    close(there, piece, dtype)
-    close(far, turned, dtype)
-    plain = [x.to(device) for x in form.read(piece)]
-    for found, expected in zip(form.read(piece.to(device)), plain, strict=True):
-        assert torch.equal(found, expected)  # moving is not computing
+def test_a_page_written_on_any_device_is_the_kernel_s(shape, dtype, device):
+    format, page, rotated, there, far = both_appended(shape, dtype, device)
+    close(there, page, dtype)
+    close(far, rotated, dtype)
+    plain = [x.to(device) for x in format.read(page)]
+    for found, expected in zip(format.read(page.to(device)), plain, strict=True):
+        assert torch.equal(found, expected)  # copying changes no bit
 
 
 @pytest.mark.cuda
 @needs_gpu
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_attention_to_a_piece_on_the_gpu_is_the_kernel_s(shape, dtype, causal):
-    form, piece, turned, _, _ = both_appended(shape, dtype, torch.device("cpu"))
+def test_attention_to_a_page_on_the_gpu_is_the_kernel_s(shape, dtype, causal):
+    format, page, rotated, _, _ = both_appended(shape, dtype, torch.device("cpu"))
     for rows in (1, 7):
-        q = turned[:rows].contiguous()
-        expected = form.attend(piece, q, 30, causal)
-        found = form.attend(piece.cuda(), q.cuda(), 30, causal)
+        q = rotated[:rows].contiguous()
+        expected = format.attend(page, q, 30, causal)
+        found = format.attend(page.cuda(), q.cuda(), 30, causal)
         close(found.out, expected.out, dtype)
         close(found.lse, expected.lse, dtype)
 
 
-# On a GPU
-
-
 @pytest.mark.cuda
 @needs_gpu
-def test_a_copy_waits_for_its_mark_and_its_reader_for_the_copy():
+def test_a_copy_waits_for_its_mark_and_its_reader_waits_for_the_copy():
     link = cuda.CudaLink(GPU)
     host, back = (cuda.pinned_memory((2**20,), torch.float32) for _ in range(2))
     device, other = (torch.zeros(2**20, device=GPU) for _ in range(2))
     host.fill_(7)
-    other.sum()  # loads the kernels, which could take longer than the sleep
+    other.sum()  # loads the kernels, which may take longer than the sleep
     torch.cuda.synchronize()
     torch.cuda._sleep(LATE)
     device.fill_(3)  # late
     out = link.copy([(back, device)], link.mark())
     link.copy([(other, host)])  # meanwhile
-    again = link.copy([(other, back)])  # behind the way to the host, as it reads what that wrote
+    again = link.copy([(other, back)])  # ordered behind the copy to the host that it reads
     link.wait(again)
     total = other.sum()
     assert not again.over.query()
@@ -133,7 +125,7 @@ def test_a_copy_waits_for_its_mark_and_its_reader_for_the_copy():
 
 @pytest.mark.cuda
 @needs_gpu
-def test_copies_go_on_while_the_device_computes():
+def test_copies_overlap_with_computation():
     link = cuda.CudaLink(GPU)
     host, device = cuda.pinned_memory((2**22,), torch.float32), torch.empty(2**22, device=GPU)
     link.finish(link.copy([(device, host)]))
@@ -146,14 +138,14 @@ def test_copies_go_on_while_the_device_computes():
 
 @pytest.mark.cuda
 @needs_gpu
-def test_memory_that_is_freed_while_it_is_copied_is_not_given_away():
+def test_memory_that_is_freed_during_a_copy_is_not_allocated_again():
     link = cuda.CudaLink(GPU)
     torch.cuda.empty_cache()
     host = cuda.pinned_memory((2**24,), torch.float32).fill_(1)
     back = cuda.pinned_memory((2**24,), torch.float32)
     device = torch.empty(2**24, device=GPU)
     link.copy([(device, host)])
-    out = link.copy([(back, device)], None)  # not behind it: another stream
+    out = link.copy([(back, device)], None)  # unordered, on the other stream
     del device
     torch.empty(2**24, device=GPU).fill_(9)
     link.finish(out)
@@ -177,7 +169,7 @@ def test_memory_that_cannot_be_pinned_is_used_with_a_warning(monkeypatch):
     monkeypatch.setattr(cuda, "host_memory", lambda size, dtype: memory)  # pinned already: refused
     with pytest.warns(UserWarning, match="could not be pinned"):
         again = cuda.pinned_memory((1024,), torch.float32)
-    assert float(torch.ones(4, device=GPU).sum()) == 4  # the refusal is not taken for an error of something else
+    assert float(torch.ones(4, device=GPU).sum()) == 4  # the refused pinning does not surface as another call's error
     link, device = cuda.CudaLink(GPU), torch.empty(1024, device=GPU)
     link.finish(link.copy([(device, again.fill_(2))]))
     assert bool((device == 2).all())
@@ -190,13 +182,13 @@ def model(request, tmp_path_factory):
     return load_model(FolderCheckpoint(folder), request.param, GPU, lambda done, total: None, TorchOperations())
 
 
-def spread_cache(model, mode, resident):
+def tiered_gpu_cache(model, mode, resident):
     spread = TieredStoreFactory(model.operations, model.device, settings(mode, resident), None)
     return model.new_cache(CAPACITY, store=spread.new_store(model.shape, CAPACITY, model.dtype))
 
 
 def same(model, found, expected):
-    """Rounded differently in pieces, and on the host."""
+    """Compare up to rounding, which differs with pages and on the host."""
     return (found - expected).abs().max() <= (0.03 if model.dtype == torch.bfloat16 else 1e-4) * expected.abs().max()
 
 
@@ -205,9 +197,9 @@ def same(model, found, expected):
 @pytest.mark.parametrize(("mode", "resident"), MODES)
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_any_placement_gives_the_full_cache_s_rows_on_a_gpu(model, mode, resident, by_layers):
-    prompt = ids(CAPACITY).to(GPU)
+    prompt = id_tensor(CAPACITY).to(GPU)
     expected = model.forward(prompt, model.new_cache(CAPACITY))
-    cache = spread_cache(model, mode, resident)
+    cache = tiered_gpu_cache(model, mode, resident)
     model.forward(prompt[:90], cache)
     if by_layers:
         list(model.forward_by_layers(prompt[90:500], cache, 50))
@@ -222,10 +214,10 @@ def test_any_placement_gives_the_full_cache_s_rows_on_a_gpu(model, mode, residen
 
 @pytest.mark.cuda
 @needs_gpu
-def test_reading_and_gathering_from_host_memory_by_numbers_on_the_gpu(model):
-    whole, cache = model.new_cache(CAPACITY), spread_cache(model, "hybrid", 1)
+def test_read_and_gather_from_host_memory_with_indices_on_the_gpu(model):
+    whole, cache = model.new_cache(CAPACITY), tiered_gpu_cache(model, "hybrid", 1)
     for each in (whole, cache):
-        for part in ids(300).to(GPU).split(30):
+        for part in id_tensor(300).to(GPU).split(30):
             model.forward(part, each)
     for start, end in ((0, 300), (10, 20), (250, 300)):
         for found, expected in zip(cache.store.read(start, end), whole.store.read(start, end), strict=True):
@@ -238,11 +230,11 @@ def test_reading_and_gathering_from_host_memory_by_numbers_on_the_gpu(model):
 
 @pytest.mark.cuda
 @needs_gpu
-def test_a_pass_that_breaks_off_on_a_gpu_changes_nothing(model):
-    expected, cache = (spread_cache(model, "stream", 0) for _ in range(2))
+def test_an_aborted_pass_on_a_gpu_changes_nothing(model):
+    expected, cache = (tiered_gpu_cache(model, "stream", 0) for _ in range(2))
     for each in (expected, cache):
-        model.forward(ids(300).to(GPU), each)
-    run = model.forward_by_layers(ids(300, 1).to(GPU), cache, 50)
+        model.forward(id_tensor(300).to(GPU), each)
+    run = model.forward_by_layers(id_tensor(300, 1).to(GPU), cache, 50)
     next(run)
-    run.close()  # copies are on their way in both directions
-    assert same(model, *(model.forward(ids(5, 2).to(GPU), each) for each in (cache, expected)))
+    run.close()  # with copies in flight in both directions
+    assert same(model, *(model.forward(id_tensor(5, 2).to(GPU), each) for each in (cache, expected)))

@@ -1,4 +1,4 @@
-"""Weights that come over the link: the model's output, whatever stays on the device."""
+"""Streamed weights give the model's output, whatever stays on the device."""
 
 import time
 
@@ -9,14 +9,10 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.offloading import TransferFailed, WeightTier
-from tests.support.models import make_hf_model
-from tests.support.offloading import CPU, dawdler, make_link
+from tests.support.models import id_tensor, make_hf_model
+from tests.support.offloading import CPU, make_link, random_delays
 
 LENGTH = 60
-
-
-def ids(count, seed=0):
-    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
@@ -32,20 +28,20 @@ def load(folder, operations, tier=None):
 @pytest.mark.parametrize("resident", [0, 1, 3])
 def test_streamed_weights_give_the_same_rows(folder, operations, resident):
     whole = load(folder, operations)
-    model = load(folder, operations, WeightTier(resident, make_link(before=dawdler(3))))
+    model = load(folder, operations, WeightTier(resident, make_link(before=random_delays(3))))
     caches = [each.new_cache(LENGTH) for each in (whole, model)]
-    for part in ids(LENGTH).split(17):
+    for part in id_tensor(LENGTH).split(17):
         expected, found = (each.forward(part, cache) for each, cache in zip((whole, model), caches, strict=True))
         assert torch.equal(found, expected)
     again = model.new_cache(LENGTH)
-    list(model.forward_by_layers(ids(LENGTH), again, 20))
+    list(model.forward_by_layers(id_tensor(LENGTH), again, 20))
     assert torch.allclose(again.store.read(0, LENGTH)[0], caches[0].store.read(0, LENGTH)[0], atol=1e-5)
 
 
-def test_a_copy_of_weights_that_fails_is_an_error_and_the_next_pass_is_right(folder, operations):
+def test_a_failed_copy_of_weights_raises_and_the_next_pass_is_right(folder, operations):
     seen, cable = [], ["loose"]
 
-    def fail(pairs):  # and fail again: a copy that fails once is tried once more
+    def fail(pairs):  # also at the retry
         seen.append(pairs)
         if cable and len(seen) >= 3:
             raise OSError("the cable is loose")
@@ -53,11 +49,11 @@ def test_a_copy_of_weights_that_fails_is_an_error_and_the_next_pass_is_right(fol
     model = load(folder, operations, WeightTier(1, make_link(before=fail)))
     cache = model.new_cache(LENGTH)
     with pytest.raises(TransferFailed, match="the cable is loose"):
-        model.forward(ids(5), cache)
+        model.forward(id_tensor(5), cache)
     assert cache.length == 0
     cable.clear()
     whole = load(folder, operations)
-    assert torch.equal(model.forward(ids(5), cache), whole.forward(ids(5), whole.new_cache(LENGTH)))
+    assert torch.equal(model.forward(id_tensor(5), cache), whole.forward(id_tensor(5), whole.new_cache(LENGTH)))
 
 
 def test_a_missing_wait_is_found(tmp_path, monkeypatch):
@@ -65,14 +61,14 @@ def test_a_missing_wait_is_found(tmp_path, monkeypatch):
     link = make_link(before=lambda pairs: time.sleep(0.02))
     monkeypatch.setattr(link, "wait", lambda ticket: None)
     model = load(tmp_path, TorchOperations(), WeightTier(0, link))
-    assert model.forward(ids(5), model.new_cache(9)).isnan().any()
+    assert model.forward(id_tensor(5), model.new_cache(9)).isnan().any()
 
 
-def test_passes_that_rest_between_layers_do_not_disturb_each_other(folder, operations):
-    """Prompts that are read in turns, of which one is abandoned."""
+def test_interleaved_passes_do_not_disturb_each_other(folder, operations):
+    """Prefills advance in turns, and one of them is closed early."""
     whole = load(folder, operations)
-    model = load(folder, operations, WeightTier(1, make_link(before=dawdler(4))))
-    prompts = [ids(LENGTH, seed) for seed in range(4)]
+    model = load(folder, operations, WeightTier(1, make_link(before=random_delays(4))))
+    prompts = [id_tensor(LENGTH, seed) for seed in range(4)]
     caches = [model.new_cache(LENGTH) for _ in prompts]
     passes = [model.forward_by_layers(*each, 20) for each in zip(prompts, caches, strict=True)]
     for _ in range(2):

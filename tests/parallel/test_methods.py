@@ -1,4 +1,4 @@
-"""Two and three ranks on gloo say what a single process says: methods, samples, decisions."""
+"""Two and three ranks on gloo generate what a single process generates, with every method."""
 
 from pathlib import Path
 
@@ -16,80 +16,84 @@ from tests.support.paths import DATA
 from tests.support.rank_pool import CPU, rank_engine
 from tests.support.table_models import DRAFTS, hierarchy, p_value
 
-WAYS = [*((method, "lookup") for method in METHODS if method != "naive"), ("naive", "model"), ("triforce", "model")]
+METHODS_AND_DRAFTS = [
+    *((method, "lookup") for method in METHODS if method != "naive"),
+    ("naive", "model"),
+    ("triforce", "model"),
+]
 
 
-_kept = {}
+_engines = {}
 
 
-def decode(group, folder, draft, ways, sampling=GREEDY, count=24, **more):
-    """The tokens of each method, all with one engine, which is kept for the next call."""
+def decode(group, folder, draft, cases, sampling=GREEDY, count=24, **more):
+    """Return the tokens of each method, all with one engine, which is kept for the next call."""
     key = folder, draft
-    if key not in _kept:
-        _kept.clear()
-        _kept[key] = rank_engine(group, folder, draft)
+    if key not in _engines:
+        _engines.clear()
+        _engines[key] = rank_engine(group, folder, draft)
     found = []
-    for method, drafter in ways:
+    for method, drafter in cases:
         wanted = Speculation(method, "a model" if drafter == "model" else drafter, **SMALL | more)
-        events = _kept[key].generate(ids(100), sampling, GenerationConfig(max_new_tokens=count, seed=7), wanted)
+        events = _engines[key].generate(ids(100), sampling, GenerationConfig(max_new_tokens=count, seed=7), wanted)
         found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
     return found
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-uneven"])
-def test_every_method_gives_the_single_process_greedy_output(crew, folders, name):
+def test_every_method_gives_the_single_process_greedy_output(rank_pool, folders, name):
     (plain,) = decode(ALONE, folders[name], folders["draft"], [("ar", "lookup")])
-    for found in crew.run(decode, folders[name], folders["draft"], WAYS):
-        for way, tokens in zip(WAYS, found, strict=True):
-            assert tokens == plain, way
+    for found in rank_pool.run(decode, folders[name], folders["draft"], METHODS_AND_DRAFTS):
+        for case, tokens in zip(METHODS_AND_DRAFTS, found, strict=True):
+            assert tokens == plain, case
 
 
-def test_the_same_seed_gives_the_single_process_sample(crew, folders):
+def test_the_same_seed_gives_the_single_process_sample(rank_pool, folders):
     sampling, fixed = Sampling(temperature=0.8, top_p=0.95), {"gamma1": 2, "gamma2": 5}
-    ways = [way for way in WAYS if way[0] != "auto"]  # its choices hang on the clock
-    expected = decode(ALONE, folders["llama"], folders["draft"], ways, sampling, **fixed)
-    for found in crew.run(_sampled, folders["llama"], folders["draft"], ways, sampling, fixed):
+    cases = [case for case in METHODS_AND_DRAFTS if case[0] != "auto"]  # its choices depend on the clock
+    expected = decode(ALONE, folders["llama"], folders["draft"], cases, sampling, **fixed)
+    for found in rank_pool.run(_sampled, folders["llama"], folders["draft"], cases, sampling, fixed):
         assert found == expected
 
 
-def _sampled(group, folder, draft, ways, sampling, fixed):
-    return decode(group, folder, draft, ways, sampling, **fixed)
+def _sampled(group, folder, draft, cases, sampling, fixed):
+    return decode(group, folder, draft, cases, sampling, **fixed)
 
 
-def test_every_rank_streams_its_own_heads(crew, folders):
+def test_every_rank_streams_its_own_heads(rank_pool, folders):
     (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")])
     whole = streamed(ALONE, folders["llama"])
     assert whole[0] == plain
-    found = crew.run(streamed, folders["llama"])
+    found = rank_pool.run(streamed, folders["llama"])
     assert all(tokens == plain for tokens, _ in found)
     heads = 2 / len(split(open_checkpoint(Path(folders["llama"])).shape, 0, len(found)).kv_heads)
     assert found[0][1] == pytest.approx(whole[1] / heads, rel=0.2)
 
 
 def streamed(group, folder):
-    """The tokens, and the bytes that came over this rank's link."""
+    """Return the tokens, and the bytes copied over this rank's link."""
     opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
     model, link = opened.load().model, SimulatedLink(1e9, poison=True)
-    spread = TieredStoreFactory(model.operations, CPU, TierSettings("stream", page_tokens=16, resident_layers=1), link)
-    one = Engine(model, (), 16, stores=spread)
+    stores = TieredStoreFactory(model.operations, CPU, TierSettings("stream", page_tokens=16, resident_layers=1), link)
+    one = Engine(model, (), 16, stores=stores)
     events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=24), Speculation("ar"))
     return [token for event in events if isinstance(event, Tokens) for token in event.ids], link.statistics.bytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crew", [2], indirect=True)
-def test_the_embedded_model_with_three_kv_heads(crew, embedded_model_dir):
+@pytest.mark.parametrize("rank_pool", [2], indirect=True)
+def test_the_embedded_model_with_three_kv_heads(rank_pool, embedded_model_dir):
     text = (DATA / "pride-and-prejudice-opening.txt").read_text("utf-8")[:1500]
-    ways = [("ar", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("auto", "lookup")]
-    plain = book(ALONE, str(embedded_model_dir), text, ways[:1])[0]
-    for found in crew.run(book, str(embedded_model_dir), text, ways):
-        assert found == [plain] * len(ways)
+    cases = [("ar", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("auto", "lookup")]
+    plain = embedded_tokens(ALONE, str(embedded_model_dir), text, cases[:1])[0]
+    for found in rank_pool.run(embedded_tokens, str(embedded_model_dir), text, cases):
+        assert found == [plain] * len(cases)
 
 
-def book(group, folder, text, ways):
+def embedded_tokens(group, folder, text, cases):
     opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
     one, prompt, found = opened.load(), opened.tokenizer.encode(text, special_tokens=True), []
-    for method, draft in ways:
+    for method, draft in cases:
         wanted = Speculation(method, draft, budget=128, chunk=16)
         events = one.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=24), wanted)
         found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
@@ -97,7 +101,7 @@ def book(group, folder, text, ways):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crew", [2], indirect=True)
+@pytest.mark.parametrize("rank_pool", [2], indirect=True)
 @pytest.mark.parametrize(
     ("method", "draft", "gammas"),
     [
@@ -106,10 +110,12 @@ def book(group, folder, text, ways):
         ("auto", "good", (None, None)),
     ],
 )
-def test_tokens_are_distributed_as_plain_decoding_has_it_on_ranks_that_draw_other_numbers(crew, method, draft, gammas):
+def test_ranks_with_different_random_numbers_sample_from_plain_decoding_s_distribution(
+    rank_pool, method, draft, gammas
+):
     assert draft in DRAFTS
-    found = crew.run(table_p_value, method, draft, gammas)
-    assert len(set(found)) == 1, "ranks went apart"
+    found = rank_pool.run(table_p_value, method, draft, gammas)
+    assert len(set(found)) == 1, "ranks diverged"
     assert found[0] > 1e-3
 
 

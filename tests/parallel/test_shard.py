@@ -1,4 +1,4 @@
-"""What each rank has of a model: shares that make up the whole, and the whole model's logits."""
+"""The shares of the ranks: together they are the whole model, and give its logits."""
 
 import math
 from contextlib import contextmanager
@@ -40,12 +40,12 @@ def test_more_ranks_than_heads_are_refused(folders):
     assert "--tensor-parallel 4" in caught.value.hint
 
 
-def test_uneven_runs():
+def test_division_into_uneven_ranges():
     assert divide(7, 3) == (range(0, 3), range(3, 5), range(5, 7))
 
 
 def hidden(group, path, vocab=None):
-    """Logits of a prompt in two passes, and the part of the checkpoint's numbers that was read."""
+    """Return the logits of a prompt in two passes, and the fraction of the checkpoint that was read."""
     checkpoint = open_checkpoint(Path(path))
     share = None if group.size == 1 else split(checkpoint.shape, group.rank, group.size, vocab)
     read, tensors = [], checkpoint.tensors
@@ -62,10 +62,10 @@ def hidden(group, path, vocab=None):
     return model.logits(rows), sum(read) / sum(math.prod(size) for size in checkpoint.sizes().values())
 
 
-def check_logits(crew, path, vocab=None):
+def check_logits(rank_pool, path, vocab=None):
     whole, everything = hidden(ALONE, path)
     assert everything == 1
-    found = crew.run(hidden, path, vocab)
+    found = rank_pool.run(hidden, path, vocab)
     for logits, _ in found:
         assert torch.equal(logits, found[0][0]), "ranks differ"
         torch.testing.assert_close(logits, whole, atol=2e-5, rtol=2e-5)
@@ -73,14 +73,14 @@ def check_logits(crew, path, vocab=None):
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_logits_are_those_of_the_whole_model(crew, folders, name):
-    check_logits(crew, folders[name], vocab=False)
-    parts = check_logits(crew, folders[name], vocab=True)
-    # Nobody reads all of it; norms, and KV heads where there are fewer of them than ranks, are read by several.
+def test_logits_are_those_of_the_whole_model(rank_pool, folders, name):
+    check_logits(rank_pool, folders[name], vocab=False)
+    parts = check_logits(rank_pool, folders[name], vocab=True)
+    # No rank reads all of it. Norms, and KV heads if there are fewer than ranks, are read by several.
     assert max(parts) < 0.7
     assert sum(parts) < 1.2
 
 
-def test_gguf_is_shared_as_well(crew, tmp_path):
+def test_a_gguf_file_is_sharded_as_well(rank_pool, tmp_path):
     write_gguf(tmp_path / "model.gguf", make_hf_model("llama"), GGMLQuantizationType.Q8_0)
-    check_logits(crew, str(tmp_path / "model.gguf"), vocab=True)
+    check_logits(rank_pool, str(tmp_path / "model.gguf"), vocab=True)

@@ -1,4 +1,4 @@
-"""The plan: published numbers from data sheets, sums that agree, caps that hold, and ways out that lead out."""
+"""Plans: sums of bytes, caps, placements, and suggestions that fit."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ REQUESTS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(REQUESTS)
-def test_sums_agree_caps_hold_and_times_are_positive(asked):
+def test_sums_caps_and_times_are_consistent(asked):
     plan = make_plan(asked)
     shape, gpus, where = asked.shape, asked.hardware.gpus, plan.placed
     for tier in (plan.device, plan.host):
@@ -100,18 +100,18 @@ def test_a_faster_link_is_never_slower(asked):
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS)
-def test_every_way_out_leads_out(asked):
+def test_every_suggestion_fits(asked):
     if make_plan(asked).fits:
         return
-    ways = suggestions(asked, list(HARDWARE.values()))
-    assert len(ways) <= 3
-    assert len({way.text for way in ways}) == len(ways)
-    for way in ways:
-        assert make_plan(way.request).fits, way.text
+    found = suggestions(asked, list(HARDWARE.values()))
+    assert len(found) <= 3
+    assert len({each.text for each in found}) == len(found)
+    for each in found:
+        assert make_plan(each.request).fits, each.text
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_more_memory_never_keeps_less(gpu):
+def test_more_memory_never_means_fewer_resident_layers(gpu):
     kept = [
         make_plan(request("Llama-3.1-70B", gpu, 32768, Placement(memory=size * GIB))).placed for size in range(8, 96, 8)
     ]
@@ -119,7 +119,7 @@ def test_more_memory_never_keeps_less(gpu):
     assert layers == sorted(layers)
 
 
-def test_what_fits_stays():
+def test_a_cache_that_fits_stays_on_the_device():
     plan = make_plan(request(gpu="a100"))
     assert (plan.offload, plan.host.total, plan.placed.resident_layers) == ("none", 0, 32)
 
@@ -135,7 +135,7 @@ def test_the_link_and_the_host_share_the_rest():
         assert hybrid.chosen.tbt.seconds <= alone.chosen.tbt.seconds
 
 
-def test_weights_go_last():
+def test_weights_are_offloaded_last():
     plan = make_plan(request("Llama-2-13B-128K"))
     assert plan.fits
     assert 0 < plan.placed.weight_layers < 40
@@ -143,13 +143,13 @@ def test_weights_go_last():
     assert plan.host.parts["weights"] > 0
 
 
-def test_prefill_goes_by_layers_where_they_fit():
+def test_prefill_is_in_layer_order_where_layers_fit():
     assert make_plan(request("Llama-2-7B-128K", method="ar")).placed.prefill_order == "layers"
     tight = Placement(memory=15 * GIB)
     assert make_plan(request("Llama-2-7B-128K", placement=tight, method="ar")).placed.prefill_order == "chunks"
 
 
-def test_what_was_asked_for_is_kept():
+def test_requested_values_are_kept():
     asked = request(
         placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25), gamma2=5, method="retrieval"
     )
@@ -158,7 +158,7 @@ def test_what_was_asked_for_is_kept():
     assert (plan.chosen.method, plan.chosen.gamma2, plan.chosen.gammas) == ("retrieval", 5, (5, 5))
 
 
-def test_a_refusal_has_the_numbers_and_the_cheapest_ways_out():
+def test_a_refusal_has_the_numbers_and_the_cheapest_suggestions():
     plan = make_plan(request("Llama-2-7B-128K", placement=Placement(offload="none")))
     assert not plan.fits
     assert plan.shortage().startswith("131,072 tokens do not fit: needs 83.")
@@ -167,7 +167,7 @@ def test_a_refusal_has_the_numbers_and_the_cheapest_ways_out():
         plan.require_fit()
     assert suggestions(plan.request)[0].text.startswith("--offload auto")
     host = make_plan(request("Llama-2-7B-128K", placement=Placement(host_memory=30 * GIB)))
-    texts = [way.text for way in suggestions(host.request, list(HARDWARE.values()))]
+    texts = [each.text for each in suggestions(host.request, list(HARDWARE.values()))]
     assert any(text.startswith("--host-memory ") for text in texts)
     assert any("tokens or fewer" in text for text in texts)
 
@@ -181,8 +181,8 @@ def test_a_context_of_one_token_and_a_memory_of_one_byte_are_written_as_such():
 
 def test_too_many_resident_layers_are_refused_with_the_right_number():
     asked = request("Llama-2-7B-128K", placement=Placement(resident_layers=20), method="ar")
-    (way, *_) = suggestions(asked)
-    assert way.text == f"--resident-layers {place(way.request).resident_layers}"
+    (first, *_) = suggestions(asked)
+    assert first.text == f"--resident-layers {place(first.request).resident_layers}"
 
 
 def test_a_cpu_keeps_everything_unless_its_memory_is_divided():
@@ -199,7 +199,7 @@ def test_a_cpu_keeps_everything_unless_its_memory_is_divided():
 
 def test_an_unknown_gpu_is_refused():
     bare = profiles.Profile("mine", "", "cuda", 1)
-    with pytest.raises(SettingsError, match="profile mine does not say"):
+    with pytest.raises(SettingsError, match="profile mine has no rates"):
         describe(bare)
 
 

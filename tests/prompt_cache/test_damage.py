@@ -1,4 +1,4 @@
-"""Blocks that are damaged, foreign, cut off by a kill or a full disk, or written by two processes at once."""
+"""Blocks that are damaged, of another prompt, truncated by a kill or a full disk, or written by two processes."""
 
 import random
 import shutil
@@ -13,7 +13,7 @@ from tests.support.prompt_cache import LENGTH, Process, engine_on, files, said
 
 
 def damaged(data, rng):
-    """Bytes with one bit flipped, a piece cut off, left out, or replaced."""
+    """Return the bytes with a bit flipped, or a part cut off, left out or replaced."""
     place, kind = rng.randrange(len(data)), rng.randrange(4)
     if kind == 0:
         return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
@@ -24,7 +24,7 @@ def damaged(data, rng):
     return data[:place] + rng.randbytes(50) + data[place + 50 :]
 
 
-def test_flipped_and_cut_bytes_are_noticed(model_dir, home):
+def test_flipped_and_missing_bytes_are_detected(model_dir, home):
     prompt, rng = ids(LENGTH), random.Random(0)
     expected, _ = said(engine_on(model_dir, None), prompt)
     said(engine_on(model_dir, home), prompt)
@@ -37,25 +37,25 @@ def test_flipped_and_cut_bytes_are_noticed(model_dir, home):
         if data == whole[index]:
             continue
         path.write_bytes(data if rng.random() < 0.7 else damaged(whole[index], rng)[: rng.randrange(3000)])
-        engine._idle = None  # nothing in memory
+        engine.release()  # nothing in memory
         with pytest.warns(Degraded, match="not used"):
             answer = said(engine, prompt)
         assert answer == (expected, 6 * TOKENS)  # all but the damaged one
         assert path.read_bytes() != data  # it has been replaced
-        engine._idle = None
+        engine.release()
         assert said(engine, prompt) == (expected, 7 * TOKENS)
 
 
-def test_a_foreign_file_is_not_taken(model_dir, home):
+def test_the_file_of_another_block_is_not_restored(model_dir, home):
     prompt = ids(LENGTH)
     expected, _ = said(engine_on(model_dir, None), prompt)
     said(engine_on(model_dir, home), prompt)
     first, second, *_ = files(home)
     shutil.copy(second, first)
-    with pytest.warns(Degraded, match="something else"):
+    with pytest.warns(Degraded, match="a different block"):
         assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
     shutil.copy(model_dir / "model.safetensors", second)
-    with pytest.warns(Degraded, match="something else"):
+    with pytest.warns(Degraded, match="a different block"):
         assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
     second.unlink()
     second.mkdir()
@@ -63,7 +63,7 @@ def test_a_foreign_file_is_not_taken(model_dir, home):
         assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
 
 
-def test_killed_at_any_moment_the_next_run_says_the_same(model_dir, home, tmp_path):
+def test_after_a_kill_at_any_moment_the_next_run_has_the_same_output(model_dir, home, tmp_path):
     prompt = ids(3000)
     expected, _ = said(engine_on(model_dir, None), prompt)
     rehearsal = Process(model_dir, tmp_path / "rehearsal", prompt)
@@ -72,7 +72,7 @@ def test_killed_at_any_moment_the_next_run_says_the_same(model_dir, home, tmp_pa
     took, rng, there = time.perf_counter() - start, random.Random(0), 0
     for _ in range(20):
         Process(model_dir, home, prompt).kill(rng.random() * took / 4)
-        assert len(files(home)) >= there, "what was saved stays"
+        assert len(files(home)) >= there, "saved blocks must not be lost"
         there = len(files(home))
     tokens, restored, warned = Process(model_dir, home, prompt).answer()
     assert tokens == expected

@@ -1,4 +1,4 @@
-"""Prompt caches among other processes, odd files and long sessions: never an end of the run, never another bit."""
+"""Prompt caches with other processes, strange files and long sessions: no run fails, and no output changes."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ from triforce_cli.output.prompt_cache import table
 
 @pytest.fixture
 def starts(monkeypatch):
-    """Where each pass over the model begins."""
+    """The cache lengths at which forward passes begin."""
     found, plain = [], Model.forward
     monkeypatch.setattr(Model, "forward", lambda self, x, cache: (found.append(cache.length), plain(self, x, cache))[1])
     return found
@@ -46,10 +46,10 @@ def name(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# Others ------------------------------------------------------------------------------------------------------------
+# Other processes ---------------------------------------------------------------------------------------------------
 
 
-def test_a_new_model_s_prompt_is_saved_where_others_fill_the_limit(model_dir, home, tmp_path, recwarn):
+def test_a_new_model_s_prompt_evicts_those_of_others_at_the_limit(model_dir, home, tmp_path, recwarn):
     (other := tmp_path / "other").mkdir()
     make_hf_model("llama", head_dim=32, seed=1).save_pretrained(other)
     said(engine_on(other, home), ids(LENGTH))
@@ -61,41 +61,41 @@ def test_a_new_model_s_prompt_is_saved_where_others_fill_the_limit(model_dir, ho
     assert len([path for path in files(home) if path.stat().st_mtime > 1000]) == 7
 
 
-def test_what_could_never_be_kept_removes_nobody_else_s(model_dir, home):
+def test_a_prompt_larger_than_the_limit_evicts_no_others(model_dir, home):
     said(engine_on(model_dir, home), ids(LENGTH))
     for path in files(home):
         os.utime(path, (1000, 1000))
     limit = sum(path.stat().st_size for path in files(home)) + 1000
     with pytest.warns(Degraded, match="limit"):
         said(engine_on(model_dir, home, limit=limit), ids(3 * LENGTH, 1))
-    assert len(files(home)) >= 7  # what had been saved before that was known stays as well
+    assert len(files(home)) >= 7  # the blocks that were saved before the size was known stay too
 
 
-def test_clearing_while_a_prompt_is_saved_does_not_end_its_run(model_dir, home):
+def test_clearing_the_cache_while_a_prompt_is_saved_does_not_end_the_run(model_dir, home):
     prompt, engine = ids(LENGTH), engine_on(model_dir, home)
     expected, _ = said(engine_on(model_dir, None), prompt)
 
     def clear(event):
-        time.sleep(0.02)  # so that what was begun is written
+        time.sleep(0.02)  # so that pending blocks are written
         PromptFolder(home).clear()
 
     assert said(engine, prompt, on_event=clear)[0] == expected
 
 
-def test_a_label_that_is_no_text(model_dir, home):
-    """A file's name need not be."""
+def test_a_label_that_is_not_utf_8(model_dir, home):
+    """File names need not be."""
     engine = engine_on(model_dir, home)
-    engine._prompts.label = os.fsdecode(b"caf\xe9.txt")
+    engine.prompts.label = os.fsdecode(b"caf\xe9.txt")
     expected, _ = said(engine_on(model_dir, None), ids(LENGTH))
     assert said(engine, ids(LENGTH))[0] == expected
     assert read_header(files(home)[0]).label == "caf?.txt"
 
 
-# What is known of a block ------------------------------------------------------------------------------------------
+# Headers and entries ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["layers", "small chunks"])
-def test_blocks_know_how_long_computing_them_took(model_dir, home, how, monkeypatch):
+def test_headers_have_the_prefill_time_of_their_block(model_dir, home, how, monkeypatch):
     plain = Model._forward_layer
     monkeypatch.setattr(Model, "_forward_layer", lambda *args: (time.sleep(0.002), plain(*args))[1])
     settings = TierSettings("stream", 0, page_tokens=192) if how == "layers" else None
@@ -108,18 +108,18 @@ def test_blocks_know_how_long_computing_them_took(model_dir, home, how, monkeypa
     assert sum(read_header(path).prefill_s for path in files(home)) > 0.9 * at_least
 
 
-def test_what_was_held_is_saved_as_if_it_had_been_run(model_dir, home):
+def test_tokens_cached_in_memory_are_saved_with_the_same_prefill_time_per_token(model_dir, home):
     engine = engine_on(model_dir, home)
     said(engine, ids(LENGTH))
-    paid = sum(read_header(path).prefill_s for path in files(home))
+    prefill_s = sum(read_header(path).prefill_s for path in files(home))
     PromptFolder(home).clear()
     said(engine, ids(LENGTH))
     assert len(files(home)) == 7
-    assert sum(read_header(path).prefill_s for path in files(home)) > paid / 3
+    assert sum(read_header(path).prefill_s for path in files(home)) > prefill_s / 3
 
 
 @pytest.mark.parametrize("created", ["-inf", "inf", "nan", "1e300", "soon"])
-def test_a_header_s_nonsense_is_left_out(model_dir, home, created):
+def test_blocks_with_an_invalid_header_are_not_listed(model_dir, home, created):
     said(engine_on(model_dir, home), ids(LENGTH))
     for path in files(home):
         with_header(path, created=created)
@@ -128,7 +128,7 @@ def test_a_header_s_nonsense_is_left_out(model_dir, home, created):
         read_header(files(home)[0])
 
 
-def test_blocks_that_claim_to_follow_themselves_have_an_end(model_dir, home):
+def test_a_cycle_of_parents_does_not_loop(model_dir, home):
     said(engine_on(model_dir, home), ids(300))
     first, second = files(home)
     with_header(first, parent=read_header(second).key)
@@ -138,7 +138,7 @@ def test_blocks_that_claim_to_follow_themselves_have_an_end(model_dir, home):
     assert len(entry.blocks) == 2
 
 
-def test_the_total_counts_what_is_shared_once(model_dir, home):
+def test_the_total_size_counts_shared_blocks_once(model_dir, home):
     said(engine_on(model_dir, home), ids(400) + ids(500, 1))
     said(engine_on(model_dir, home), ids(400) + ids(500, 2))
     found = entries(PromptFolder(home))
@@ -147,7 +147,7 @@ def test_the_total_counts_what_is_shared_once(model_dir, home):
     assert table(found, PromptFolder(home), time.time()).splitlines()[-1].startswith(f"{there / 2**20:.1f} MiB")
 
 
-def test_many_questions_on_one_document_are_one_entry_and_found_in_one_walk(home, monkeypatch):
+def test_many_questions_on_one_document_are_one_entry_and_listed_in_linear_time(home, monkeypatch):
     store, keys, values = PromptFolder(home), *torch.zeros(2, 1, 1, TOKENS, 1).unbind()
     store.make("f" * 16)
 
@@ -171,7 +171,7 @@ def test_many_questions_on_one_document_are_one_entry_and_found_in_one_walk(home
 
 
 @pytest.mark.parametrize("damage", ["cut", "slow"])
-def test_with_torch_the_rest_begins_where_a_chunk_does(model_dir, home, starts, monkeypatch, damage):
+def test_with_torch_the_rest_of_the_prefill_begins_at_a_chunk_border(model_dir, home, starts, monkeypatch, damage):
     prompt = ids(LENGTH)
     said(engine_of(512, model_dir, home), prompt)
     if damage == "slow":
@@ -194,8 +194,8 @@ def test_with_torch_the_rest_begins_where_a_chunk_does(model_dir, home, starts, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("before", [[], [333], [333, 512, 700], [1200, 600]])
 @pytest.mark.parametrize("chunk", [96, 512])
-def test_torch_restores_every_bit_whatever_came_before(model_dir, home, dtype, before, chunk):
-    """Prompts of a session that begin alike, and what is then saved, against a fresh run without a memory."""
+def test_torch_restores_the_same_bits_whatever_was_prefilled_before(model_dir, home, dtype, before, chunk):
+    """Prompts of one session with a common prefix, compared with a fresh run without a prompt cache."""
     prompt = ids(LENGTH)
     engine = engine_of(chunk, model_dir, home, dtype=dtype)
     engine.reserve(3000)
@@ -205,11 +205,11 @@ def test_torch_restores_every_bit_whatever_came_before(model_dir, home, dtype, b
     both = [engine_of(512, model_dir, each, dtype=dtype) for each in (home, None)]
     for each in both:
         said(each, prompt)
-    ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in both)
+    ours, theirs = (each.idle_session.full.cache.store.read(0, LENGTH) for each in both)
     assert all(map(torch.equal, ours, theirs))
 
 
-def test_the_last_token_of_a_prompt_that_is_held_does_not_count_as_cached(model_dir, home):
+def test_the_last_token_of_a_prompt_in_memory_does_not_count_as_cached(model_dir, home):
     for each in (None, home):
         engine, seen = engine_on(model_dir, each), []
         said(engine, ids(LENGTH))

@@ -1,4 +1,4 @@
-"""What a block's key depends on: weights, type, rotation and kernel."""
+"""The fingerprint depends on weights, dtype, RoPE and kernel."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.support.prompt_cache import LENGTH, engine_on, said
 
 
 @pytest.mark.parametrize("change", ["weights", "dtype", "rope", "kernel"])
-def test_what_was_computed_otherwise_is_not_taken(model_dir, home, tmp_path, change):
+def test_blocks_of_another_fingerprint_are_not_restored(model_dir, home, tmp_path, change):
     prompt, options, other = ids(LENGTH), {}, model_dir
     said(engine_on(model_dir, home), prompt)
     if change == "dtype":
@@ -31,7 +31,7 @@ def test_what_was_computed_otherwise_is_not_taken(model_dir, home, tmp_path, cha
     assert said(engine_on(other, home, **options), prompt) == (expected, 0)
 
 
-def test_the_digest_of_weights_is_remembered_until_they_change(tmp_path):
+def test_the_digest_of_weights_is_cached_until_they_change(tmp_path):
     weights, notes = tmp_path / "weights", tmp_path / "notes"
     weights.write_bytes(b"one")
     first = weights_digest([weights], notes)

@@ -1,4 +1,4 @@
-"""The folder of blocks: its limit, who goes first, and whose files they are."""
+"""The prompt cache's folder: size limit, LRU eviction and permissions."""
 
 import os
 
@@ -11,7 +11,7 @@ from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
 
 
-def test_files_are_their_owner_s_alone(model_dir, home):
+def test_files_are_accessible_to_the_owner_only(model_dir, home):
     os.umask(0)
     try:
         said(engine_on(model_dir, home), ids(LENGTH))
@@ -25,7 +25,7 @@ def test_files_are_their_owner_s_alone(model_dir, home):
     assert facts.prefill_s > 0
 
 
-def test_the_least_recently_used_go_first_and_the_end_before_the_beginning(model_dir, home):
+def test_least_recently_used_blocks_are_evicted_first_and_the_last_of_a_prompt_before_its_first(model_dir, home):
     said(engine_on(model_dir, home), ids(LENGTH))
     size = files(home)[0].stat().st_size
     for path in files(home):
@@ -36,7 +36,7 @@ def test_the_least_recently_used_go_first_and_the_end_before_the_beginning(model
     left = sorted(int(path.name[:6]) for path in files(home) if path.stat().st_mtime == 1000)
     assert left == list(range(len(left)))
     assert 1 <= len(left) <= 3
-    assert len(used) == 2  # each prompt's blocks count as used together
+    assert len(used) == 2  # all blocks of a prompt have one time of use
     with pytest.warns(Degraded, match="limit"):
         said(engine_on(model_dir, home, limit=3 * size), ids(LENGTH, 2))
     assert len(files(home)) <= 3

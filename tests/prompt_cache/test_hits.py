@@ -14,8 +14,8 @@ def hits(home):
     return [entry.hits for entry in entries(PromptFolder(home))]
 
 
-def test_a_session_that_takes_over_a_document_is_one_hit_whatever_is_asked(model_dir, home, native_operations):
-    """The questions' own words fill blocks, which are found on disk too."""
+def test_a_session_that_restores_a_document_is_one_hit_for_any_number_of_questions(model_dir, home, native_operations):
+    """The questions fill blocks of their own, which are restored too."""
     prompts = [ids(LENGTH) + ids(300, seed) for seed in (1, 2, 3)]
     for session in range(4):
         engine = engine_on(model_dir, home, operations=native_operations, room=2000)
@@ -27,7 +27,7 @@ def test_a_session_that_takes_over_a_document_is_one_hit_whatever_is_asked(model
     assert hits(home) == [3 + 3]
 
 
-def test_a_common_beginning_in_memory_leaves_the_document_a_hit(model_dir, home, native_operations):
+def test_a_shared_prefix_in_memory_still_counts_the_document_as_a_hit(model_dir, home, native_operations):
     prompts = [ids(200) + ids(600, seed) for seed in (1, 2)]
     for session in range(3):
         engine = engine_on(model_dir, home, operations=native_operations, room=2000)
@@ -36,8 +36,8 @@ def test_a_common_beginning_in_memory_leaves_the_document_a_hit(model_dir, home,
         assert hits(home) == [session, session]
 
 
-def test_what_has_to_be_run_after_all_is_no_hit(model_dir, home):
-    """With torch and chunks of 512, blocks serve by fours."""
+def test_a_restore_that_ends_in_running_the_whole_prompt_is_no_hit(model_dir, home):
+    """With torch and chunks of 512, blocks are restored in groups of four."""
     said(engine_on(model_dir, home, chunk=512), ids(LENGTH))
     spoil(files(home)[2])
     events = []

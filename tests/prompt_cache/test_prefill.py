@@ -1,4 +1,4 @@
-"""Prompts that are kept on disk: the same output whatever is found there, on every kernel, placement and method."""
+"""Prefill with a prompt cache has the same output as without, on every kernel, placement and method."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ METHODS = ["ar", "lookup", "retrieval", "streaming", "triforce", "auto"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_read_from_disk_changes_nothing(model_dir, home, operations, dtype):
+def test_restored_blocks_do_not_change_the_output(model_dir, home, operations, dtype):
     prompt = ids(LENGTH)
     expected, _ = said(engine_on(model_dir, None, operations=operations, dtype=dtype), prompt)
     for restored in (0, 7 * TOKENS):
@@ -26,7 +26,7 @@ def test_what_is_read_from_disk_changes_nothing(model_dir, home, operations, dty
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_continues_behind_what_was_read(model_dir, home, method):
+def test_every_method_continues_after_a_restore(model_dir, home, method):
     prompt = ids(LENGTH)
     expected, _ = said(engine_on(model_dir, None), prompt)
     said(engine_on(model_dir, home), prompt)
@@ -34,8 +34,8 @@ def test_every_method_continues_behind_what_was_read(model_dir, home, method):
 
 
 @pytest.mark.parametrize(("mode", "resident"), [("stream", 0), ("hybrid", 1), ("host", 0)])
-def test_tiers_save_and_take_over(model_dir, home, operations, mode, resident):
-    """Pieces of 192 tokens: their borders are not the blocks'."""
+def test_tiered_stores_save_and_restore(model_dir, home, operations, mode, resident):
+    """Pages of 192 tokens: their borders are not those of blocks."""
     if mode != "stream" and operations.kernel is None:
         pytest.skip("only the native kernel attends on the host")
     settings = TierSettings(mode, resident, page_tokens=192)
@@ -47,12 +47,12 @@ def test_tiers_save_and_take_over(model_dir, home, operations, mode, resident):
     assert said(engine, first) == (answers[0], 7 * TOKENS - 500)  # the others were in memory
     assert (
         said(engine_on(model_dir, home, operations=operations), second)[1] == 0
-    )  # one cache rounds otherwise than pieces
+    )  # one contiguous cache rounds differently from pages
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_tiers_save_serves_one_store_and_the_other_way_round(model_dir, tmp_path, dtype):
-    """On the native kernel, where pieces are whole ones of its own: the bits are the same."""
+def test_a_tiered_store_restores_blocks_of_a_plain_one_and_the_reverse(model_dir, tmp_path, dtype):
+    """With the native kernel and pages of whole PIECEs the bits are the same."""
     if native_kernel() is None:
         pytest.skip("there is no native kernel here")
     prompt, tiers = ids(LENGTH), TierSettings("hybrid", 1, page_tokens=PIECE)
@@ -66,12 +66,12 @@ def test_what_tiers_save_serves_one_store_and_the_other_way_round(model_dir, tmp
         assert [said(engine(home, each), prompt) for each in order] == [(expected, 0), (expected, 7 * TOKENS)]
 
 
-def test_any_common_beginning_is_found(model_dir, home):
+def test_any_shared_prefix_is_restored(model_dir, home):
     document = ids(700)
     said(engine_on(model_dir, home), document + ids(100, 1))
     expected, _ = said(engine_on(model_dir, None), document + ids(200, 2))
     assert said(engine_on(model_dir, home), document + ids(200, 2)) == (expected, 5 * TOKENS)
-    assert len(files(home)) == 6 + 2  # the common five are there once
+    assert len(files(home)) == 6 + 2  # the five shared blocks are stored once
     assert said(engine_on(model_dir, home), document[:300])[1] == 2 * TOKENS
     assert said(engine_on(model_dir, home), [5, *document])[1] == 0
 
@@ -83,8 +83,8 @@ def test_a_prompt_of_whole_blocks_still_runs_its_last_token(model_dir, home):
     assert said(engine_on(model_dir, home), prompt) == (expected, 3 * TOKENS)
 
 
-def test_with_torch_the_rest_is_cut_as_without_a_cache(model_dir, home):
-    """Other chunks would round otherwise."""
+def test_with_torch_the_rest_is_run_in_the_same_chunks_as_without_a_cache(model_dir, home):
+    """Other chunks would round differently."""
     prompt = ids(LENGTH)
     for chunk, restored in ((CHUNK, 7 * TOKENS), (3 * TOKENS, 6 * TOKENS), (1024, 0), (100, 0)):
         runs = []
@@ -93,6 +93,6 @@ def test_with_torch_the_rest_is_cut_as_without_a_cache(model_dir, home):
             runs.append([])
             said(engine, prompt, on_event=runs[-1].append)
         borders = [[event.done for event in run if isinstance(event, Prefilled)] for run in runs]
-        assert borders[0][1] == 0  # of the blocks of other chunks none is taken
+        assert borders[0][1] == 0  # no blocks of another chunk size are restored
         after = borders[1][borders[1].index(restored) :]
         assert [done for done in borders[0] if done > restored] == [done for done in after if done > restored]

@@ -1,4 +1,4 @@
-"""Damaged blocks of a prompt cache: one run repairs all of them, and what is sound behind them is taken over."""
+"""Damaged blocks: one run repairs all of them, and restores the valid blocks after them."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said, sp
 
 @pytest.mark.parametrize(("chunk", "length", "read"), [(CHUNK, LENGTH, 7), (512, LENGTH, 4), (CHUNK, 4 * TOKENS, 3)])
 def test_one_run_repairs_all_damaged_blocks(model_dir, home, operations, chunk, length, read):
-    """Also those that this prompt does not need: of whole blocks, the last is run for its last token."""
+    """Also the last block of a prompt of whole blocks, which is not restored because the last token must be run."""
     if operations.kernel and chunk == 512:
         read = 7
     prompt = ids(length)
@@ -41,7 +41,7 @@ def test_one_run_repairs_all_damaged_blocks(model_dir, home, operations, chunk, 
     ("settings", "dtype"), [(None, torch.float32), (TierSettings("stream", 0, page_tokens=192), torch.bfloat16)]
 )
 @pytest.mark.parametrize(("chunk", "bad"), [(CHUNK, {0, 3, 6}), (96, {1, 2}), (96, {5}), (CHUNK, {1, 2, 5})])
-def test_what_lies_behind_damage_is_taken_over(model_dir, home, operations, settings, dtype, chunk, bad):
+def test_valid_blocks_after_damaged_ones_are_restored(model_dir, home, operations, settings, dtype, chunk, bad):
     def engine(where):
         return engine_on(model_dir, where, settings, operations, dtype, chunk=chunk)
 
@@ -55,7 +55,7 @@ def test_what_lies_behind_damage_is_taken_over(model_dir, home, operations, sett
     with pytest.warns(Degraded, match="not used"):
         answer = said(both[0], prompt)
     assert answer == (said(both[1], prompt)[0], (len(whole) - unit * len(lost)) * TOKENS)
-    ours, theirs = (each._idle.full.cache.store.read(0, LENGTH) for each in both)
+    ours, theirs = (each.idle_session.full.cache.store.read(0, LENGTH) for each in both)
     assert all(map(torch.equal, ours, theirs))
     assert tensors(home) == whole
 
@@ -74,18 +74,18 @@ def test_questions_on_a_document_in_memory_repair_their_own_blocks(model_dir, ho
     assert tensors(home) == whole
 
 
-def test_a_sound_cache_is_read_once_and_not_written(model_dir, home, monkeypatch):
+def test_a_valid_cache_is_read_once_and_not_written(model_dir, home, monkeypatch):
     prompt = ids(LENGTH)
     said(engine_on(model_dir, home), prompt)
     reads, read = [], restoring.Prompt.read
     monkeypatch.setattr(restoring.Prompt, "read", lambda self, index: (reads.append(index), read(self, index))[1])
-    monkeypatch.setattr(saving, "write_block", lambda *args: pytest.fail("a sound block is written again"))
+    monkeypatch.setattr(saving, "write_block", lambda *args: pytest.fail("a valid block is written again"))
     assert said(engine_on(model_dir, home), prompt)[1] == 7 * TOKENS
     assert reads == list(range(7))
     assert said(engine_on(model_dir, home), prompt[:500])[1] == 3 * TOKENS
 
 
-def test_damaged_blocks_are_read_once_too(model_dir, home, monkeypatch):
+def test_damaged_blocks_are_read_once(model_dir, home, monkeypatch):
     prompt = ids(LENGTH)
     said(engine_on(model_dir, home), prompt)
     for index in (1, 2, 4):
@@ -100,7 +100,7 @@ def test_damaged_blocks_are_read_once_too(model_dir, home, monkeypatch):
     assert written == [files(home)[index] for index in (1, 2, 4)]
 
 
-def test_an_interrupt_while_damage_is_repaired_keeps_what_was_computed(model_dir, home):
+def test_an_interrupt_during_repair_keeps_the_computed_blocks(model_dir, home):
     prompt = ids(LENGTH)
     said(engine_on(model_dir, home), prompt)
     whole = tensors(home)
@@ -117,14 +117,14 @@ def test_an_interrupt_while_damage_is_repaired_keeps_what_was_computed(model_dir
     assert tensors(home) == whole
 
 
-def test_a_pipe_in_the_place_of_a_block_is_damage(model_dir, home):
-    """And in the place of the notes on the weights: opening one would wait for a writer without end."""
+def test_a_pipe_at_the_path_of_a_block_counts_as_damage(model_dir, home):
+    """The same for the file of weight digests. Opening a pipe would wait for a writer without end."""
     prompt = ids(LENGTH)
     expected, _ = said(engine_on(model_dir, home), prompt)
     path = files(home)[2]
     path.unlink()
     os.mkfifo(path)
-    with pytest.warns(Degraded, match=f"{path}: it is no regular file"):
+    with pytest.warns(Degraded, match=f"{path}: it is not a regular file"):
         assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
     os.mkfifo(notes := home / "pipe.json")
     assert weights_digest([path], notes) == weights_digest([path], home / "notes.json")

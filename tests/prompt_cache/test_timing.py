@@ -1,4 +1,4 @@
-"""Disks that are slower than computing: reading and writing are given up, the run goes on."""
+"""Disks that are slower than computing: reading and writing stop, the run continues."""
 
 import time
 
@@ -14,7 +14,7 @@ from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
 
 
-def test_what_was_read_before_an_interrupt_is_kept(model_dir, home):
+def test_blocks_that_were_run_before_an_interrupt_are_saved(model_dir, home):
     prompt = ids(LENGTH)
     expected, _ = said(engine_on(model_dir, None), prompt)
     events = engine_on(model_dir, home).generate(prompt, Sampling(temperature=0), GenerationConfig())
@@ -25,30 +25,30 @@ def test_what_was_read_before_an_interrupt_is_kept(model_dir, home):
     assert said(engine_on(model_dir, home), prompt) == (expected, there * TOKENS)
 
 
-def test_a_disk_that_is_slower_than_reading_is_left_behind(model_dir, home, monkeypatch):
+def test_saving_stops_on_a_disk_that_is_slower_than_the_prefill(model_dir, home, monkeypatch):
     prompt = ids(3 * LENGTH)
     expected, _ = said(engine_on(model_dir, None), prompt)
     write = saving.write_block
     monkeypatch.setattr(saving, "write_block", lambda *args: (time.sleep(0.1), write(*args))[1])
     monkeypatch.setattr(saving, "PATIENCE", 0.2)
-    with pytest.warns(Degraded, match="slower"):
+    with pytest.warns(Degraded, match="slower than the prefill"):
         assert said(engine_on(model_dir, home), prompt)[0] == expected
     assert 0 < len(files(home)) < 20
 
 
-def test_reading_that_takes_longer_than_computing_is_given_up(monkeypatch):
+def test_reading_that_takes_longer_than_computing_stops(monkeypatch):
     monkeypatch.setattr(restoring, "TRIAL", 1.0)
     race = Race()
     for _ in range(4):
         race.observe(0.2, 0.1)
-    assert not race.lost  # too early to tell
+    assert not race.lost  # below TRIAL seconds
     race.observe(0.4, 0.1)
     assert race.lost
     race.observe(0.01, 1.0)
     assert not race.lost
 
 
-def test_a_slow_disk_is_not_read_to_the_end(model_dir, home, monkeypatch):
+def test_restoring_from_a_slow_disk_stops(model_dir, home, monkeypatch):
     prompt = ids(LENGTH)
     expected, _ = said(engine_on(model_dir, home), prompt)
     read = restoring.Prompt.read

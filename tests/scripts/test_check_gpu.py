@@ -1,4 +1,4 @@
-"""scripts/check_gpu.sh: all of it in miniature on the CPU, and what it says where something is missing."""
+"""scripts/check_gpu.sh: every part at a small size on the CPU, failing parts, and the error without a GPU."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from tests.support.paths import SCRIPTS
+from tests.support.paths import ROOT, SCRIPTS
 
 PARTS = ["tests", "link", "overlap", "decoding", "long context"]
 
@@ -26,7 +26,7 @@ def check(monkeypatch):
     return run
 
 
-def test_every_part_runs_in_miniature_and_the_table_comes_last(check, tmp_path, capsys):
+def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_path, capsys):
     assert check("--device", "cpu", tmp_path / "results") == 0
     table = capsys.readouterr().out
     kept, written = sorted((tmp_path / "results").iterdir())
@@ -40,7 +40,7 @@ def test_every_part_runs_in_miniature_and_the_table_comes_last(check, tmp_path, 
     assert "streaming" in results["long context"]["steps_s"]
 
 
-def test_a_part_that_raises_or_takes_too_long_does_not_stop_the_others(check, tmp_path, monkeypatch, capsys):
+def test_a_part_that_raises_or_times_out_does_not_stop_the_others(check, tmp_path, monkeypatch, capsys):
     def fail(rows):
         raise OSError("a loose cable")
 
@@ -58,7 +58,7 @@ def test_a_part_that_raises_or_takes_too_long_does_not_stop_the_others(check, tm
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_it_says_so(tmp_path):
+def test_without_a_gpu_there_is_an_error_with_a_hint(tmp_path):
     run = subprocess.run(
         [SCRIPTS / "check_gpu.sh", tmp_path / "results"],
         env=os.environ | {"PYTHON": sys.executable},
@@ -69,3 +69,17 @@ def test_without_a_gpu_it_says_so(tmp_path):
     assert run.returncode == 1 and not run.stdout
     assert run.stderr.startswith("error: no CUDA GPU") and "\nhint: " in run.stderr
     assert not (tmp_path / "results").exists()
+
+
+def test_the_gpu_s_tests_run_without_packages_that_they_do_not_use():
+    """What `run_tests` falls back to in a Python that has little beside torch, transformers and pytest."""
+    missing = ("psutil", "platformdirs", "gguf", "rich", "typer", "yaml")
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing!r})); import pytest; "
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    files = [f"tests/offloading/test_cuda_{name}.py" for name in ("tiers", "link")]
+    command = [sys.executable, "-c", program, "-m", "not cuda", *files]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout

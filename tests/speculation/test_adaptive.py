@@ -1,4 +1,4 @@
-"""The choice of drafts, on a machine and a text that are made up: never much slower, and faster where it can be."""
+"""The scheduler on simulated times and acceptance rates: never much slower than plain decoding, faster if possible."""
 
 import random
 
@@ -11,26 +11,26 @@ from offload.speculation.estimators import Acceptance, DraftTimes, StepTimes, ex
 
 
 class Fake:
-    """A drafter whose drafts are accepted with a given probability, at a given time a token."""
+    """A drafter with a given acceptance rate and a given time per token."""
 
-    def __init__(self, name, acceptance, seconds, share=0.2, prior=0.6):
+    def __init__(self, name, acceptance, seconds, relative_cost=0.2, prior=0.6):
         self.name, self.acceptance, self.seconds = name, acceptance, seconds
-        self.share, self.prior = share, prior
+        self.relative_cost, self.prior = relative_cost, prior
 
-    def outlook(self, sequence):
+    def draft_kind(self, sequence):
         return self.name
 
 
 def step(rows):
-    """Seconds of a verification: a fifth more for each further row."""
+    """Return the seconds of a verification: a fifth more for each further row."""
     return 1 + 0.2 * (rows - 1)
 
 
-def simulated(pace, tokens, hiccup=None, step=step, seed=0):
-    """Seconds a token over so many tokens, and the share of cycles that drafted; a plain step takes 1 second."""
+def simulated(scheduler, tokens, hiccup=None, step=step, seed=0):
+    """Return the mean seconds per token, and the share of cycles that drafted; a plain step takes 1 second."""
     rng, emitted, seconds, drafts, cycles = random.Random(seed), 0, 0.0, 0, 0
     while emitted < tokens:
-        drafter, gamma = pace.choose(TokenSequence([0]), tokens)
+        drafter, gamma = scheduler.choose(TokenSequence([0]), tokens)
         accepted = 0
         rate = 0.0 if drafter is None else drafter.acceptance(emitted)
         while accepted < gamma and rng.random() < rate:
@@ -38,93 +38,93 @@ def simulated(pace, tokens, hiccup=None, step=step, seed=0):
         cycles, drafts = cycles + 1, drafts + (gamma > 0)
         draft_s = 0.0 if drafter is None else gamma * drafter.seconds
         verify_s = step(gamma + 1) * (hiccup if hiccup and cycles == 50 else 1)
-        pace.observe(Cycle(drafter if gamma else None, 0, gamma, accepted, draft_s, verify_s))
+        scheduler.observe(Cycle(drafter if gamma else None, 0, gamma, accepted, draft_s, verify_s))
         emitted += accepted + 1
         seconds += draft_s + min(verify_s, step(gamma + 1))
     return seconds / emitted, drafts / cycles
 
 
 def always(rate):
-    return lambda place: rate
+    return lambda position: rate
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.3, 1.0])
-def test_drafts_that_always_fail_cost_less_than_five_percent(seconds):
-    pace = AdaptiveScheduler([Fake("bad", always(0.0), seconds)], rests=True)
-    each, drafting = simulated(pace, 1000)
+def test_drafts_that_are_always_rejected_cost_less_than_five_percent(seconds):
+    scheduler = AdaptiveScheduler([Fake("bad", always(0.0), seconds)], may_pause=True)
+    each, drafting = simulated(scheduler, 1000)
     assert each < 1.05
-    assert 0 < drafting < 0.1  # it goes on trying, now and then
+    assert 0 < drafting < 0.1  # it tries again from time to time
 
 
 @pytest.mark.parametrize(("rate", "gamma"), [(0.8, 3), (0.95, 6)])
 def test_good_drafts_reach_most_of_what_the_best_fixed_length_would(rate, gamma):
     best = (gamma * 0.05 + step(gamma + 1)) / expected_tokens(rate, gamma)
-    for rests in (True, False):
-        each, _ = simulated(AdaptiveScheduler([Fake("good", always(rate), 0.05)], rests=rests), 2000)
+    for may_pause in (True, False):
+        each, _ = simulated(AdaptiveScheduler([Fake("good", always(rate), 0.05)], may_pause=may_pause), 2000)
         assert each < 1.15 * best
 
 
-def test_it_comes_back_when_the_text_does():
-    drafter = Fake("changing", lambda place: 0.95 if place > 1000 else 0.0, 0.01)
-    pace = AdaptiveScheduler([drafter], rests=True)
-    before, _ = simulated(pace, 1000)
+def test_drafting_resumes_when_acceptance_rises():
+    drafter = Fake("changing", lambda position: 0.95 if position > 1000 else 0.0, 0.01)
+    scheduler = AdaptiveScheduler([drafter], may_pause=True)
+    before, _ = simulated(scheduler, 1000)
     drafter.acceptance = always(0.95)
-    after, _ = simulated(pace, 1000)
+    after, _ = simulated(scheduler, 1000)
     assert before < 1.05
     assert after < 0.6
 
 
 def test_the_better_of_two_drafters_is_used():
-    pace = AdaptiveScheduler([Fake("bad", always(0.1), 0.01), Fake("good", always(0.9), 0.01)], rests=True)
-    each, _ = simulated(pace, 2000)
+    scheduler = AdaptiveScheduler([Fake("bad", always(0.1), 0.01), Fake("good", always(0.9), 0.01)], may_pause=True)
+    each, _ = simulated(scheduler, 2000)
     assert each < 0.6
 
 
 @pytest.mark.parametrize("hiccup", [10, 100, 1000])
-def test_a_hiccup_of_the_machine_is_not_held_against_drafting(hiccup):
-    """A laptop that was asleep, a process that was stopped."""
-    usual, _ = simulated(AdaptiveScheduler([Fake("good", always(0.9), 0.01)], rests=True), 2000)
-    found, _ = simulated(AdaptiveScheduler([Fake("good", always(0.9), 0.01)], rests=True), 2000, hiccup)
+def test_a_pause_of_the_machine_does_not_count_against_drafting(hiccup):
+    """Such as a suspended laptop, or a stopped process."""
+    usual, _ = simulated(AdaptiveScheduler([Fake("good", always(0.9), 0.01)], may_pause=True), 2000)
+    found, _ = simulated(AdaptiveScheduler([Fake("good", always(0.9), 0.01)], may_pause=True), 2000, hiccup)
     assert found < 1.1 * usual
 
 
-def test_what_costs_nothing_to_ask_is_asked_while_resting():
+def test_free_drafts_are_scored_during_plain_steps():
     class Free(Fake):
         def propose(self, sequence, limit):
             return Draft([7], None)
 
-    free = Free("free", always(0.0), 0.0, share=0.0, prior=0.05)
-    pace = AdaptiveScheduler([free], rests=True)
+    free = Free("free", always(0.0), 0.0, relative_cost=0.0, prior=0.05)
+    scheduler = AdaptiveScheduler([free], may_pause=True)
     for _ in range(40):
-        drafter, gamma = pace.choose(TokenSequence([0]), 10)
-        pace.observe(Cycle(drafter, 7, gamma, gamma, 0.0, step(gamma + 1)))
+        drafter, gamma = scheduler.choose(TokenSequence([0]), 10)
+        scheduler.observe(Cycle(drafter, 7, gamma, gamma, 0.0, step(gamma + 1)))
     assert drafter is free  # it was right all the time
 
 
 def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
-    """A plain step that asks nobody must not be taken for the answer to an earlier question."""
+    """A plain step without a guess must not be compared with an earlier one."""
 
     class Free(Fake):
         def propose(self, sequence, limit):
             return Draft([7], None)
 
-    pace = AdaptiveScheduler([Free("free", always(0.0), 0.0, share=0.0, prior=0.05)], rests=True)
-    for limit, first in ((10, 7), (10, 7), (10, 7), *((0, 8),) * 20):  # asked once, then there is no room to draft
-        drafter, gamma = pace.choose(TokenSequence([0]), limit)
-        pace.observe(Cycle(drafter, first, gamma, 0, 0.0, step(gamma + 1)))
-    (acceptance,) = pace._acceptance.values()
-    assert acceptance._judged <= 1  # one guess
+    drafter = Free("free", always(0.0), 0.0, relative_cost=0.0, prior=0.05)
+    scheduler = AdaptiveScheduler([drafter], may_pause=True)
+    for limit, first in ((10, 7), (10, 7), (10, 7), *((0, 8),) * 20):  # then there is no room for a draft
+        chosen, gamma = scheduler.choose(TokenSequence([0]), limit)
+        scheduler.observe(Cycle(chosen, first, gamma, 0, 0.0, step(gamma + 1)))
+    assert scheduler.acceptance(drafter, drafter.draft_kind(None)).judged <= 1  # one guess
 
 
-def test_a_fixed_length_is_kept_but_for_the_room_there_is():
-    pace = AdaptiveScheduler([Fake("any", always(0.0), 0.1)], gamma=5)
-    pace.choose(TokenSequence([0]), 30)
-    assert pace.choose(TokenSequence([0]), 30)[1] == 5
-    assert pace.choose(TokenSequence([0]), 3)[1] == 3
-    assert pace.choose(TokenSequence([0]), 0) == (None, 0)
+def test_a_fixed_draft_length_is_only_cut_by_the_limit():
+    scheduler = AdaptiveScheduler([Fake("any", always(0.0), 0.1)], gamma=5)
+    scheduler.choose(TokenSequence([0]), 30)
+    assert scheduler.choose(TokenSequence([0]), 30)[1] == 5
+    assert scheduler.choose(TokenSequence([0]), 3)[1] == 3
+    assert scheduler.choose(TokenSequence([0]), 0) == (None, 0)
 
 
-def test_acceptance_moves_and_is_forgotten():
+def test_acceptance_follows_observations_and_decays_to_the_prior():
     rate = Acceptance(prior=0.5)
     assert rate.rate(0) == 0.5
     for cycle in range(50):
@@ -136,13 +136,13 @@ def test_acceptance_moves_and_is_forgotten():
     assert abs(rate.rate(2000) - 0.5) < 0.01
 
 
-def test_tokens_behind_a_rejected_one_are_not_judged():
+def test_tokens_after_a_rejected_one_are_not_judged():
     rate = Acceptance(prior=0.5, weight=0.001)
     rate.observe(0, 8, 3)
     assert abs(rate.rate(0) - 3 / 4) < 0.01
 
 
-def test_step_times_are_interpolated_and_single_outliers_not_believed():
+def test_step_times_are_interpolated_and_robust_to_outliers():
     times = StepTimes()
     times.observe(1, 1.0)
     for _ in range(30):
@@ -154,7 +154,7 @@ def test_step_times_are_interpolated_and_single_outliers_not_believed():
     assert times.of(1) < 1.5
 
 
-def test_the_first_draft_pays_for_setting_up():
+def test_the_first_draft_is_not_counted():
     times = DraftTimes()
     times.observe(1, 50.0)
     assert times.of(0.3) == 0.3

@@ -1,4 +1,4 @@
-"""Steps in fixed shapes, as they are recorded for a GPU; here they are only repeated, and give the same rows."""
+"""Steps with fixed shapes, as recorded on a GPU, give the same rows. Here they are repeated without a recording."""
 
 import warnings
 
@@ -28,20 +28,20 @@ def model(request, tmp_path_factory):
 
 
 def runners(model, record=None):
-    """A prefilled full runner's retrieval runner, recording or not, and the sequence."""
+    """Return a prefilled full runner, its retrieval runner, with recorded steps or not, and the sequence."""
     full = Runner(model, model.new_cache(600), 64)
     sequence = TokenSequence(torch.randint(0, 267, (300,), generator=torch.Generator().manual_seed(0)).tolist())
     list(full.prefill(sequence))
     middle = SelectedRunner(full, selected_cache(full.cache, SETTINGS))
     for each in middle.cache.store.layer(slice(None)):
-        each.fill_(float("nan"))  # as memory that was asked for may be
-    if record is not None:
-        middle._graphs = StepGraphs(model, middle.cache, record)
+        each.fill_(float("nan"))  # as allocated memory may be
+    if record is not None or middle.graphs is not None:  # made anew, because they clear the store
+        middle.graphs = StepGraphs(model, middle.cache, record)
     return full, middle, sequence
 
 
 def decode(model, record):
-    """Rows of drafts, a verification that accepts some of them, a new selection, and more drafts."""
+    """Return the rows of drafts, of a verification that accepts some of them, and of drafts after a new selection."""
     full, middle, sequence = runners(model, record)
     rows = []
     for draft in ([5], [5, 6], [5, 6, 7, 8], [9] * 20):
@@ -63,7 +63,7 @@ def test_fixed_shapes_give_the_rows_of_growing_ones(model):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_a_recording_that_fails_is_a_warning_and_steps_run_as_they_are(model):
+def test_a_recording_that_fails_is_a_warning_and_steps_run_unrecorded(model):
     def refuse(run):
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -84,5 +84,5 @@ def test_cuda_graphs_give_the_rows_of_growing_shapes(tmp_path):
     model = load_model(FolderCheckpoint(tmp_path), torch.bfloat16, on_gpu, lambda done, total: None, TorchOperations())
     found = decode(model, None)  # recorded, because it is a GPU
     _full, middle, sequence = runners(model)
-    middle._graphs = None
+    middle.graphs = None
     torch.testing.assert_close(found[0], middle.rows(sequence, [5]), rtol=0.05, atol=0.05)

@@ -1,4 +1,4 @@
-"""Lossless is the product: what comes out is distributed as plain decoding's output, whatever the drafters say."""
+"""Speculation is lossless: its output is distributed as plain decoding's, whatever the drafters propose."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from offload.speculation.level import ModelVerifier
 from offload.speculation.sampling import Sampler
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
 
-RUNS, MANY, SURE = 5_000, 20_000, 1e-3  # the mistakes below are found in 5,000
+RUNS, MANY, SIGNIFICANCE = 5_000, 20_000, 1e-3  # 5,000 runs detect the mistakes below
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.7": Sampling(temperature=0.7, top_p=0.9)}
 FIXED, ADAPTIVE = (2, 3), (None, None)
 METHODS = [
@@ -27,10 +27,10 @@ METHODS = [
     *(("auto", draft, ADAPTIVE) for draft in DRAFTS),
 ]
 CASES = [
-    # In every run of the suite each method and drafter with one sampling or the other; when there is time, all of it.
+    # Each run of the suite tests every method and drafter with one of the samplings; the long tests, all combinations.
     *(
-        pytest.param(*method, list(SAMPLINGS)[place % 2], RUNS, marks=pytest.mark.slow)
-        for place, method in enumerate(METHODS)
+        pytest.param(*method, list(SAMPLINGS)[index % 2], RUNS, marks=pytest.mark.slow)
+        for index, method in enumerate(METHODS)
     ),
     *(
         pytest.param(*method, name, MANY, marks=[pytest.mark.slow, pytest.mark.long])
@@ -41,7 +41,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """More would only wait for each other over eight numbers."""
+    """Run with one thread: the tensors have eight numbers."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -49,39 +49,39 @@ def one_thread():
 
 
 @pytest.mark.parametrize(("method", "draft", "gammas", "sampling", "runs"), CASES)
-def test_the_first_three_tokens_are_distributed_as_plain_decoding_has_it(method, draft, gammas, sampling, runs):
+def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(method, draft, gammas, sampling, runs):
     top = hierarchy(method, draft, SAMPLINGS[sampling], gammas).top
-    assert p_value(top, SAMPLINGS[sampling], runs) > SURE
+    assert p_value(top, SAMPLINGS[sampling], runs) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("method", ["naive", "triforce"])
-def test_sampling_the_verifier_instead_of_the_residual_is_found(method, monkeypatch):
+def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, monkeypatch):
     """The reference implementation's mistake."""
-    monkeypatch.setattr(speculate, "residual", lambda row, draft, place: row)
+    monkeypatch.setattr(speculate, "residual", lambda row, draft, index: row)
     sampling = SAMPLINGS["t1"]
-    assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, 5_000) < SURE
+    assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, 5_000) < SIGNIFICANCE
 
 
-def test_the_same_mistake_at_the_lower_level_alone_is_found(monkeypatch):
-    """As in the reference: what the upper level is told of its draft is not how the draft was drawn."""
-    sampling, right = SAMPLINGS["t1"], speculate.residual
+def test_the_same_mistake_at_the_lower_level_alone_is_detected(monkeypatch):
+    """As in the reference: the distribution passed to the upper level is not the one that the draft was drawn from."""
+    sampling, correct = SAMPLINGS["t1"], speculate.residual
     top, lower = hierarchy("triforce", "uniform", sampling, gammas=(3, 4)).levels
     advance, inside = lower.advance, []
 
-    def marked(context, limit):
+    def marked(sequence, limit):
         inside.append(True)
         try:
-            return advance(context, limit)
+            return advance(sequence, limit)
         finally:
             inside.pop()
 
     lower.advance = marked
-    monkeypatch.setattr(speculate, "residual", lambda row, *rest: row if inside else right(row, *rest))
-    assert p_value(top, sampling, 5_000) < SURE
+    monkeypatch.setattr(speculate, "residual", lambda row, *rest: row if inside else correct(row, *rest))
+    assert p_value(top, sampling, 5_000) < SIGNIFICANCE
 
 
-class Choosy(ModelDrafter):
-    """Looks at what it has drawn, and keeps unlikely tokens from being judged."""
+class FilteringDrafter(ModelDrafter):
+    """Cuts its draft before the first unlikely token, which is wrong."""
 
     def propose(self, sequence, limit):
         draft = super().propose(sequence, limit)
@@ -90,15 +90,15 @@ class Choosy(ModelDrafter):
         return Draft(draft.tokens[:kept], draft.rows[:kept])
 
 
-def test_throwing_away_a_sampled_token_is_found():
+def test_discarding_a_sampled_token_is_detected():
     sampling = SAMPLINGS["t1"]
     sampler = Sampler(sampling, 0, VOCAB, torch.device("cpu"))
     target = ModelVerifier("full", TableRunner(TARGET), sampler)
     results = []
-    for kind in (ModelDrafter, Choosy):
-        pace = AdaptiveScheduler([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
-        results.append(p_value(speculate.speculate("target", target, pace, sampler.generator), sampling, 5_000))
-    assert results[0] > SURE > results[1]
+    for kind in (ModelDrafter, FilteringDrafter):
+        scheduler = AdaptiveScheduler([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
+        results.append(p_value(speculate.speculate("target", target, scheduler, sampler.generator), sampling, 5_000))
+    assert results[0] > SIGNIFICANCE > results[1]
 
 
 def test_the_example_of_the_reference_defect():

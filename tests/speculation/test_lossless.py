@@ -1,4 +1,4 @@
-"""The replay of a run by plain decoding: what it finds, and what it leaves alone."""
+"""The comparison of a run with plain decoding."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from tests.support.engine import fresh, run, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer
 
 
-def test_a_replay_of_a_run_that_ended_early_has_the_same_rotations(tmp_path):
-    """With length-dependent RoPE a shorter sequence would be another model."""
+def test_a_replay_of_a_run_that_ended_early_uses_the_same_rope(tmp_path):
+    """RoPE may depend on the length that the sequence could have reached."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     make_hf_model("llama", max_position_embeddings=64, rope_parameters=rope).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
@@ -19,14 +19,14 @@ def test_a_replay_of_a_run_that_ended_early_has_the_same_rotations(tmp_path):
     assert not engine.replay(ids(40), emitted).lossless
 
 
-def test_a_replay_of_another_prompt_does_not_disturb_the_next_request(endless_engine):
+def test_a_replay_of_another_prompt_does_not_change_the_next_request(endless_engine):
     engine = fresh(endless_engine)
     first = tokens(run(engine, ids(60), 20))
     engine.replay(ids(60, 1), ids(20, 2))
     assert tokens(run(engine, ids(60), 20)) == first
 
 
-def test_the_replay_finds_what_plain_decoding_would_not_have_said(endless_engine):
+def test_the_replay_finds_tokens_that_plain_decoding_would_not_choose(endless_engine):
     engine, prompt = fresh(endless_engine), ids(100)
     emitted = tokens(run(engine, prompt, 30, "triforce"))
     result = engine.replay(prompt, emitted)
@@ -40,8 +40,8 @@ def test_the_replay_finds_what_plain_decoding_would_not_have_said(endless_engine
     assert not result.lossless
 
 
-def test_the_replay_tells_the_narrowest_decision(endless_engine):
-    """As a run of torch's own operations over the same tokens has it."""
+def test_the_replay_returns_the_narrowest_decision(endless_engine):
+    """It equals that of one forward pass over the same tokens."""
     engine, prompt = fresh(endless_engine), ids(100)
     emitted = tokens(run(engine, prompt, 30))
     closest = engine.replay(prompt, emitted).closest

@@ -13,14 +13,14 @@ TEXTS = st.lists(st.integers(0, 3), max_size=40)
 
 
 def rescanned(text, tail):
-    """The longest suffix of text + tail that ends inside text, before the end: its length and the places behind it."""
+    """Return the length of the longest suffix of text + tail that occurs in text before, and the positions after it."""
     whole = [*text, *tail]
     for length in range(len(whole), 0, -1):
         suffix = whole[len(whole) - length :]
-        places = [end for end in range(length, len(text) + 1) if text[end - length : end] == suffix]
-        places = [end for end in places if end < len(whole)]
-        if places:
-            return length, places
+        positions = [end for end in range(length, len(text) + 1) if text[end - length : end] == suffix]
+        positions = [end for end in positions if end < len(whole)]
+        if positions:
+            return length, positions
     return 0, []
 
 
@@ -30,18 +30,18 @@ def test_the_longest_match_is_that_of_a_rescan(text, tail):
     index = SuffixIndex()
     for token in text:
         index.append(token)
-    length, place = index.match(tail)
-    expected, places = rescanned(text, tail)
+    length, position = index.match(tail)
+    expected, positions = rescanned(text, tail)
     assert length == expected
-    assert not length or place in places
+    assert not length or position in positions
 
 
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, TEXTS, TEXTS, st.integers(0, 12))
-def test_proposals_do_not_depend_on_what_was_tried_out_before(text, tried, tail, limit):
+def test_proposals_do_not_depend_on_earlier_tentative_tokens(text, tentative, tail, limit):
     drafter, sequence = LookupDrafter(), TokenSequence(text)
     before = drafter.propose(sequence, limit)
-    sequence.extend(tried)
+    sequence.extend(tentative)
     drafter.propose(sequence, limit)
     sequence.truncate(len(text))
     sequence.extend(tail)
@@ -53,55 +53,55 @@ def test_proposals_do_not_depend_on_what_was_tried_out_before(text, tried, tail,
     assert drafter.propose(sequence, limit) == before
 
 
-def test_what_followed_is_proposed_and_a_circle_goes_on():
+def test_the_following_tokens_are_proposed_and_a_period_is_continued():
     drafter = LookupDrafter()
     assert drafter.propose(TokenSequence([1, 2, 3, 4, 9, 1, 2, 3]), 3).tokens == [4, 9, 1]
     assert drafter.propose(TokenSequence([7, 5, 6, 5, 6, 5]), 7).tokens == [6, 5, 6, 5, 6, 5, 6]
     assert drafter.propose(TokenSequence([1, 2, 3]), 3).tokens == []
-    assert drafter.outlook(TokenSequence([1, 2, 3])) is None
+    assert drafter.draft_kind(TokenSequence([1, 2, 3])) is None
 
 
 def test_a_longer_match_wins_over_a_later_one():
     assert LookupDrafter().propose(TokenSequence([1, 2, 3, 8, 2, 3, 9, 1, 2, 3]), 1).tokens == [8]
 
 
-def test_of_equal_matches_the_latest_that_was_matched_wins():
+def test_of_equal_matches_the_latest_one_wins():
     assert LookupDrafter().propose(TokenSequence([1, 2, 8, 1, 2, 9, 1, 2]), 1).tokens == [9]
 
 
-def test_another_text_is_indexed_anew():
+def test_another_sequence_is_indexed_again():
     drafter, sequence = LookupDrafter(), TokenSequence([1, 2, 3, 1, 2])
     assert drafter.propose(sequence, 1).tokens == [3]
     sequence.restart([1, 2, 4, 1, 2])
     assert drafter.propose(sequence, 1).tokens == [4]
 
 
-def test_an_interrupt_while_the_index_grows_leaves_a_drafter_that_works(monkeypatch):
-    """At any token: Ctrl-C does not ask whether an append is complete."""
+def test_a_drafter_works_after_an_interrupt_while_its_index_grows(monkeypatch):
+    """The interrupt may come within an append, at any token."""
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
     append = SuffixIndex.append
-    for place in range(len(text)):
+    for position in range(len(text)):
         drafter, sequence = LookupDrafter(), TokenSequence(text)
 
-        def interrupted(index, token, place=place):
-            if index.size == place:
-                index._length.append(7)  # half of a state
-                raise KeyboardInterrupt
+        def interrupted(index, token, position=position):
             append(index, token)
+            if index.size == position + 1:
+                index.size -= 1  # the append is not complete: states were added, and the size was not
+                raise KeyboardInterrupt
 
         monkeypatch.setattr(SuffixIndex, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            drafter.outlook(sequence)
+            drafter.draft_kind(sequence)
         monkeypatch.setattr(SuffixIndex, "append", append)
         assert drafter.propose(sequence, 2) == LookupDrafter().propose(TokenSequence(text), 2)
 
 
 @pytest.mark.parametrize("vocab", [2, 50, 5000])
 def test_the_index_grows_in_proportion_to_the_text(vocab):
-    """At most two states a token and three transitions, as the paper proves: no rescan, no quadratic growth."""
+    """At most two states and three transitions per token, as the paper proves."""
     rng = random.Random(0)
     index, size = SuffixIndex(), 5000
     for _ in range(size):
         index.append(rng.randrange(vocab))
-    assert len(index._length) <= 2 * size
-    assert sum(map(len, index._next)) <= 3 * size
+    assert index.num_states <= 2 * size
+    assert index.num_transitions <= 3 * size

@@ -1,4 +1,4 @@
-"""Runners bring their caches in step with the sequence, whatever happened in between."""
+"""Runners synchronise their caches with the sequence, whatever happened in between."""
 
 import pytest
 import torch
@@ -53,14 +53,14 @@ def test_rows_are_those_of_a_fresh_runner_after_any_history(model, steps):
             assert torch.allclose(found, fresh, atol=1e-4)
 
 
-def test_two_contexts_in_turn_are_not_taken_for_each_other(model):
+def test_two_sequences_in_turn_are_not_confused(model):
     runner, first, second = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), TokenSequence([5, 6, 7, 8])
     wanted = runner.rows(first).clone()
     runner.rows(second)
     assert torch.allclose(runner.rows(first), wanted, atol=1e-5)
 
 
-def test_nothing_is_run_twice(model, monkeypatch):
+def test_no_token_is_run_twice(model, monkeypatch):
     runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda ids, cache: ran.append(ids.tolist()) or forward(ids, cache))
@@ -74,7 +74,7 @@ def test_nothing_is_run_twice(model, monkeypatch):
     assert ran == [[1, 2, 3, 4], [5, 6, 7], [8, 9], [1]]
 
 
-def test_a_prompt_that_is_there_already_runs_its_last_token_only(model, monkeypatch):
+def test_a_cached_prompt_runs_its_last_token_only(model, monkeypatch):
     runner, sequence = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4])
     list(runner.prefill(sequence))
     sequence.extend([5])

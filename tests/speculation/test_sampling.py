@@ -1,4 +1,4 @@
-"""The distribution against transformers' own logits processors, and the draws against the distribution."""
+"""The distribution against transformers' logits processors, and draws against the distribution."""
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from transformers import (
 
 from offload.config import Sampling
 from offload.errors import SettingsError, TriforceError
+from offload.speculation.penalties import repetition_penalty
 from offload.speculation.sampling import Sampler, sample, warp
 
 CPU = torch.device("cpu")
@@ -23,6 +24,10 @@ VOCAB = 50
 
 def logits(rows=3, seed=0, scale=3.0):
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def distribution(scores, sampling, seen):
+    return warp(torch.where(seen, repetition_penalty(scores, sampling.repetition_penalty), scores), sampling)
 
 
 def transformers_distribution(scores, sampling, context):
@@ -51,11 +56,11 @@ def transformers_distribution(scores, sampling, context):
     ),
     st.integers(0, 1000),
 )
-def test_the_distribution_is_transformers(sampling, seed):
+def test_the_distribution_equals_that_of_transformers(sampling, seed):
     scores, context = logits(seed=seed), torch.tensor([[1, 4, 4, 9, 30]])
     seen = torch.zeros(VOCAB, dtype=torch.bool)
     seen[context[0]] = True
-    found, expected = warp(scores, sampling, seen), transformers_distribution(scores, sampling, context)
+    found, expected = distribution(scores, sampling, seen), transformers_distribution(scores, sampling, context)
     assert (found - expected).abs().max() < 1e-5
 
 
@@ -64,7 +69,7 @@ def test_temperature_zero_is_argmax(penalty):
     scores = logits()
     seen = torch.zeros(VOCAB, dtype=torch.bool)
     seen[scores[0].argmax()] = True
-    found = warp(scores, Sampling(temperature=0, repetition_penalty=penalty), seen)
+    found = distribution(scores, Sampling(temperature=0, repetition_penalty=penalty), seen)
     assert torch.equal(found.sum(-1), torch.ones(3))
     if penalty == 1:
         assert torch.equal(found.argmax(-1), scores.argmax(-1))
@@ -99,17 +104,17 @@ def test_extreme_temperatures_and_logits(temperature):
         {"repetition_penalty": 100},
     ],
 )
-def test_every_setting_that_is_taken_gives_a_distribution(extreme):
+def test_every_accepted_setting_gives_a_distribution(extreme):
     seen = torch.ones(VOCAB, dtype=torch.bool)
     for scores in (logits(), logits(scale=1e30), torch.zeros(2, VOCAB)):
         scores[:, -1] = float("-inf")
-        found = warp(scores, Sampling(**({"temperature": 1.0, "top_p": 1.0} | extreme)), seen)
+        found = distribution(scores, Sampling(**({"temperature": 1.0, "top_p": 1.0} | extreme)), seen)
         assert torch.isfinite(found).all()
         assert torch.allclose(found.sum(-1), torch.ones(len(scores)))
         assert found[:, -1].sum() == 0
 
 
-def test_one_token_always_survives():
+def test_at_least_one_token_is_kept():
     tight = Sampling(temperature=1, top_p=1e-6, top_k=1, min_p=1.0)
     assert torch.equal(warp(logits(), tight).max(-1).values, torch.ones(3))
 
@@ -118,7 +123,7 @@ def test_one_token_always_survives():
 @given(st.floats(1e-6, 1 - 1e-6), st.integers(0, 999), st.sampled_from([1, 7, 50, 3000]), st.sampled_from([0.01, 1, 8]))
 def test_top_p_keeps_what_transformers_keeps_ties_included(p, seed, vocab, scale):
     draw = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed)) * scale
-    scores = draw.bfloat16().float()  # many equal logits: which of them stay is open, how many is not
+    scores = draw.bfloat16().float()  # many equal logits: which of them are kept is open, how many is not
     found = warp(scores, Sampling(temperature=1, top_p=p))
     expected = TopPLogitsWarper(p)(None, scores.clone()).softmax(-1)
     assert ((found > 0).sum(-1) - (expected > 0).sum(-1)).abs().max() <= 1
@@ -127,7 +132,7 @@ def test_top_p_keeps_what_transformers_keeps_ties_included(p, seed, vocab, scale
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_numbers_that_are_none_are_an_error(temperature):
+def test_logits_that_are_not_finite_are_an_error(temperature):
     for bad in (float("nan"), float("inf")):
         scores = logits()
         scores[1, 3] = bad
@@ -154,7 +159,7 @@ def drawn(sampler, scores):
     return sample(sampler.distribution(scores.unsqueeze(0))[0], sampler.generator)
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_draws():
     def thirty(seed):
         sampler = Sampler(Sampling(temperature=1), seed, VOCAB, CPU)
         return [drawn(sampler, row) for row in logits(rows=30)]
@@ -172,7 +177,7 @@ def test_observed_tokens_are_penalised():
     assert drawn(sampler, scores) != first
 
 
-def test_penalties_follow_a_draft_position_by_position_and_leave_no_trace():
+def test_penalties_follow_a_draft_position_by_position_and_do_not_change_the_history():
     sampler = Sampler(Sampling(temperature=1, repetition_penalty=3), 0, VOCAB, CPU)
     sampler.observe([4, 5])
     scores, draft = logits(rows=4), [7, 8, 7]
@@ -216,6 +221,6 @@ def test_a_models_impossible_defaults_are_refused(wrong):
         Sampling.from_generation_config(wrong)
 
 
-def test_the_models_own_defaults_fill_in():
+def test_the_models_defaults_fill_in_missing_settings():
     found = Sampling.from_generation_config({"temperature": 0.2, "top_k": None, "do_sample": True, "eos_token_id": 2})
     assert found == Sampling(temperature=0.2)

@@ -1,1 +1,1 @@
-"""What tests share: tiny models, references, and stand-ins for hardware and terminals."""
+"""Helpers shared by tests: tiny models, references, and fakes of hardware and terminals."""

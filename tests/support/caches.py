@@ -1,4 +1,4 @@
-"""Every KV cache with what its attention is to be, for the tests of the protocol."""
+"""Every KV cache with its expected attention, for the contract tests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from offload.kv_cache.retrieval import CopiedCache
 from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.kv_cache.streaming_llm import StreamingCache
 from tests.support.offloading import CPU, native_kernel
-from tests.support.stores import CAPACITY, CHUNK, SOME_STORES, STORES, definition, new_store, projected, tiny_shape
+from tests.support.stores import (
+    CAPACITY,
+    CHUNK,
+    SOME_STORES,
+    STORES,
+    definition,
+    new_rope,
+    new_store,
+    projected,
+    tiny_shape,
+)
 
-PROMPT = [(11 * place) % 249 for place in range(150)]  # in the full cache, before one that selects from it takes over
+PROMPT = [(11 * position) % 249 for position in range(150)]  # in the full cache that a cache selects from
 SINK, TAIL, BUDGET = 4, 32, 4 * CHUNK
-WINDOW, INFLIGHT = 24, 12  # of StreamingLLM
+WINDOW, INFLIGHT = 24, 12  # of the StreamingLLM cache
 SELECTED = [
     *(f"{which} of {store}" for which in ("retrieval of everything", "recent chunks") for store in SOME_STORES),
     *("block table of everything", "block table of recent chunks"),
@@ -28,21 +38,21 @@ CACHES = [*(f"full on {name}" for name in STORES), *SELECTED, "StreamingLLM"]
 
 @dataclass
 class Subject:
-    """A cache under test. `ids` are its committed tokens, of which the first `fixed` cannot be taken back."""
+    """A cache under test. `ids` are its committed tokens; the first `fixed` cannot be rolled back."""
 
     cache: KVCache
     rope: Rope
     dtype: torch.dtype
     ids: list[int]
     fixed: int
-    passes: tuple[int, ...]  # tokens, in turn; all of them fit behind `ids`
-    too_many: int  # tokens at once that do not
-    refusal: str  # of so many
+    passes: tuple[int, ...]  # tokens of consecutive passes, which all fit behind `ids`
+    too_many: int  # tokens that do not fit in one pass
+    refusal: str  # the message for `too_many`
     window: int | None = None  # of StreamingLLM
-    chunks: range | None = None  # selected beside the sink, and all that come behind them; None: everything
+    chunks: range | None = None  # selected chunks besides the sink, before the tail; None: everything
 
     def visible(self, start: int, end: int) -> list[int]:
-        """The places that the last token of a pass attends to."""
+        """Return the indices that the last token of a pass attends to."""
         if self.window is not None:
             return [*range(min(SINK, start)), *range(max(min(SINK, start), start - self.window), end)]
         if self.chunks is not None:
@@ -50,7 +60,7 @@ class Subject:
         return list(range(end))
 
     def attend(self, new: list[int], layers: int | None = None) -> torch.Tensor:
-        """A pass that has begun, through the first layers: `[layers, tokens, heads, head_dim]`."""
+        """Begin a pass and run its first layers; return `[layers, tokens, heads, head_dim]`."""
         self.cache.begin(len(new))
         layers = tiny_shape().layers if layers is None else layers
         return torch.stack([self.cache.attend(i, *projected(new, i, self.dtype)).clone() for i in range(layers)])
@@ -67,7 +77,7 @@ class Subject:
         return left
 
     def expected(self, new: list[int]) -> torch.Tensor:
-        """What attention over a pass of these tokens is, by its definition, in fp64."""
+        """Return the attention of a pass over these tokens by its definition, in fp64."""
         ids, start = [*self.ids, *new], len(self.ids)
         seen = self.visible(start, len(ids))
         positions = list(range(len(seen))) if self.window is not None else seen
@@ -76,8 +86,8 @@ class Subject:
 
 
 def new_subject(name: str, dtype=torch.float32) -> Subject:
-    """A cache of one of the kinds in `CACHES`, ready for its first pass."""
-    rope = Rope(tiny_shape(), CAPACITY, dtype, CPU)
+    """Make a cache of one of the kinds in `CACHES`, ready for its first pass."""
+    rope = new_rope(dtype)
     if name == "StreamingLLM":
         cache = StreamingCache(tiny_shape(), rope, SINK, WINDOW, INFLIGHT, dtype, CPU)
         return Subject(cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5), INFLIGHT + 1, "at once", WINDOW)
@@ -88,7 +98,7 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
 
 
 def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
-    """Over a full cache that has run the prompt; it goes on by itself, as if it drafted."""
+    """Make a cache that selects from a full cache of the prompt, and continues as in drafting."""
     table = name.startswith("block table")
     if table and native_kernel() is None:
         pytest.skip("there is no native kernel here")

@@ -1,4 +1,4 @@
-"""Checkpoints of tiny models: their logits, and configs with other values."""
+"""Checkpoints of tiny models: compute logits, edit configs."""
 
 import json
 

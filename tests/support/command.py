@@ -1,4 +1,4 @@
-"""The command as a process of its own, and what is asked of its answers."""
+"""The command in a separate process, and assertions on its output."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from tests.support.terminal import Pty
 COMMAND = [sys.executable, "-m", "triforce_cli"]
 
 
-STATISTICS = re.compile(r"prompt token.* · .*seed \d+")
+STATISTICS = re.compile(r"tokens? read in .* · \d+ written at")
 
 
 def start(model, home):
-    """A long generation as a process with pipes."""
+    """Start a long generation in a process with pipes."""
     return subprocess.Popen(
         [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1"],
         stdout=subprocess.PIPE,
@@ -29,7 +29,7 @@ def start(model, home):
 
 
 def wait_for_the_first_line(process):
-    """Until the command has taken over its signals: before that the starting interpreter answers them itself."""
+    """Wait until the command has installed its signal handlers; before that the interpreter handles signals."""
     status = Path(f"/proc/{process.pid}/status")
     if not status.exists():
         time.sleep(1)
@@ -54,7 +54,7 @@ def environment(home, model):
 
 
 def assert_error(result, code, *words):
-    """One `error:` line, one `hint:` line, nothing else, and nothing on stdout."""
+    """Assert one `error:` line, one `hint:` line, nothing else, and nothing on stdout."""
     lines = result.stderr.splitlines()
     assert result.returncode == code, result.stderr
     assert result.stdout == ""
@@ -66,7 +66,7 @@ def assert_error(result, code, *words):
 
 
 def on_a_terminal(model, home, *args, env=(), stdout=None):
-    """Run the command with its streams on a pseudo-terminal; its exit code and everything that the terminal got."""
+    """Run the command on a pseudo-terminal; return its exit code and everything written to the terminal."""
     pty = Pty(columns=80, rows=24)
     stream = pty.stream()
     command = [*COMMAND, *args]

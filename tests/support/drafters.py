@@ -26,7 +26,7 @@ from tests.support.models import make_hf_model
 from tests.support.offloading import CPU
 
 VOCAB = 24  # few tokens: the text repeats itself, so that lookup has something to propose
-# Nothing is left out of a cache, or a fresh drafter would propose something else.
+# Caches large enough for every token: a smaller one would make a fresh drafter propose other tokens.
 SETTINGS = Speculation("triforce", budget=400, chunk=4, window=400)
 DRAFTERS = ["lookup", "draft model", "level", "level over lookup", "level over a draft model"]
 
@@ -46,7 +46,7 @@ class Subject(NamedTuple):
 
 
 def new_subject(name: str, sequence: TokenSequence) -> Subject:
-    """A drafter of one of the kinds in `DRAFTERS`, settled on a sequence."""
+    """Make a drafter of one of the kinds in `DRAFTERS`, settled on a sequence."""
     sampler = Sampler(Sampling(temperature=0), 0, VOCAB, CPU)
     draft_model = _model(1, 1)
     draft = ModelDrafter(Runner(draft_model, draft_cache(draft_model, SETTINGS), 16), sampler)

@@ -1,4 +1,4 @@
-"""Requests to tiny engines, and what they say."""
+"""Requests to tiny engines, and their tokens."""
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.config import METHODS
@@ -13,12 +13,12 @@ ALL = [
 
 
 def fresh(engine):
-    """Another engine with the same models, and empty caches."""
-    return Engine(engine.model, tuple(engine._eos_ids), 16, engine._draft)
+    """Make another engine with the same models and empty caches."""
+    return Engine(engine.model, tuple(engine.eos_ids), 16, engine.draft)
 
 
 def run(engine, prompt, count=40, method="ar", draft="lookup", sampling=GREEDY, seed=0, **more):
-    """All events of one request."""
+    """Return all events of one request."""
     wanted = Speculation(method, "a model" if draft == "model" else draft, **SMALL | more)
     return list(engine.generate(prompt, sampling, GenerationConfig(max_new_tokens=count, seed=seed), wanted))
 

@@ -19,7 +19,7 @@ _GGUF_LAYER = {
 
 
 def _permuted(weight, heads):
-    """As llama.cpp's converter writes q and k."""
+    """Permute the rows of q or k as llama.cpp's converter does."""
     return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 

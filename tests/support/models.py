@@ -29,7 +29,7 @@ TEMPLATE = (
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE over all 256 bytes with a few merges and ChatML's special tokens."""
+    """Make a byte-level BPE tokenizer over all 256 bytes with a few merges and ChatML's special tokens."""
     pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
     tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,7 +43,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_hf_model(family: str, seed: int = 0, **changes) -> torch.nn.Module:
-    """A small random model of a family, with norms and biases that are not what they are initialised to.
+    """Make a small random model of a family, with norms and biases unlike their initial values.
 
     Weights are large enough that logits differ clearly, so that a forgotten bias or a wrong head is noticed.
     """
@@ -75,5 +75,10 @@ def make_hf_model(family: str, seed: int = 0, **changes) -> torch.nn.Module:
 
 
 def ids(count, seed=0):
-    """Token ids of the tiny models, none of them special."""
+    """Return random token ids of the tiny models, none of them special."""
     return torch.randint(3, 267, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def id_tensor(count, seed=0):
+    """Return random token ids of the tiny models as a tensor `[count]`."""
+    return torch.randint(0, 267, (count,), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Seeded damage to the files of a checkpoint: configs, headers and metadata as no program would write them."""
+"""Seeded damage to a checkpoint's files: malformed configs, headers and metadata."""
 
 import json
 import random
@@ -10,7 +10,7 @@ VALUES = [
     *(0.0, -0.5, 0.5, 1e-320, 1e30, 1e308, -1e308, float("nan"), float("inf"), -float("inf")),
     *("", "abc", "1e5", "32", "\x00", None, True, False, [], [1], [0.0], [[[]]], ["a"], {}, {"a": {"a": 1}}),
 ]
-KEYS = [  # added where they are not; some cost transformers memory, or change what others mean
+KEYS = [  # added if missing; some cost transformers memory, or change the meaning of others
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"),
     *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "num_labels", "id2label"),
     *("quantization_config", "per_layer_config", "auto_map", "dtype", "torch_dtype", "transformers_version"),
@@ -19,7 +19,7 @@ KEYS = [  # added where they are not; some cost transformers memory, or change w
 
 
 def mutated_json(text: str, seed: int) -> bytes:
-    """A JSON object with up to three values changed, or its text damaged."""
+    """Return a JSON object with up to three values changed, or with damaged text."""
     draw = random.Random(seed)
     if draw.random() < 0.15:
         return damaged(text.encode(), draw)
@@ -49,7 +49,7 @@ def _change(values: dict, draw: random.Random) -> None:
 
 
 def damaged(data: bytes, draw: random.Random) -> bytes:
-    """Bytes flipped, overwritten, removed, repeated or cut off."""
+    """Return the data with bytes flipped, overwritten, removed, repeated or cut off."""
     data = bytearray(data)
     at = draw.randrange(len(data))
     kind = draw.randrange(5)
@@ -67,7 +67,7 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
 
 
 def mutated_safetensors(data: bytes, seed: int) -> bytes:
-    """A safetensors file with another header length, damaged header bytes, or a header that says something else."""
+    """Return a safetensors file with another header length, damaged header bytes, or changed header entries."""
     draw = random.Random(seed)
     (length,) = struct.unpack("<Q", data[:8])
     header, rest = data[8 : 8 + length], data[8 + length :]
@@ -94,7 +94,7 @@ def mutated_safetensors(data: bytes, seed: int) -> bytes:
 
 
 def mutated_gguf(data: bytes, metadata: int, seed: int) -> bytes:
-    """A GGUF file with damage in its first `metadata` bytes: lengths, types, strings, numbers and tensor records."""
+    """Return a GGUF file with damage in its first `metadata` bytes: lengths, types, strings and tensor records."""
     draw = random.Random(seed)
     if draw.random() < 0.3:
         return damaged(data[:metadata], draw) + data[metadata:]
@@ -111,11 +111,11 @@ def mutated_gguf(data: bytes, metadata: int, seed: int) -> bytes:
     return data[:at] + wrong + data[at + len(wrong) :]
 
 
-def mutated_field(data: bytes, places: dict[str, tuple[int, int]], seed: int) -> bytes:
-    """A GGUF file with one number of its metadata changed; `places` has where each begins, and its type."""
+def mutated_field(data: bytes, offsets: dict[str, tuple[int, int]], seed: int) -> bytes:
+    """Return a GGUF file with one metadata number changed; `offsets` has the offset and type of each."""
     draw = random.Random(seed)
-    name = draw.choice(list(places))
-    at, kind = places[name]
+    name = draw.choice(list(offsets))
+    at, kind = offsets[name]
     letter = {4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}[kind]
     fitting = []
     for value in [*VALUES, 10000, 64, 96, 5]:
@@ -127,13 +127,13 @@ def mutated_field(data: bytes, places: dict[str, tuple[int, int]], seed: int) ->
     return data[:at] + wrong + data[at + len(wrong) :]
 
 
-def number_places(path: Path) -> tuple[dict[str, tuple[int, int]], int]:
-    """Where the numbers of a GGUF file's metadata begin, with their types; and where its tensors' data begins."""
+def number_offsets(path: Path) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return offset and type of each number in a GGUF file's metadata, and the offset of its tensor data."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
-    places = {}
+    offsets = {}
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and int(field.types[0]) in (4, 5, 6, 10, 11, 12):
-            places[name] = (field.offset + sum(part.nbytes for part in field.parts[:-1]), int(field.types[0]))
-    return places, reader.data_offset
+            offsets[name] = (field.offset + sum(part.nbytes for part in field.parts[:-1]), int(field.types[0]))
+    return offsets, reader.data_offset

@@ -1,4 +1,4 @@
-"""What the native kernel's tests share: another build of it, blocks filled by hand, and attention in fp64."""
+"""Helpers of the native kernel's tests: an emulated build, blocks filled by torch, and attention in fp64."""
 
 import shutil
 import subprocess
@@ -16,9 +16,9 @@ NAN = float("nan")
 
 
 def build_emulated(folder: Path) -> Path:
-    """A library whose AVX-512 level runs on any x86 processor: its special instruction is replaced with plain C.
+    """Build a library whose AVX-512 code runs on any x86 processor, with its special instruction replaced by plain C.
 
-    Linked without an OpenMP runtime, as setup.py does it.
+    It is linked without an OpenMP runtime, as in setup.py.
     """
     compiler = shutil.which("cc")
     if compiler is None:
@@ -35,7 +35,7 @@ def draw(*size, dtype=torch.float32, seed=0):
 
 
 def fill_blocks(keys, values):
-    """Blocks `[kv_heads, blocks, 2 * 16 * head_dim]` as types.h has them; NaN behind the last token."""
+    """Return blocks `[kv_heads, blocks, 2 * 16 * head_dim]` as in types.h, with NaN behind the last token."""
     heads, count, dim = keys.shape
     full = torch.full((2, heads, -(-count // BLOCK) * BLOCK, dim), NAN, dtype=keys.dtype)
     full[0, :, :count], full[1, :, :count] = keys, values
@@ -49,9 +49,9 @@ def fill_blocks(keys, values):
 
 
 def scatter_blocks(blocks, seed=0):
-    """The same blocks among as many of NaN, each head's in an order of its own, and the table that finds them.
+    """Return the blocks in a random order per head, among as many blocks of NaN, and their block table.
 
-    A table's row is longer than what is used of it.
+    The rows of the table are longer than the used part.
     """
     heads, count, size = blocks.shape
     generator = torch.Generator().manual_seed(seed)
@@ -62,7 +62,7 @@ def scatter_blocks(blocks, seed=0):
 
 
 def attention(kernel, q, blocks, seen, table=None, causal=True, narrow=False):
-    """out `[tokens, heads, head_dim]` and lse `[tokens, heads]` by the kernel; the memory for them begins as NaN."""
+    """Return the kernel's out `[tokens, heads, head_dim]` and lse `[tokens, heads]`; their memory starts as NaN."""
     tokens, heads, dim = q.shape
     out = torch.full(q.shape, NAN, dtype=q.dtype if narrow else torch.float32)
     lse = torch.full((tokens, heads), NAN)
@@ -89,7 +89,7 @@ def attention(kernel, q, blocks, seen, table=None, causal=True, narrow=False):
 
 
 def definition(q, keys, values, seen, causal=True):
-    """The same in fp64; all of the keys are there, each row sees its own share of them."""
+    """Return the same in fp64, from all keys; each row sees its first `seen` plus its own index, if causal."""
     tokens, _, dim = q.shape
     grouped = q.double().unflatten(1, (len(keys), -1))  # [tokens, kv_heads, group, head_dim]
     scores = torch.einsum("thgd,hkd->thgk", grouped, keys.double()) / dim**0.5
@@ -100,5 +100,5 @@ def definition(q, keys, values, seen, causal=True):
 
 
 def distance(found, expected):
-    """The norm of the difference, as a part of the norm."""
+    """Return the norm of the difference, relative to the norm of `expected`."""
     return ((found.double() - expected).norm() / expected.norm()).item()

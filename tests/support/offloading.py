@@ -1,4 +1,4 @@
-"""Tiny models whose full cache is spread over tiers, over a simulated link that poisons and dawdles."""
+"""Tiny models whose full cache is spread over tiers, over a simulated link that poisons and delays."""
 
 import random
 import time
@@ -14,7 +14,7 @@ from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from tests.support.models import make_hf_model
 
 CPU = torch.device("cpu")
-PIECE, CAPACITY = 64, 700
+PAGE, CAPACITY = 64, 700
 SHAPE = {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 3, "hidden_size": 96}
 
 
@@ -26,15 +26,15 @@ def native_kernel():
 
 
 def make_model(folder, dtype=torch.float32, native=True, **changes):
-    """A tiny model on the native kernel, or on torch's operations."""
+    """Make a tiny model on the native kernel, or on torch's operations."""
     make_hf_model("llama", **SHAPE | changes).save_pretrained(folder)
     kernel = native_kernel() if native else None
     operations = TorchOperations() if kernel is None else NativeOperations(kernel)
     return load_model(FolderCheckpoint(folder), dtype, CPU, lambda done, total: None, operations)
 
 
-def dawdler(seed, longest=0.002):
-    """Random delays before copies."""
+def random_delays(seed, longest=0.002):
+    """Return a callback that delays some copies at random."""
     rng = random.Random(seed)
     return lambda pairs: time.sleep(rng.random() * longest) if rng.random() < 0.3 else None
 
@@ -44,11 +44,11 @@ def make_link(**options):
 
 
 def tiered_cache(model, settings, link=None, capacity=CAPACITY):
-    """A full cache over tiers, in the native kernel's blocks where the model computes with it."""
-    spread = TieredStoreFactory(model.operations, CPU, settings, link or make_link())
-    store = spread.new_store(model.shape, capacity, model.dtype)
+    """Make a full cache over tiers, in the native kernel's blocks if the model uses it."""
+    factory = TieredStoreFactory(model.operations, CPU, settings, link or make_link())
+    store = factory.new_store(model.shape, capacity, model.dtype)
     return model.new_cache(capacity, store=store)
 
 
 def settings(mode="stream", resident=0, **rest):
-    return TierSettings(mode=mode, resident_layers=resident, **{"page_tokens": PIECE} | rest)
+    return TierSettings(mode=mode, resident_layers=resident, **{"page_tokens": PAGE} | rest)

@@ -1,4 +1,4 @@
-"""Tiny engines that remember prompts, in this process or in others that may be killed."""
+"""Tiny engines with a prompt cache, in this process or in others that may be killed."""
 
 import multiprocessing
 import os
@@ -29,23 +29,23 @@ from offload.prompt_cache.prefill import PromptCache
 
 CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24
-LENGTH = 900  # of a prompt: 7 whole blocks
+LENGTH = 900  # tokens of a prompt: 7 whole blocks
 
 
 def files(home):
-    """The blocks that are on disk."""
+    """Return the block files of a prompt cache."""
     return sorted(home.glob("*/*.safetensors"))
 
 
 def spoil(path):
-    """Overwrite bytes of the keys and values."""
+    """Damage some bytes of a block's keys and values."""
     data = bytearray(path.read_bytes())
     data[-600:-596] = bytes(byte ^ 255 for byte in data[-600:-596])
     path.write_bytes(data)
 
 
 def tensors(home):
-    """What the files hold, but for the times in their headers."""
+    """Return the tensors of all block files, without the times in their headers."""
     return [{name: tensor.tolist() for name, tensor in load_file(path).items()} for path in files(home)]
 
 
@@ -59,7 +59,7 @@ def engine_on(
     chunk=CHUNK,
     room=0,
 ):
-    """An engine with a tiny model; `home` None: without a memory on disk. Prompts up to `room` share their caches."""
+    """Make an engine with a tiny model, with a prompt cache in `home`, and reserve sessions of `room` tokens."""
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
     link = SimulatedLink(1e12, poison=True)
@@ -76,7 +76,7 @@ def engine_on(
 
 
 def said(engine, prompt, method="ar", on_event=lambda event: None):
-    """The tokens after a prompt, and how many tokens of it were read from disk."""
+    """Return the tokens after a prompt, and how many tokens of it were restored from disk."""
     out, restored = [], 0
     settings = Speculation(method, budget=64, chunk=16, sink=16)
     for event in engine.generate(prompt, Sampling(temperature=0), GenerationConfig(max_new_tokens=NEW), settings):
@@ -88,13 +88,13 @@ def said(engine, prompt, method="ar", on_event=lambda event: None):
     return out, restored
 
 
-# In processes of their own. They are forked from one that has imported everything and run nothing.
+# Other processes, forked from a server that has imported everything and run nothing.
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def _start_server():
-    """Its imports are done once; it does not look where this process would, unless it is told."""
+    """Start the fork server, whose imports are done once, with this process's import path."""
     _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -104,9 +104,9 @@ def _start_server():
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 
-def _speak(pipe, folder, home, prompt, largest_file):
+def _answer(pipe, folder, home, prompt, largest_file):
     torch.set_num_threads(1)
-    if largest_file is not None:  # a full disk, as far as a write call can see
+    if largest_file is not None:  # to a write call this looks like a full disk
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     restoring.TRIAL = saving.PATIENCE = 1000.0  # see conftest.patience_with_disks
@@ -119,24 +119,24 @@ def _speak(pipe, folder, home, prompt, largest_file):
 
 
 class Process:
-    """Another process that loads the tiny model, says that it is ready, and then answers a prompt."""
+    """Another process that loads the tiny model, reports that it is ready, and then generates."""
 
     def __init__(self, folder: Path, home: Path, prompt, largest_file=None):
         _start_server()
         self._pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_speak, args=(theirs, folder, home, prompt, largest_file), daemon=True)
+        self._process = _CONTEXT.Process(target=_answer, args=(theirs, folder, home, prompt, largest_file), daemon=True)
         self._process.start()
         theirs.close()
         assert self._pipe.recv() == "ready"
 
     def answer(self):
-        """Tokens, how many were read from disk, and warnings."""
+        """Return tokens, how many were restored from disk, and warnings."""
         found = self._pipe.recv()
         self._process.join()
         return found
 
     def kill(self, after: float):
-        """kill -9 after so many seconds; whether it had answered by then."""
+        """Kill the process (SIGKILL) after so many seconds; return whether it had answered by then."""
         done = self._pipe.poll(after)
         self._process.kill()
         self._process.join()

@@ -1,4 +1,4 @@
-"""Processes that are the ranks of a group, kept for many tests: starting them takes longer than most tests."""
+"""A pool of processes that are the ranks of a group, shared by many tests because starting them is slow."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CPU = torch.device("cpu")
 
 
 def free_port() -> int:
-    """One that nobody listens on just now."""
+    """Return a port that no process listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-class Crew:
-    """`run(function, *args)` calls `function(group, *args)` on every rank: what each gave, None if it was killed."""
+class RankPool:
+    """Processes that run functions as the ranks of a group."""
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -42,6 +42,7 @@ class Crew:
             self.processes.append(process)
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `function(group, *args)` on every rank; return the results in order, None for a killed rank."""
         for pipe in self._pipes:
             pipe.send((function, args))
         answers = [_answer(pipe) for pipe in self._pipes]
@@ -54,7 +55,7 @@ class Crew:
             pipe.close()
         for process in self.processes:
             process.join(10)
-            assert not process.is_alive(), "a rank does not end"
+            assert not process.is_alive(), "a rank did not end"
 
 
 def _answer(pipe: Connection) -> tuple[Any, str | None]:
@@ -84,4 +85,4 @@ def rank_engine(group, folder, draft, **more):
     config = EngineConfig(model=folder, dtype="float32", device="cpu", prefill_chunk=16, **more)
     opened = open_model(config, speculation=Speculation("naive", draft, **SMALL), group=group)
     loaded = opened.load()
-    return Engine(loaded.model, (), 16, loaded._draft)
+    return Engine(loaded.model, (), 16, loaded.draft)

@@ -1,6 +1,6 @@
-"""Every store, and the keys, values and queries that contracts put into them."""
+"""Every store, and the keys, values and queries of the contract tests."""
 
-from functools import cache
+from functools import cache, lru_cache
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from offload.kv_cache.block_store import BlockStore
 from offload.kv_cache.store import PlainStore, Store
 from offload.offloading import TieredStoreFactory
 from tests.support.models import make_hf_model
-from tests.support.offloading import CPU, SHAPE, dawdler, make_link, native_kernel, settings
+from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings
 
 CAPACITY, PAGE, CHUNK = 320, 32, 16  # tokens
 PLACEMENTS = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
@@ -28,7 +28,7 @@ def tiny_shape() -> ModelShape:
 
 
 def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store:
-    """An empty store of one of the kinds in `STORES`; what is copied over its link is late now and then."""
+    """Make an empty store of one of the kinds in `STORES`; some copies over its link are delayed."""
     if name == "plain":
         return PlainStore(tiny_shape(), capacity, dtype, CPU)
     kernel = native_kernel() if name.startswith(("blocks", "native")) else None
@@ -38,36 +38,52 @@ def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store
         return BlockStore(kernel, tiny_shape(), capacity, dtype)
     mode, resident = name.removeprefix("native ").split()[1:3]
     operations = TorchOperations() if kernel is None else NativeOperations(kernel)
-    spread = TieredStoreFactory(
-        operations, CPU, settings(mode, int(resident), page_tokens=PAGE), make_link(before=dawdler(0))
+    factory = TieredStoreFactory(
+        operations, CPU, settings(mode, int(resident), page_tokens=PAGE), make_link(before=random_delays(0))
     )
-    return spread.new_store(tiny_shape(), capacity, dtype)
+    return factory.new_store(tiny_shape(), capacity, dtype)
+
+
+@cache
+def new_rope(dtype) -> Rope:
+    """Return the RoPE of the contract tests, the same object every time."""
+    return Rope(tiny_shape(), CAPACITY, dtype, CPU)
+
+
+@cache
+def _projections(layer: int, dtype):
+    shape = tiny_shape()
+    heads = shape.heads + 2 * shape.kv_heads
+    return torch.randn(256, heads, shape.head_dim, generator=torch.Generator().manual_seed(layer)).to(dtype)
 
 
 def projected(ids: list[int], layer: int, dtype=torch.float32):
-    """q, k and v of some tokens in a layer, the same for the same token, side by side as the model computes them."""
+    """Return q, k and v of some tokens in a layer, views of one tensor; the same token gets the same values."""
     shape = tiny_shape()
-    heads = (shape.heads, shape.kv_heads, shape.kv_heads)
-    table = torch.randn(256, sum(heads), shape.head_dim, generator=torch.Generator().manual_seed(layer))
-    return table[torch.tensor(ids)].to(dtype).split(heads, dim=1)
+    return _projections(layer, dtype)[torch.tensor(ids)].split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
 
 
 def rotated(x, rope: Rope, positions: list[int]):
-    """Rows `[tokens, heads, head_dim]` at these positions, in fp64."""
+    """Rotate rows `[tokens, heads, head_dim]` to positions, in fp64."""
     rows = rope.rows(0, max(positions) + 1)
     return rotate(x.double(), tuple(row[torch.tensor(positions)].double() for row in rows))
 
 
 def definition(ids, start, layer, rope, dtype=torch.float32, visible=None, positions=None):
-    """Attention of the tokens from place `start` on, `[tokens, heads, head_dim]` in fp64.
+    """Return attention of the tokens from index `start` on, `[tokens, heads, head_dim]` in fp64.
 
-    Each sees those of the `visible` places (default: all) that do not come after it, at `positions` (default: places).
+    Each attends to the `visible` indices (default: all) up to its own, rotated to `positions` (default: the indices).
     """
-    visible = list(range(len(ids))) if visible is None else visible
+    visible = range(len(ids)) if visible is None else visible
     positions = visible if positions is None else positions
-    q, k, v = projected([ids[place] for place in visible], layer, dtype)
+    return _definition(tuple(ids), start, layer, rope, dtype, tuple(visible), tuple(positions))
+
+
+@lru_cache(maxsize=4096)  # all stores and caches are compared with the same attention
+def _definition(ids, start, layer, rope, dtype, visible, positions):
+    q, k, v = projected([ids[index] for index in visible], layer, dtype)
     group = q.shape[1] // k.shape[1]
-    q, k = (rotated(x, rope, positions) for x in (q, k))
+    q, k = (rotated(x, rope, list(positions)) for x in (q, k))
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     own = torch.tensor(visible) >= start
     future = torch.tensor(visible) > torch.tensor(visible)[own][:, None]
@@ -76,6 +92,6 @@ def definition(ids, start, layer, rope, dtype=torch.float32, visible=None, posit
 
 
 def close(found, expected) -> bool:
-    """Equal but for rounding in the type that was found."""
+    """Compare up to rounding in the dtype of `found`."""
     tolerance = 4e-2 if found.dtype == torch.bfloat16 else 1e-5
     return found.shape == expected.shape and bool((found.double() - expected).abs().max() <= tolerance)

@@ -1,4 +1,4 @@
-"""Models that are tables: the next of 8 tokens depends on the last two. Small enough to enumerate what comes out."""
+"""Table models: the next of 8 tokens depends on the last two, so that all outputs can be enumerated."""
 
 import itertools
 import random
@@ -13,9 +13,10 @@ from offload.speculation.ngram import LookupDrafter
 from offload.speculation.sampling import Sampler, warp
 
 VOCAB = 8
-PROMPT = [3, 1, 4, 1, 5, 1, 4, 1]  # repeats itself, so that lookup has something to say
+PROMPT = [3, 1, 4, 1, 5, 1, 4, 1]  # repetitive, so that lookup has something to propose
 
 TOKENS = 3
+BREAKERS = [5]  # of DRY
 
 
 def table(seed: int, sharpness: float = 1.5) -> torch.Tensor:
@@ -34,7 +35,7 @@ DRAFTS = {
 
 
 class ReadySampler(Sampler):
-    """Takes rows for distributions already; the warping is done once for the whole table, and tested elsewhere."""
+    """A sampler whose rows are distributions already: the whole table is warped once."""
 
     def distribution(self, logits, tentative=()):
         return logits
@@ -51,7 +52,7 @@ class TableModel:
 
 
 class TableRunner:
-    """What a Runner answers, from a table instead of a cache."""
+    """A Runner whose rows come from a table instead of a cache."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.model = TableModel(logits)
@@ -68,28 +69,33 @@ class TableRunner:
 
 
 def warped(logits, sampling):
-    """The table after the warping, which the many runs are spared."""
+    """Return the warped table, so that the many runs need not warp."""
     return warp(logits.flatten(0, 1), sampling).view_as(logits)
 
 
-def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE):
-    """A method over tables; its clock is the same every time, and makes every choice the best one now and then.
+def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False):
+    """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
-    The ranks of a group have other random numbers and other clocks each.
+    Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
+    apply, which the table cannot contain.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1])
     tables = [TARGET, MIDDLE, DRAFTS.get(draft, TARGET)]
-    full, middle, drafting = (TableRunner(warped(logits, sampling)) for logits in tables)
+    full, middle, drafting = (TableRunner(each if penalised else warped(each, sampling)) for each in tables)
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
-    sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))
+    if penalised:
+        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS)
+        sampler.observe_prompt(PROMPT)
+    else:
+        sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))
     delays = random.Random(group.rank)
     times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
     return build(runners, settings, sampler, clock=lambda: next(times), group=group)
 
 
 def counted(top, runs):
-    """How often each run of the first tokens came, over many continuations of the prompt."""
+    """Count each combination of first tokens over many continuations of the prompt, `[VOCAB ** TOKENS]`."""
     counts = torch.zeros(VOCAB**TOKENS, dtype=torch.long)
     sequence = TokenSequence()
     for _ in range(runs):
@@ -101,12 +107,12 @@ def counted(top, runs):
 
 
 def p_value(top, sampling, runs):
-    """Of what a level emitted, against the exact product from plain decoding."""
+    """Return the p-value of a level's tokens against the exact distribution of plain decoding."""
     return chi_square_p(counted(top, runs), joint(warped(TARGET, sampling), TOKENS))
 
 
 def joint(probs: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The exact distribution of the first so many tokens after PROMPT, `[VOCAB ** tokens]`, from plain decoding."""
+    """Return the exact distribution of the first tokens after PROMPT, `[VOCAB ** tokens]`, from plain decoding."""
     result = torch.zeros(VOCAB**tokens, dtype=torch.float64)
     for number, run in enumerate(itertools.product(range(VOCAB), repeat=tokens)):
         text, chance = PROMPT[-2:], 1.0
@@ -117,8 +123,24 @@ def joint(probs: torch.Tensor, tokens: int) -> torch.Tensor:
     return result
 
 
+def penalised_joint(sampling: Sampling) -> torch.Tensor:
+    """`joint` with the penalties of `sampling`, from plain decoding after every prefix."""
+    result = torch.ones(VOCAB**TOKENS, dtype=torch.float64)
+    for length in range(TOKENS):
+        for prefix in itertools.product(range(VOCAB), repeat=length):
+            text = [*PROMPT, *prefix]
+            sampler = Sampler(sampling, 0, VOCAB, torch.device("cpu"), BREAKERS)
+            sampler.observe_prompt(PROMPT)
+            sampler.observe(prefix)
+            probs = sampler.distribution(TARGET[text[-2], text[-1]].unsqueeze(0))[0].double()
+            block = VOCAB ** (TOKENS - length)  # runs that begin with the prefix
+            start = number(prefix) * block
+            result[start : start + block] *= probs.repeat_interleave(block // VOCAB)
+    return result
+
+
 def number(run) -> int:
-    """The place of a run of tokens in `joint`."""
+    """Return the index of a combination of tokens in `joint`."""
     place = 0
     for token in run:
         place = place * VOCAB + token
@@ -126,7 +148,7 @@ def number(run) -> int:
 
 
 def chi_square_p(counts: torch.Tensor, chances: torch.Tensor) -> float:
-    """The probability of counts at least so far from the chances; rare cells are pooled. 0 for what is impossible."""
+    """Return the p-value of a chi-square test; rare cells are pooled. 0 if something impossible was counted."""
     if counts[chances == 0].sum() > 0:
         return 0.0
     expected = chances * counts.sum()

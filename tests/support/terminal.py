@@ -1,4 +1,4 @@
-"""Real pseudo-terminals for tests, and a small model of the screen that they would show."""
+"""Pseudo-terminals for tests, and an emulator of the screen that they would show."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from rich.cells import cell_len
 
 
 class Pty:
-    """A pseudo-terminal of a given size. `output` closes it and returns all that was written to it."""
+    """A pseudo-terminal of a given size. `output` closes it and returns everything written to it."""
 
     def __init__(self, columns: int = 60, rows: int = 12) -> None:
         self._master, self._slave = pty.openpty()
         self.resize(columns, rows)
         self._streams: list[IO[str]] = []
         self._chunks: list[bytes] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)  # or writers block on a full buffer
+        self._reader = threading.Thread(
+            target=self._read, daemon=True
+        )  # drains the buffer, which would block writers when full
         self._reader.start()
 
     def resize(self, columns: int, rows: int) -> None:
@@ -33,7 +35,7 @@ class Pty:
         return self._streams[-1]
 
     def written(self) -> bytes:
-        """What has been written to it so far."""
+        """Return the bytes written so far."""
         return b"".join(self._chunks)
 
     def output(self) -> str:
@@ -59,9 +61,11 @@ _TOKEN = re.compile(r"\x1b\[[\d;]*[A-Za-z]|\x1b.|.", re.DOTALL)
 
 
 class Screen:
-    """A terminal at its least forgiving: erasing in pending wrap takes the last character, and any movement, saving
-    and restoring included, ends the pending wrap. Newline includes a carriage return, as a tty's output does.
-    Rows that scroll off the top stay in `lines`.
+    """A strict terminal emulator, with the least forgiving behaviour that terminals have.
+
+    Erasing in pending wrap erases the last character. Every movement ends the pending wrap, and so do saving and
+    restoring the cursor. A newline includes a carriage return, as in a tty's output. Rows that scroll off the top stay
+    in `lines`.
     """
 
     def __init__(self, columns: int, rows: int) -> None:
@@ -78,7 +82,7 @@ class Screen:
         return self
 
     def lines(self) -> list[str]:
-        """Everything, scrolled off or not, without trailing blanks."""
+        """Return all rows, scrolled off or not, without trailing blanks."""
         last = max((row for row, _ in self._cells), default=-1)
         rows = ["".join(self._cells.get((row, c), " ") for c in range(self._columns)) for row in range(last + 1)]
         return "\n".join(row.rstrip() for row in rows).rstrip("\n").split("\n")

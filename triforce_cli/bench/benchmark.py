@@ -1,4 +1,4 @@
-"""A benchmark that has been checked against its model: everything that can go wrong before the weights are loaded."""
+"""A benchmark with its model opened: all checks that need no weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from offload.units import counted
 from ..options.request import Request
 from ..options.settings import Settings
 from ..output.terminal import Terminal
-from ..run.model_request import open_shared_model
+from ..run.model_request import open_shared_model, stretch
 from ..run.plan import fewest_on_device, plan_tiers
 from .methods import BASE, speculations
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A request and what is compared on it. No `methods` are all that can run; `context` is how much text to take."""
+    """A request, and what to compare. `methods` None is all that can run; `context` is the tokens to use, None all."""
 
     request: Request
     text: str
@@ -32,7 +32,7 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A benchmark that has been checked against its model: everything but the weights."""
+    """A benchmark that has been checked against its model; the weights are not loaded."""
 
     settings: Settings
     repeats: int
@@ -53,14 +53,17 @@ class Benchmark:
 
 
 def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benchmark:
-    """Find everything that can go wrong before the weights are loaded. Raises TriforceError."""
+    """Open the model and check the benchmark before the weights are loaded. Raises TriforceError."""
     request, settings = bench.request, bench.request.settings
     methods = speculations(bench.methods, settings.speculation)
-    # Opened for the method that needs most: a draft model is found and loaded if any of them uses one.
+    # Opened for the method with the largest needs: a draft model is found and loaded if any of them uses one.
     widest = next((method for method in methods.values() if has_draft_model(method)), methods[BASE])
     compared = {"methods": list(methods), "repeats": bench.repeats, "context": bench.context}
+    compared["extend_context"] = request.extend_context
     model = open_shared_model(request, widest, compared, terminal, quiet)
     ids = _first_tokens(model.tokenizer.encode(bench.text, special_tokens=True), bench.context)
+    if request.extend_context:
+        model = stretch(model, len(ids) + settings.generation.max_new_tokens, terminal)
     model.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
     sampling = settings.sampling(model.sampling)
     benchmark = Benchmark(settings, bench.repeats, model, ids, sampling, methods, None)
@@ -68,7 +71,7 @@ def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benc
 
 
 def _plan_tiers(benchmark: Benchmark, terminal: Terminal) -> TierSettings | None:
-    """Return one placement for all methods: that of the one which leaves least room for layers on the device."""
+    """Return one placement for all methods: that of the method with the fewest layers on the device."""
     model, settings = benchmark.model, benchmark.settings
     found = [
         plan_tiers(

@@ -10,7 +10,7 @@ from offload.config import Speculation
 from offload.errors import SettingsError
 from offload.methods import METHODS
 
-BASE = "ar"  # what the others are compared with
+BASE = "ar"  # the baseline
 DEFAULT = "all that can run"
 
 

@@ -12,7 +12,7 @@ from offload.errors import SettingsError
 
 
 def check_plot(path: Path) -> None:
-    """Raise SettingsError if no chart could be written there, before hours of work are spent."""
+    """Raise SettingsError if no chart could be written there, before the benchmark runs."""
     if find_spec("matplotlib") is None:
         raise SettingsError("--plot needs matplotlib, which is not installed", "pip install 'triforce[plot]'")
     folder = path.absolute().parent
@@ -21,7 +21,7 @@ def check_plot(path: Path) -> None:
     if path.is_dir():
         raise SettingsError(f"{path} is a folder", "give --plot a file, such as bench.png")
     if not os.access(folder, os.W_OK):
-        raise SettingsError(f"{folder} may not be written", "choose another folder for --plot")
+        raise SettingsError(f"{folder} is not writable", "choose another folder for --plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     kinds = sorted(FigureCanvasAgg.get_supported_filetypes())

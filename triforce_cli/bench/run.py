@@ -29,8 +29,10 @@ from ..run.machine import processor
 from ..run.plan import plan_run
 from .benchmark import Benchmark, BenchRequest, open_benchmark
 from .methods import BASE
+from .noise import OtherLoad
 from .plot import plot as draw
 from .report import Comparison, MethodRuns, Sample
+from .table import report_text, title
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,10 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
     """
     benchmark = open_benchmark(bench, terminal, output.quiet)
     if bench.request.dry_run:
-        plan = plan_run(benchmark.model, benchmark.settings, benchmark.length, terminal)
+        report = plan_run(benchmark.model, benchmark.settings, benchmark.length, terminal)
+        report = replace(report, arguments=bench.request.arguments)
         display.close()  # the plan is the output
-        return print_plan(plan, bench.request.command, terminal, output.json)
+        return print_plan(report, bench.request.command, terminal, output.json)
     status = StatusLine(terminal)  # drawn once a run: a spinner would take time from what is measured
 
     def show(text: str) -> None:
@@ -64,6 +67,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
         engine = benchmark.model.load(tiers=benchmark.tiers).without_end()
         runs = [MethodRuns(name, _memory(benchmark, method)) for name, method in benchmark.speculations.items()]
         interrupted, prefill_s = False, None
+        load = OtherLoad() if benchmark.model.group.size == 1 else None  # other ranks are not other load
         try:
             prefill_s = _prefill(benchmark, engine, display)
             _measure(benchmark, engine, runs, prefill_s, show)
@@ -75,7 +79,8 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
             status.clear()
     if interrupted:
         terminal.after_ctrl_c()
-    comparison = Comparison(_facts(benchmark, engine, prefill_s), benchmark.sampling.greedy, runs)
+    facts = _facts(benchmark, engine, prefill_s)
+    comparison = Comparison(facts, benchmark.sampling.greedy, runs, None if load is None else load.cores())
     _write(comparison, terminal, output, interrupted)
     return INTERRUPTED if interrupted else DONE
 
@@ -86,10 +91,10 @@ def _write(comparison: Comparison, terminal: Terminal, output: BenchOutput, inte
     if output.json:
         terminal.write(json_line(**comparison.as_json(interrupted)))
     elif any_run:
-        terminal.write(comparison.as_table(drawn=terminal.stdout_is_terminal))
+        terminal.print(report_text(comparison, terminal.table_width))
     if output.plot is not None and any_run:
         rates = {row["method"]: row["tokens_per_s"] or 0.0 for row in comparison.rows()}
-        draw(output.plot, rates, comparison.title())
+        draw(output.plot, rates, title(comparison))
 
 
 def _memory(benchmark: Benchmark, method: Speculation) -> int:
@@ -103,7 +108,8 @@ def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> 
     """Read the prompt into the caches that all runs share; return the seconds."""
     meter = Meter(len(benchmark.ids))
     context = benchmark.model.checkpoint.shape.context
-    display.start(RunFacts(benchmark.settings.engine.model, BASE, context, meter))
+    names, tokens = (benchmark.settings.engine.model, BASE), lambda: engine.model.pass_tokens
+    display.start(RunFacts(*names, context, meter, pass_tokens=tokens))
     method = benchmark.speculations[BASE]
     with closing(engine.generate(benchmark.ids, benchmark.sampling, benchmark.config, method)) as events:
         for event in meter.watch(events):
@@ -117,7 +123,7 @@ def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> 
 def _measure(
     benchmark: Benchmark, engine: Engine, runs: list[MethodRuns], prefill_s: float, show: Callable[[str], None]
 ) -> None:
-    """Run every method once a round: what disturbs the machine for a while disturbs all of them."""
+    """Run every method once a round: a passing disturbance of the machine then affects all of them."""
     order = [each for _ in range(benchmark.repeats) for each in runs]
     for number, each in enumerate(order, 1):
         show(f"bench · {each.method} · run {number} of {len(order)}")
@@ -149,10 +155,10 @@ def _run(benchmark: Benchmark, engine: Engine, method: Speculation, prefill_s: f
 
 
 def _facts(benchmark: Benchmark, engine: Engine, prefill_s: float | None) -> dict[str, Any]:
-    """Return what describes machine and request in the comparison."""
+    """Return the machine and the request, for the comparison."""
     settings = benchmark.settings
     resolved = settings.described(benchmark.sampling) | {"device": benchmark.model.device.type}
-    del resolved["method"], resolved["stop"]  # of single requests
+    del resolved["method"], resolved["stop"]  # they differ between runs
     return {
         "triforce": version("triforce"),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

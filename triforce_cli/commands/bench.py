@@ -1,4 +1,4 @@
-"""`triforce bench`: every method on the same prompt, side by side."""
+"""`triforce bench`: compares the methods of decoding on one prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from offload.config import check_part
-from offload.loading.hub import check_name
+from offload.loading.registry import resolve as resolve_model
 from offload.units import parse_tokens
 
 from ..bench.methods import DEFAULT, parse
@@ -19,7 +19,7 @@ from ..input.documents import check_files
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.request import Request, start_or_join_ranks
+from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft
 from ..options.settings import given_options, resolve
 from ..output.progress import ProgressDisplay
 
@@ -35,12 +35,12 @@ def bench(
     prompt_file: options.PromptFiles = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods to compare, with commas; ar is always one.", show_default=DEFAULT),
+        typer.Option(help="Methods to compare, separated by commas; ar is always included.", show_default=DEFAULT),
     ] = None,
     context: Annotated[
         int | None,
         typer.Option(
-            help="Use so many tokens of the text, its first ones, such as 8000 or 16K.",
+            help="Use the first TOKENS tokens of the text, such as 8000 or 16K.",
             show_default="all",
             parser=parse_tokens,
             metavar="TOKENS",
@@ -48,15 +48,24 @@ def bench(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("--new", "--max-new-tokens", "-n", help="Generate so many.", show_default=str(NEW_TOKENS)),
+        typer.Option(
+            "--new", "--max-new-tokens", "-n", help="Tokens to generate in each run.", show_default=str(NEW_TOKENS)
+        ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Run every method so often; medians are shown.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each method; medians are shown.")] = 3,
     model: options.Model = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     min_p: options.MinP = None,
     repetition_penalty: options.RepetitionPenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    dry_multiplier: options.DryMultiplier = None,
+    dry_base: options.DryBase = None,
+    dry_allowed_length: options.DryAllowedLength = None,
+    dry_range: options.DryRange = None,
+    no_repeat_ngram: options.NoRepeatNgram = None,
     seed: options.Seed = None,
     draft: options.Draft = None,
     sink: options.Sink = None,
@@ -66,6 +75,7 @@ def bench(
     rebuild_every: options.RebuildEvery = None,
     gamma1: options.Gamma1 = None,
     gamma2: options.Gamma2 = None,
+    extend_context: options.ExtendContext = False,
     profile: options.ProfileName = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -82,9 +92,9 @@ def bench(
 ) -> int:
     """Compare the methods of decoding on one prompt and this machine.
 
-    The prompt is continued as it is, without the chat template, past any end-of-sequence token: every method generates
-    equally many tokens. It is read once; TTFT is that time and the method's own to its first token. Speedup is relative
-    to ar. Memory is an estimate of what the method keeps beside the model: KV caches, and a draft model if it uses one.
+    The prompt is continued without the chat template, and past end-of-sequence tokens: every method generates the same
+    number of tokens. The prompt is read once, and that time is part of every TTFT. Speedup is relative to ar. Memory is
+    an estimate of the KV caches and the draft model, without the model itself.
 
     [bold]Examples[/bold]
 
@@ -106,8 +116,10 @@ def bench(
         check_plot(plot)
     terminal = ctx.obj.terminal
     settings = resolve(flags, origins, profile)
-    check_name(settings.engine.model)
-    request = Request(settings, ctx.obj.home, ctx.info_name, dry_run=dry_run)
+    resolve_model(settings.engine.model)
+    warn_unused_draft(settings, names or ["auto"], terminal)
+    rest = {"dry_run": dry_run, "extend_context": extend_context, "arguments": given_arguments(ctx)}
+    request = Request(settings, ctx.obj.home, ctx.info_name, **rest)
     request, code = start_or_join_ranks(request, terminal)
     if code is not None:
         return code

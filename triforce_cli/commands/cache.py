@@ -1,4 +1,4 @@
-"""`triforce cache`: lists, shows and removes what the prompt cache holds."""
+"""`triforce cache`: lists, shows and removes cached prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offload.units import parse_size, size_text
 
 from ..exit_codes import WRONG_USE
 from ..options import declarations as options
-from ..output.prompt_cache import details, table
+from ..output.prompt_cache import details, entries_table
 from ..output.renderers import json_line
 from ..run.prompt_cache import prompt_folder
 
@@ -30,7 +30,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 def _parse_age(text: str) -> float:
     match = _AGE.fullmatch(text.strip())
     if match is None:
-        raise SettingsError(f"{text!r} is no age", "write it like 30m, 12h, 7d or 4w")
+        raise SettingsError(f"{text!r} is not an age", "write it like 30m, 12h, 7d or 4w")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
@@ -49,7 +49,7 @@ def _fields(entry: Entry) -> dict:
 
 @cache.callback(invoke_without_command=True)
 def _start(ctx: typer.Context) -> None:
-    """Manage the prompt cache: prompts on disk that need not be read again."""
+    """Manage the prompt cache: the KV of prompts, saved on disk."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(WRONG_USE)
@@ -57,9 +57,9 @@ def _start(ctx: typer.Context) -> None:
 
 @cache.command("list")
 def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> None:
-    """List what is cached, the latest used first.
+    """List cached prompts, the most recently used first.
 
-    Prompts that have more than half of their text in common, such as questions on one document, are one line.
+    Prompts that share more than half of their text, such as questions about one document, are one line.
     """
     terminal, folder = ctx.obj.terminal, _folder(ctx, cache_limit)
     found = entries(folder)
@@ -68,13 +68,13 @@ def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> 
         total = sum(block.size for block in folder.blocks())
         terminal.write(json_line(type="cache", folder=str(folder.path), limit=folder.limit, size=total, entries=shown))
         return
-    terminal.write(table(found, folder, time.time()))
+    terminal.print(entries_table(found, folder, time.time(), terminal.table_width))
 
 
 @cache.command()
 def show(
     ctx: typer.Context,
-    id: Annotated[str, typer.Argument(help="As `triforce cache list` gives it; its beginning is enough.")],
+    id: Annotated[str, typer.Argument(help="An id from `triforce cache list`, or the beginning of one.")],
     json: Json = False,
 ) -> None:
     """Show the details of one entry."""
@@ -111,7 +111,7 @@ def prune(
     cache_limit: Limit = None,
     json: Json = False,
 ) -> None:
-    """Remove the least recently used entries, and what interrupted runs have left.
+    """Remove the least recently used entries, and files of interrupted runs.
 
     [bold]Examples[/bold]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def doctor(
     ctx: typer.Context,
-    no_measure: Annotated[bool, typer.Option("--no-measure", help="Leave out the rates, which take a second.")] = False,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory bandwidth.")] = False,
     profile: options.ProfileName = None,
     device: options.Device = None,
     kernel: options.Kernel = None,
@@ -30,7 +30,7 @@ def doctor(
 ) -> None:
     """Describe this machine and this installation, and whether the native kernel can be used.
 
-    Settings are resolved as `generate` resolves them. A missing kernel is no error: torch is used in its place.
+    Settings are resolved as `generate` resolves them. A missing kernel is not an error: torch is used instead.
 
     [bold]Examples[/bold]
 
@@ -77,12 +77,12 @@ def _versions(versions: Versions) -> str:
     return f"{versions.triforce} ({others})"
 
 
-def _asked(name: str, value: str, origins: Mapping[str, str]) -> str:
+def _requested(name: str, value: str, origins: Mapping[str, str]) -> str:
     return f"asked for: {value}, by {origins[name]}" if name in origins else f"asked for: {value}"
 
 
 def _device(device: Device, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    yield "device", f"{device.used or f'none: {device.reason}'} ({_asked('device', device.asked, origins)})"
+    yield "device", f"{device.used or f'none: {device.reason}'} ({_requested('device', device.asked, origins)})"
     for number, gpu in enumerate(device.gpus):
         sizes = f"{_gib(gpu.memory_bytes)}, {_gib(gpu.free_bytes)} free"
         link = "" if gpu.link_gb_s is None else f", link {gpu.link_gb_s:.1f} GB/s"
@@ -100,7 +100,7 @@ def _memory(memory: Memory) -> str:
 
 
 def _kernel(kernel: KernelState, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    yield "kernel", f"{kernel.level or f'none: {kernel.reason}'} ({_asked('kernel', kernel.asked, origins)})"
+    yield "kernel", f"{kernel.level or f'none: {kernel.reason}'} ({_requested('kernel', kernel.asked, origins)})"
     if kernel.hint:
         yield "", f"hint: {kernel.hint}"
     yield "levels", ", ".join(kernel.levels) or "none"

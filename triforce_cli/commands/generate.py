@@ -1,4 +1,4 @@
-"""`triforce generate`: a prompt in, the model's continuation out, live."""
+"""`triforce generate`: generates text from a prompt, printed as it comes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def generate(
     ] = None,
     prompt_file: options.PromptFiles = None,
 ) -> int:
-    """Read a prompt of any length and write the model's answer, live.
+    """Generate text from a prompt of any length, printed as it comes.
 
     The prompt is --prompt-file, piped stdin and the argument, joined in that order with a blank line between. Text goes
     to stdout; progress and statistics go to stderr.
@@ -52,7 +52,7 @@ def generate(
     text = broadcast(request.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
     output = parse_output_options(ctx)
-    with closing(renderer_for(terminal, output.json, output.quiet)) as renderer:
+    with closing(renderer_for(terminal, output.json, output.quiet, output.verbose)) as renderer:
         from ..run.generate import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, output, renderer)

@@ -1,25 +1,35 @@
-"""`triforce profile`: which profiles there are, and the plan for one: memory, speed, and the flags for it."""
+"""`triforce profile`: lists the hardware profiles, and plans a model on one: memory, speed, and a command."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from offload.architecture.known import shape_of
-from offload.config import check_part
+from offload.config import DEFAULT_MODEL, check_part
 from offload.errors import SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
+from offload.loading.hub import dimensions
 
 from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.settings import given_options
 from ..output.plan import print_comparison, print_plan
+from ..output.tables import Column, table
 from ..output.terminal import Terminal
-from ..run.calibration import load_measured, measure_here, rates_text, save_measured
-from ..run.profile_plans import PlanOptions, Target, find_target, hardware_of, plan_all_profiles, plan_target
+from ..run.calibration import load_measured, load_or_measure, measure_here, rates_text, save_measured
+from ..run.profile_plans import (
+    DEFAULT_GPU_MODEL,
+    PlanOptions,
+    Target,
+    find_target,
+    hardware_of,
+    plan_all_profiles,
+    plan_target,
+)
 
 _DECODING = {
     "method": options.Method,
@@ -30,35 +40,42 @@ _DECODING = {
     "gamma2": options.Gamma2,
     "dtype": options.Dtype,
     "prefill_chunk": options.PrefillChunk,
+    "extend_context": options.ExtendContext,
 }
 _GPU = typer.Option(
     "--gpu",
-    help="A profile's name, a part of it such as 4090, or a YAML file; auto is what is found.",
+    help="A profile's name, a part of one such as 4090, or a YAML file; auto is this machine.",
     show_default="auto",
     autocompletion=options.complete_profile,
 )
 _MEASURE = typer.Option("--measure", help="Measure this machine, and plan with the measured rates.")
-_SAVE = typer.Option("--save", help="Save what --measure measures, for all later plans.")
+_SAVE = typer.Option("--save", help="Save the measured rates for later plans.")
 _COMPARE = typer.Option("--compare", help="One table over all profiles.")
 _JSON = typer.Option("--json", help="The profile and its plan as one JSON object.")
+
+
+_MODEL = Annotated[
+    str | None,
+    options.model_option(f"{DEFAULT_MODEL} on a CPU, {DEFAULT_GPU_MODEL} on a GPU"),
+]
 
 
 @option_groups.accepts(option_groups.PLACEMENT | _DECODING)
 def profile(
     ctx: typer.Context,
     gpu: Annotated[str | None, _GPU] = None,
-    model: options.Model = None,
+    model: _MODEL = None,
     context: options.ContextLength = None,
     measure: Annotated[bool, _MEASURE] = False,
     save: Annotated[bool, _SAVE] = False,
     compare: Annotated[bool, _COMPARE] = False,
     json: Annotated[bool, _JSON] = False,
 ) -> int:
-    """List the hardware profiles, and plan a model and a context for one: what lies where, how fast it will be.
+    """List the hardware profiles, and plan a model and a context for one: memory use and predicted speed.
 
     Nothing is loaded: it works without the GPU and without the weights. Models are well-known names such as
-    Llama-2-7B-128K, or folders with a config.json. The last line is the command that the plan stands for. Rates are the
-    profile's, or those that --measure --save has found on this machine.
+    Llama-2-7B-128K, hub ids, folders and .gguf files. The last line is the command for the plan, with book.txt for your
+    text. Rates are the profile's; those of this machine are measured once, and by --measure --save again.
 
     [bold]Examples[/bold]
 
@@ -77,22 +94,30 @@ def profile(
     terminal = ctx.obj.terminal
     flags, origins = given_options(ctx)
     _check(flags, measure, save)
-    target, asked = find_target(gpu), PlanOptions(flags, origins, context)
+    if compare and gpu is not None:
+        raise SettingsError(f"--compare is a table of all profiles, and --gpu {gpu} is one", "leave out one of the two")
+    target = find_target(gpu)
+    asked = PlanOptions(flags, origins, context, bool(ctx.params["extend_context"]), ctx.obj.home)
     if "model" in flags:
-        shape_of(flags["model"])  # an unknown model is an error before anything is measured
-    measured = _measure(target, terminal, json, save) if measure else load_measured(terminal)
+        dimensions(flags["model"], ctx.obj.home)  # an unknown model is an error before anything is measured
+    if measure:
+        measured = _measure(target, terminal, json, save)
+    elif compare or target.name != profiles.AUTO:
+        measured = load_measured(terminal)
+    else:
+        measured = load_or_measure(bool(target.found), terminal)
     if compare:
         return print_comparison(plan_all_profiles(target.found, asked, measured), terminal, json)
     if gpu is None and not measure and not json:
-        terminal.write(_list(target.profile))
+        terminal.print(_list(target.profile, terminal.table_width))
     return print_plan(plan_target(target, asked, measured), "generate", terminal, json)
 
 
 def _check(flags: dict, measure: bool, save: bool) -> None:
-    """Raise SettingsError for options that cannot be right on any hardware."""
+    """Raise SettingsError for options that are wrong on any hardware."""
     check_part(flags)
     if save and not measure:
-        raise SettingsError("--save keeps what --measure measures", "use --measure --save")
+        raise SettingsError("--save needs --measure", "use --measure --save")
 
 
 def _measure(target: Target, terminal: Terminal, json: bool, save: bool) -> Measured:
@@ -107,12 +132,9 @@ def _measure(target: Target, terminal: Terminal, json: bool, save: bool) -> Meas
     return measured
 
 
-def _list(chosen: Profile | None) -> str:
+def _list(chosen: Profile | None, width: int | None) -> Text:
     """Return a line for each profile, the chosen one marked."""
-    names = profiles.available()
-    width = max(map(len, names))
-    marks = ["*" if chosen is not None and chosen.name == name else " " for name in names]
-    lines = [
-        f"{mark} {name:<{width}}  {profiles.load(name).description}\n" for mark, name in zip(marks, names, strict=True)
-    ]
-    return "".join(lines) + "\n"
+    marked = None if chosen is None else chosen.name
+    rows = [("*" if name == marked else " ", name, profiles.load(name).description) for name in profiles.available()]
+    columns = (Column("", style="bold green"), Column("", style="cyan"), Column("", least=16))
+    return table(columns, rows, width, headed=False).append("\n")

@@ -13,9 +13,11 @@ from ..output.download_bar import DownloadBar
 
 def pull(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="The embedded model's name or a hub id.")] = DEFAULT_MODEL,
+    name: Annotated[str, typer.Argument(help="A name such as Llama-2-7B-128K, a hub id, or a folder.")] = DEFAULT_MODEL,
 ) -> None:
     """Fetch a model ahead of time, with a progress bar, and print its path.
+
+    Weights that exist only as pytorch_model.bin are converted to safetensors once, without running code from them.
 
     [bold]Examples[/bold]
 
@@ -24,11 +26,15 @@ def pull(
       triforce pull smollm2-135m
 
       triforce pull Qwen/Qwen3-0.6B
+
+      triforce pull Llama-2-7B-128K
     """
-    from offload.loading.hub import locate, open_checkpoint
+    from offload.loading.hub import describe_source, locate, open_checkpoint
     from offload.loading.tensor_checks import check_tensors
 
     terminal = ctx.obj.terminal
+    if source := describe_source(name):
+        terminal.note(source)
     with DownloadBar(terminal) as progress:
         path = locate(name, ctx.obj.home, progress, refresh=True)
     check_tensors(open_checkpoint(path))

@@ -42,10 +42,10 @@ def summarize(
         ),
     ] = None,
     bullets: Annotated[bool, typer.Option("--bullets", help="Ask for bullet points.")] = False,
-    focus: Annotated[str | None, typer.Option(help="What matters most.", show_default=False)] = None,
+    focus: Annotated[str | None, typer.Option(help="A topic to focus on.", show_default=False)] = None,
     question: Annotated[
         list[str] | None,
-        typer.Option("--question", help="Answer this instead of summarizing; repeatable.", show_default=False),
+        typer.Option("--question", help="Answer this question instead of summarizing; repeatable.", show_default=False),
     ] = None,
     language: Annotated[str | None, typer.Option(help="Write in this language.", show_default=False)] = None,
     prompt: Annotated[
@@ -53,25 +53,25 @@ def summarize(
         typer.Option(
             "--prompt",
             metavar="TEMPLATE_FILE",
-            help="Your own prompt, with {document} and {instruction} in it.",
+            help="A prompt template with {document} and {instruction}.",
             show_default=False,
         ),
     ] = None,
-    together: Annotated[bool, typer.Option("--together", help="One summary of all files, not one each.")] = False,
+    together: Annotated[bool, typer.Option("--together", help="One summary of all files instead of one each.")] = False,
     start: Annotated[
-        object, typer.Option("--from", help="Begin here: tokens, or percent such as 10%.", **_POSITION)
+        object, typer.Option("--from", help="Start position: tokens, or percent such as 10%.", **_POSITION)
     ] = None,
-    end: Annotated[object, typer.Option("--to", help="End here: tokens, or percent.", **_POSITION)] = None,
+    end: Annotated[object, typer.Option("--to", help="End position: tokens, or percent.", **_POSITION)] = None,
     map_reduce: Annotated[
         bool,
-        typer.Option("--map-reduce", help="Read what exceeds the context part by part; resumed if it is interrupted."),
+        typer.Option("--map-reduce", help="Read a document longer than the context in parts; resumable."),
     ] = False,
 ) -> int:
     """Summarize documents, or answer questions about them.
 
     Text, Markdown, PDF, EPUB, DOCX and HTML (pip install "triforce\\[documents]"). Several questions about one document
-    read it once. What exceeds the model's context is an error, unless --map-reduce, --extend-context, or --from and
-    --to say what to do.
+    read it once. A document that exceeds the model's context is an error, unless --map-reduce, --extend-context,
+    or --from and --to are given.
 
     [bold]Examples[/bold]
 
@@ -89,7 +89,7 @@ def summarize(
     """
     check_flags(ctx)
     check_files(files)
-    refuse_both(ctx.params, "map_reduce", "extend_context", "choose one way to read what exceeds the context")
+    refuse_both(ctx.params, "map_reduce", "extend_context", "use one of them for a document that exceeds the context")
     for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
         refuse_broken_text(name, texts)
     if not all(each.strip() for each in question or []):
@@ -105,20 +105,21 @@ def summarize(
     parts = broadcast(request.group, lambda: (read_documents(files, terminal.stdin, terminal.warn), *rest))
 
     output = parse_output_options(ctx)
-    with closing(renderer_for(terminal, output.json, output.quiet)) as renderer:
+    with closing(renderer_for(terminal, output.json, output.quiet, output.verbose)) as renderer:
         from ..summarize.summarize import SummaryRequest, run_summaries  # from here on torch is needed
 
         return run_summaries(SummaryRequest(*parts), request, terminal, output, renderer)
 
 
 def _check_template(templates: Templates, path: Path | None, ctx: typer.Context) -> None:
-    """Raise SettingsError for an option whose text the template would leave out."""
+    """Raise SettingsError for an option whose text the template has no placeholder for."""
     if templates.document.takes_instructions:
         return
     for name in ("question", "length", "bullets", "focus", "language"):
         if ctx.params[name]:
             raise SettingsError(
-                f"the template {path} has no place for --{name}", "write {instruction} where the instruction belongs"
+                f"the template {path} has no {{instruction}}, which --{name} needs",
+                "put {instruction} into it",
             )
 
 

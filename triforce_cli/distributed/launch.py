@@ -26,7 +26,7 @@ _SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 def ranks_to_start(settings: Settings) -> int:
     """Return how many ranks this process must start; 0 if it is a rank itself, or runs alone.
 
-    As many as were asked for, else as the profile has GPUs, if they are present. Raises SettingsError.
+    As many as were asked for, else as many as the profile's GPUs, if they are present. Raises SettingsError.
     """
     if world_position(os.environ) is not None:
         return 0
@@ -85,7 +85,7 @@ def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal
 
 
 def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
-    """Fetch the models once, and not by every rank at the same time. Raises TriforceError."""
+    """Fetch the models before the ranks start, so that only one process downloads. Raises TriforceError."""
     from offload.levels import has_draft_model
     from offload.loading.hub import locate
 
@@ -98,14 +98,14 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
 
 
 def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
-    """Raise SettingsError for more ranks than the model has heads for: before so many processes are started."""
-    from offload.architecture.known import shape_of
+    """Raise SettingsError for more ranks than the model has heads, before the processes are started."""
+    from offload.architecture.known import read_shape
     from offload.loading.hub import locate, open_checkpoint
     from offload.parallel import split
 
     path = locate(settings.engine.model, home)
-    has_config = (path / "config.json").is_file()
-    split(shape_of(str(path))[1] if has_config else open_checkpoint(path).shape, 0, count)
+    config = path / "config.json"
+    split(read_shape(config) if config.is_file() else open_checkpoint(path).shape, 0, count)
 
 
 def _prepare(folder: Path, count: int) -> None:
@@ -138,7 +138,10 @@ def _report_failure(folder: Path, codes: dict[int, int], terminal: Terminal) -> 
     rank, code = next(((r, c) for r, c in codes.items() if c not in expected), next(iter(codes.items())))
     if code < 0:
         name = signal.Signals(-code).name
-        terminal.error(f"rank {rank} was killed by {name}", "was it short of memory? what was written so far is right")
+        terminal.error(
+            f"rank {rank} was killed by {name}",
+            "it may have run out of memory; the text written so far is correct",
+        )
     else:
         terminal.error(f"rank {rank} has ended with exit code {code}{_last_stderr_line(folder, rank)}", "")
     return FAILED

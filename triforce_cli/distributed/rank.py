@@ -90,7 +90,7 @@ def join_group(settings: Settings) -> tuple[Group | None, Settings]:
     for number in (signal.SIGINT, signal.SIGTERM):  # torch's rendezvous would not return to Python's handlers
         signal.signal(number, signal.SIG_DFL)
     if position.reports is not None:
-        launcher = int(os.environ.get(LAUNCHER) or os.getppid())  # who may be gone by now
+        launcher = int(os.environ.get(LAUNCHER) or os.getppid())  # which may have ended by now
         threading.Thread(target=_follow_parent, args=(launcher,), daemon=True, name="parent").start()
     from offload.loader import resolve_device
     from offload.parallel.process_group import Ranks
@@ -143,7 +143,7 @@ def report(message: str, hint: str, code: int, lost: bool, terminal: Terminal) -
 
 
 def abandon() -> None:
-    """Note that stdout was closed: this rank ends without waiting for the others."""
+    """Note that stdout was closed: this rank exits without waiting for the others."""
     _state.abandoned = True
 
 
@@ -166,7 +166,7 @@ def finish(code: int) -> None:
 def _end_lost(rank: int) -> None:
     """End this process from the watching thread: the main thread may wait for a GPU that waits for the lost rank."""
     time.sleep(_GRACE)
-    report(f"rank {rank} has ended", "see its output", FAILED, True, Terminal())
+    report(f"rank {rank} has ended", "look at its output", FAILED, True, Terminal())
     finish(FAILED)
 
 

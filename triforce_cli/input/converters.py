@@ -22,7 +22,7 @@ _HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 _COMMENT = rb"<!--(?:(?!-->).)*-->\s*"
 _HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(%b)*(<!doctype html|<html)\b" % _COMMENT, re.IGNORECASE | re.DOTALL)
 _HEAD = 1024  # bytes before which a PDF may begin, and within which an HTML page must say that it is one
-_INSTALL = 'install what reads it: pip install "triforce[documents]"'
+_INSTALL = 'install it: pip install "triforce[documents]"'
 _BY_HAND = {
     ".pdf": "; or convert it first, such as: pdftotext book.pdf book.txt",
     ".html": "; or give its source as it is, with the suffix .txt",
@@ -32,7 +32,7 @@ _BY_HAND = {
 def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None]) -> str:
     """Return the text of a document in any known format; `suffix` is that of its file, "" where it has none.
 
-    Raises PromptError for what cannot be read, holds no text, or is not what its suffix says.
+    Raises PromptError for what cannot be read, contains no text, or does not match its suffix.
     """
     kind = _recognised(data, name, suffix.lower())
     return decode(data, name, warn) if kind is None else _converted(data, name, kind)
@@ -47,7 +47,7 @@ def _recognised(data: bytes, name: str, suffix: str) -> str | None:
     if suffix in (".pdf", ".epub", ".docx"):
         raise PromptError(
             f"{name} is not {_NAMES[suffix]}, although its name says so, or it is corrupt",
-            "look whether it was cut off; a text should have the suffix .txt",
+            "check whether the file is complete; give a text file the suffix .txt",
         )
     # A page's source is text too: the suffix .txt asks for it.
     if suffix in _HTML_SUFFIXES or (not suffix and _HTML.match(data[:_HEAD].removeprefix(b"\xef\xbb\xbf"))):
@@ -94,7 +94,7 @@ def _converted(data: bytes, name: str, kind: str) -> str:
 
 def _not_installed(name: str, kind: str) -> PromptError:
     return PromptError(
-        f"{name} is {_NAMES[kind]}, and what reads such files is not installed", _INSTALL + _BY_HAND.get(kind, "")
+        f"{name} is {_NAMES[kind]}, and the package that reads it is not installed", _INSTALL + _BY_HAND.get(kind, "")
     )
 
 

@@ -36,7 +36,7 @@ class Document:
 def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn) -> list[Document]:
     """Return each file's document, in order; `-` is standard input.
 
-    Raises PromptError for what cannot be read, is no text, or is blank.
+    Raises PromptError for a file that cannot be read, is not text, or is blank.
     """
     documents = [Document(name_of(path), read(path, stdin, warn)) for path in checked(files)]
     for document in documents:
@@ -48,7 +48,7 @@ def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn) -> list[
 def checked(files: Sequence[Path | str]) -> list[Path]:
     """Return the names as paths. Raises PromptError for an empty name and for standard input given twice."""
     if "" in map(str, files):
-        raise PromptError("the name of a prompt file is empty", "was a shell variable not set?")
+        raise PromptError("the name of a prompt file is empty", "check whether a shell variable is unset")
     paths = [Path(file) if str(file) == "-" or Path(file) != STDIN else Path(file).absolute() for file in files]  # ./-
     if paths.count(STDIN) > 1:
         raise PromptError("standard input (-) is given twice", "it can be read only once: give - once")
@@ -66,7 +66,7 @@ def check_files(files: Sequence[Path | str]) -> None:
 
 
 def name_of(path: Path) -> str:
-    """Return a path's name for people and for the model; bytes that are no text are replaced."""
+    """Return a path's name for people and for the model; bytes that are not text are replaced."""
     return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")
 
 
@@ -117,7 +117,7 @@ def _unreadable(path: Path, error: OSError | ValueError) -> PromptError:
     if isinstance(error, IsADirectoryError):
         return PromptError(f"{path} is a folder", "give the files in it one by one")
     if isinstance(error, PermissionError):
-        return PromptError(f"{path} may not be read: permission denied", f"look at its permissions: ls -l {path}")
+        return PromptError(f"{path} may not be read: permission denied", f"check its permissions: ls -l {path}")
     reason = getattr(error, "strerror", None) or str(error)
     return PromptError(f"{path} cannot be read: {reason}", "give the path of a text file")
 

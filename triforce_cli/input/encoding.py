@@ -1,4 +1,4 @@
-"""Decodes the bytes of a document: its text, or an error that says what the bytes are instead."""
+"""Decodes the bytes of a document: its text, or an error that names the format of the bytes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Callable
 
 from offload.errors import PromptError
+from offload.units import counted
 
-from ..output.format import counted
 from .repair import Replaced, replace_broken, replace_broken_marked
 
 # Longest first: the mark of UTF-32 LE begins with that of UTF-16 LE.
@@ -76,7 +76,7 @@ def _marked(data: bytes, name: str, warn: Callable[[str], None]) -> str | None:
         if replaced is None:
             raise PromptError(
                 f"{name} begins with the mark of {label} but is not valid {label} at byte {error.start:,}",
-                "save it as UTF-8 again, or look whether it was cut off",
+                "save it as UTF-8 again, or check whether the file is complete",
             ) from None
         text = _with_warning(replaced, label, name, warn)
     if "\0" in text:
@@ -113,8 +113,8 @@ def guess(data: bytes) -> str | None:
     """
     from charset_normalizer import from_bytes  # slow to import, seldom needed
 
-    # The detector takes a few samples of a long text, in which lines of pure ASCII are no evidence. In no encoding
-    # that is guessed has a newline's byte another meaning.
+    # The detector takes a few samples of a long text, in which lines of pure ASCII are no evidence. All encodings that
+    # are guessed use the same byte for a newline.
     lines = data.split(b"\n")
     sample = b"\n".join(line for number, line in enumerate(lines) if number < _HEAD or not line.isascii())
     matches = [m for m in from_bytes(sample, cp_exclusion=_NOT_GUESSED) if _decodes(data, m.encoding)]

@@ -1,6 +1,6 @@
 """Cuts a document by its tokens: a range that the user asks for, and parts that fit a context.
 
-Both are cut out of the text where tokens end; no text is encoded and decoded again.
+Both are cut at the ends of tokens, in the text itself: nothing is encoded and decoded again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def parse_position(text: str) -> Position:
         return Position(tokens=0 if text.strip() == "0" else parse_tokens(text))
     percent = float(match[1])
     if percent > 100:
-        raise SettingsError(f"{text.strip()} is more than all of the document", "use 0% to 100%")
+        raise SettingsError(f"{text.strip()} is more than the whole document", "use 0% to 100%")
     return Position(fraction=percent / 100)
 
 
@@ -73,8 +73,8 @@ class Range:
         if not piece.strip():
             asked = " ".join(f"--{n} {p}" for n, p in (("from", self.start), ("to", self.end)) if p is not None)
             raise SettingsError(
-                f"there is nothing in {asked} of {name}, which has {counted(total, 'token')}",
-                "use a --to behind --from and a --from before the end, in tokens or percent",
+                f"{asked} selects no text of {name}, which has {counted(total, 'token')}",
+                "give a --to behind --from, and a --from before the end, in tokens or percent",
             )
         return piece, f"{name}: tokens {start:,} to {end:,} of {total:,}"
 

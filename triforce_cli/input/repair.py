@@ -1,4 +1,4 @@
-"""Repairs Unicode text with a few broken bytes: decides whether it still is text, and puts U+FFFD in their place."""
+"""Repairs Unicode text with a few broken bytes: decides whether it still is text, and replaces them by U+FFFD."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _CUT_TAIL = re.compile(rb"(?:[\xc2-\xf4]|[\xe0-\xf4][\x80-\xbf]|[\xf0-\xf4][\x80
 _QUOTE_OR_EMOJI_HEAD = re.compile(rb"\A(?:\x80[\x80-\xbf]|\x9f[\x80-\xbf]{2})(?![\x80-\xbf])")
 _QUOTE_OR_EMOJI_TAIL = re.compile(rb"(?:\xe2\x80|\xf0\x9f[\x80-\xbf]?)\Z")
 
-_TWO_BYTES, _MORE_BYTES = bytes(range(0xC2, 0xE0)), bytes(range(0xE0, 0xF5))  # how characters of so many bytes begin
+_TWO_BYTES, _MORE_BYTES = (
+    bytes(range(0xC2, 0xE0)),
+    bytes(range(0xE0, 0xF5)),
+)  # of characters, by their first byte
 # In East Asian encodings, pairs that look like UTF-8 are frequent, triples are not: in hiragana as EUC-JP, there are
 # up to three such pairs for a broken byte.
 _WEIGHT = 5  # of a character of three or four bytes, against one of two

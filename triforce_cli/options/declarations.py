@@ -21,9 +21,9 @@ def _setting(name: str, help: str, default: str | None = None, *names: str, **re
 
 
 def _complete_model(incomplete: str) -> list[str]:
-    from offload.loading.bundled import EMBEDDED
+    from offload.loading.registry import EMBEDDED, HUB_MODELS
 
-    return [name for name in EMBEDDED if name.startswith(incomplete)]
+    return [name for name in (*EMBEDDED, *HUB_MODELS) if name.lower().startswith(incomplete.lower())]
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -38,17 +38,14 @@ def _complete_from(*names: str) -> Any:
 
 _MODELS_ELSE = "the model's, else {}"
 
-Model = Annotated[
-    str | None,
-    _setting(
-        "model",
-        "A folder (config.json + safetensors), a .gguf file, a hub id, or the embedded model.",
-        None,
-        "--model",
-        "-m",
-        autocompletion=_complete_model,
-    ),
-]
+
+def model_option(default: str | None = None) -> Any:
+    """Return the option --model; `default` describes a command's own default."""
+    help = "A folder (config.json + safetensors), a .gguf file, a hub id, or a name such as Llama-3.1-8B."
+    return _setting("model", help, default, "--model", "-m", autocompletion=_complete_model)
+
+
+Model = Annotated[str | None, model_option()]
 Device = Annotated[str | None, _setting("device", "Where to run.", autocompletion=_complete_from(*DEVICES))]
 Dtype = Annotated[
     str | None,
@@ -67,7 +64,7 @@ PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Tokens run at on
 
 Temperature = Annotated[
     float | None,
-    _setting("temperature", "0 is greedy; higher is more varied.", _MODELS_ELSE.format(_DEFAULTS["temperature"])),
+    _setting("temperature", "0 is plain greedy; higher is more varied.", _MODELS_ELSE.format(_DEFAULTS["temperature"])),
 ]
 TopP = Annotated[
     float | None,
@@ -81,6 +78,40 @@ MinP = Annotated[
 RepetitionPenalty = Annotated[
     float | None,
     _setting("repetition_penalty", "Above 1, tokens that occurred become less likely.", _MODELS_ELSE.format("off")),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    _setting(
+        "frequency_penalty", "Lower tokens of the output by this for each occurrence.", _MODELS_ELSE.format("off")
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    _setting("presence_penalty", "Lower tokens of the output by this once.", _MODELS_ELSE.format("off")),
+]
+DryMultiplier = Annotated[
+    float | None,
+    _setting("dry_multiplier", "Lower tokens that would extend a repetition (DRY).", _MODELS_ELSE.format("off")),
+]
+DryBase = Annotated[
+    float | None,
+    _setting("dry_base", "DRY grows by this with each repeated token.", _MODELS_ELSE.format(_DEFAULTS["dry_base"])),
+]
+DryAllowedLength = Annotated[
+    int | None,
+    _setting(
+        "dry_allowed_length",
+        "DRY begins after this many repeated tokens.",
+        _MODELS_ELSE.format(_DEFAULTS["dry_allowed_length"]),
+    ),
+]
+DryRange = Annotated[
+    int | None,
+    _setting("dry_range", "DRY looks at this many of the latest tokens; 0 is all.", _MODELS_ELSE.format("all")),
+]
+NoRepeatNgram = Annotated[
+    int | None,
+    _setting("no_repeat_ngram", "Forbid n-grams of this size to occur twice.", _MODELS_ELSE.format("off")),
 ]
 Seed = Annotated[int | None, _setting("seed", "Seed of the random draws.", "drawn and reported")]
 MaxNewTokens = Annotated[

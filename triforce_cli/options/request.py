@@ -1,21 +1,24 @@
-"""What a command line asks: settings and flags, before a model is opened. Imports no torch."""
+"""The request of a command line: settings and flags, before a model is opened. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from offload.config import Sampling, check_part
+from offload.config import DRAFTS, Sampling, check_part
 from offload.errors import ModelNotFound
 from offload.levels import has_draft_model
-from offload.loading.hub import check_name, draft_error
+from offload.loading.registry import draft_error
+from offload.loading.registry import resolve as resolve_model
+from offload.methods import CHOSEN, LOOKUP, METHODS, MODEL
 
 from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
+from ..output.plan_flags import Argument
 from ..output.terminal import Terminal
 from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
@@ -25,16 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command asks of every prompt that it generates from.
+    """The settings and flags of a command, the same for each of its prompts.
 
     Args:
         home: triforce's cache folder; None for the platform's.
-        command: the command's name, for the command line that a plan ends with.
+        command: the command's name, for the command line that ends a printed plan.
         system: a system message for the chat template; `raw` bypasses the template.
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
-        extend_context: stretch the model's context where it is too short.
-        group: the ranks that share the model; None where this process has all of it.
+        extend_context: extend the model's context where it is too short.
+        group: the ranks that share the model; None where this process runs all of it.
+        arguments: what was given on the command line, to repeat it beside a plan's flags.
     """
 
     settings: Settings
@@ -46,6 +50,7 @@ class Request:
     dry_run: bool = False
     extend_context: bool = False
     group: Group | None = None
+    arguments: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +62,45 @@ class OutputOptions:
     verbose: bool
 
 
+def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
+    """Return what was given on the command line itself, but for --dry-run and --json."""
+    given = []
+    for param in ctx.command.params:
+        source, value = ctx.get_parameter_source(param.name), ctx.params.get(param.name)
+        if source is None or source.name != "COMMANDLINE" or param.name in ("dry_run", "json"):
+            continue
+        values = tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+        if param.param_type_name == "argument":
+            given.append(Argument(None, values))
+        elif isinstance(value, bool):
+            given.append(Argument((param.opts if value else param.secondary_opts)[0]))
+        else:
+            given += [Argument(param.opts[0], (each,)) for each in values]
+    return tuple(given)
+
+
+def warn_unused_draft(settings: Settings, methods: Iterable[str], terminal: Terminal) -> None:
+    """Warn if the draft that was asked for is used by none of the methods."""
+    wanted = settings.values.get("draft")
+    drafters = {METHODS[name].drafter for name in methods}
+    if wanted is None or wanted in DRAFTS or settings.origins.get("draft", "").startswith("profile"):
+        return
+    if not drafters & {CHOSEN, MODEL}:
+        how = "drafts by lookup" if LOOKUP in drafters else "uses no drafter"
+        terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")
+
+
 def check_flags(ctx: typer.Context) -> None:
     """Raise SettingsError for flags that are wrong whatever prompt and profile are found."""
     params: Mapping[str, Any] = ctx.params
-    refuse_both(params, "raw", "system", "--raw uses no chat template, so there is no place for a system message")
+    refuse_both(params, "raw", "system", "--raw uses no chat template, which a system message needs")
     refuse_both(params, "quiet", "verbose", "choose one")
     for name, texts in (("--system", [params["system"] or ""]), ("--stop", params["stop"] or [])):
         refuse_broken_text(name, texts)
     given = given_options(ctx)[0]
     check_part(given)
     if "model" in given:
-        check_name(given["model"])
+        resolve_model(given["model"])
 
 
 def parse_request(ctx: typer.Context) -> Request:
@@ -78,15 +111,17 @@ def parse_request(ctx: typer.Context) -> Request:
     if params["verify"]:
         refuse_unverifiable(settings.sampling(Sampling(temperature=0)))  # the model's own sampling is not known yet
     flags = {name: bool(params[name]) for name in ("raw", "verify", "dry_run", "extend_context")}
-    return Request(settings, ctx.obj.home, ctx.info_name, params["system"], **flags)
+    warn_unused_draft(settings, [settings.speculation.method], ctx.obj.terminal)
+    arguments = given_arguments(ctx)
+    return Request(settings, ctx.obj.home, ctx.info_name, params["system"], **flags, arguments=arguments)
 
 
 def _check_models(settings: Settings) -> None:
     """Raise ModelNotFound for a name that cannot be a model's: torch is not imported for it."""
-    check_name(settings.engine.model)
+    resolve_model(settings.engine.model)
     if has_draft_model(settings.speculation):
         try:
-            check_name(settings.speculation.draft_model)
+            resolve_model(settings.speculation.draft_model)
         except ModelNotFound as error:
             raise draft_error(error) from error
 

@@ -1,4 +1,4 @@
-"""flag > environment > profile > the model's own > default, resolved once into frozen dataclasses."""
+"""Settings by precedence: flag > environment > profile > the model's own > default; resolved once, frozen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from offload.hardware.driver import may_have_gpus
 from offload.hardware.profiles import Profile
 from offload.units import GIB
 
-NO_PROFILE = "none"  # stands for a GPU that no profile describes: it runs with the default settings
+NO_PROFILE = "none"  # the name for a GPU without a profile: it runs with the default settings
 
 
 def option_names() -> set[str]:
@@ -86,8 +86,13 @@ class Settings:
     origins: Mapping[str, str]
 
     def sampling(self, model_default: Sampling) -> Sampling:
-        """Return the model's own sampling, overridden by the given values."""
-        return replace(model_default, **_subset(Sampling, self.values))
+        """Return the model's own sampling, overridden by the given values.
+
+        A given temperature of 0 is plain greedy decoding: the model's own penalties do not apply.
+        """
+        given = _subset(Sampling, self.values)
+        is_greedy = "temperature" in given and replace(Sampling(), temperature=given["temperature"]).greedy
+        return replace(Sampling() if is_greedy else model_default, **given)
 
     def memory_limit(self, device_type: str) -> int | None:
         """Return the bytes of the device that the profile and --memory allow; None for no limit but free memory."""
@@ -154,7 +159,7 @@ def gpu_names() -> list[str]:
 
 
 def refuse_broken_text(name: str, texts: Sequence[str]) -> None:
-    """Raise SettingsError for bytes that are no text: they arrive as lone surrogates."""
+    """Raise SettingsError for arguments that are not valid text: such bytes arrive as lone surrogates."""
     if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
         raise SettingsError(f"{name} is not valid UTF-8", "give it in the encoding of the terminal")
 

@@ -11,8 +11,11 @@ from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
 
 from ..exit_codes import DONE, FAILED
+from .cursor import visible
+from .plan_flags import Argument, command_line
 from .plan_json import measured_fields, plan_fields
-from .plan_text import comparison_text, plan_text
+from .plan_layout import laid_out
+from .plan_text import DRAWN, WIDTH, comparison_text, plan_text
 from .renderers import json_line
 from .terminal import Terminal
 
@@ -25,12 +28,16 @@ class PlanReport:
         suggestions: changes that would fit, if the plan does not.
         measured: where the plan's rates come from, if not from a data sheet.
         profile: printed beside the plan in JSON.
+        source: where a well-known model's weights come from, with its licence.
+        arguments: what the command line has beside the plan's own flags.
     """
 
     plan: Plan
     suggestions: Sequence[Suggestion] = ()
     measured: Measured | None = None
     profile: Profile | None = None
+    source: str = ""
+    arguments: Sequence[Argument] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class PlanComparison:
 def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool) -> int:
     """Print the plan to stdout and what is missing to stderr; return the exit code.
 
-    The text ends with the line of `triforce <command>` that the plan stands for.
+    The text of a plan that fits ends with the line of `triforce <command>` for it.
     """
     plan = report.plan
     if json:
@@ -56,11 +63,23 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
         fields = plan_fields(plan, report.suggestions)
         terminal.write(json_line(type="plan", **profile, measured=measured_fields(report.measured), plan=fields))
     else:
-        terminal.write(plan_text(plan, terminal.stdout_is_terminal, report.measured, command))
+        _print_text(report, command, terminal)
     if plan.fits:
         return DONE
     terminal.error(plan.shortage(), suggestions_text(report.suggestions))
     return FAILED
+
+
+def _print_text(report: PlanReport, command: str, terminal: Terminal) -> None:
+    plan, columns = report.plan, terminal.table_width
+    width = WIDTH if columns is None else max(4, min(WIDTH, columns - 2))
+    text = plan_text(plan, columns is not None, report.measured, report.source, width)
+    if plan.fits:
+        text += f"\n{command_line(command, plan, report.arguments)}\n"
+    if columns is None:
+        terminal.write(text)
+    else:
+        terminal.print(laid_out(visible(text), DRAWN, columns))
 
 
 def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool) -> int:
@@ -73,7 +92,7 @@ def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool)
     if measured is not None:
         names = ", ".join(comparison.measured_names)
         terminal.write(f"measured   on {measured.date}: the rates of {names}, of {measured.machine}\n")
-    terminal.write(comparison_text([plan for plan, _ in plans]))
+    terminal.print(comparison_text([plan for plan, _ in plans], terminal.table_width))
     return DONE
 
 

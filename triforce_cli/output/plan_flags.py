@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from offload.config import Speculation
 from offload.planning.plan import Plan
 from offload.units import GIB
 
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An option with its values, none for a switch; or, without an option, the values of a positional argument."""
+
+    option: str | None
+    values: tuple[str, ...] = ()
+
+
 _SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2")
+
+
+def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str:
+    """Return the whole line of `triforce <command>`: the plan's flags, then the other arguments that were given."""
+    flags = flags_of(plan)
+    others = [argument for argument in arguments if argument.option is None or argument.option not in flags]
+    options = [part for each in others if each.option is not None for part in (each.option, *each.values)]
+    words = [word for each in others if each.option is None for word in each.values]
+    if any(word.startswith("-") and word != "-" for word in words):
+        words.insert(0, "--")
+    return shlex.join(["triforce", command, *flags, *options, *words])
 
 
 def flags_of(plan: Plan) -> list[str]:

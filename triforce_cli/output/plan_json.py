@@ -43,7 +43,7 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
         "plain": _decoding(plan.plain),
         "chosen": _decoding(plan.chosen),
         "speedup": plan.speedup,
-        "flags": flags_of(plan),
+        "flags": flags_of(plan) if plan.fits else [],
         "missing": plan.shortage() or None,
         "ways_out": [suggestion.text for suggestion in suggestions],
     }

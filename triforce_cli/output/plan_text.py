@@ -1,9 +1,10 @@
-"""A plan as text: hardware, a bar for each memory, predictions, and the command line that it stands for."""
+"""A plan as text: hardware, a bar for each memory and predictions; several plans as a table."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
+
+from rich.text import Text
 
 from offload.hardware.calibration import Measured
 from offload.hardware.rates import Hardware
@@ -12,31 +13,39 @@ from offload.planning.placement import Tier
 from offload.planning.plan import Plan
 from offload.units import GIB, counted
 
+from .cursor import visible
 from .format import duration, milliseconds
-from .plan_flags import flags_of
+from .tables import Column, table
+from .wrapping import wrapped
 
 WIDTH = 60  # cells of a bar
-_DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
+DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
 _EMPTY = "."
-_HEAD = ("profile", "fits", "offload", "resident", "device", "host", "TTFT", "plain ms", "method", "ms")
-_HEAD += ("speedup", "bound by")
-_LEFT = ("profile", "fits", "offload", "method", "bound by")  # columns; the others are numbers
+_USUAL_WIDTH = 80  # of a table that is not written to a terminal
+_HEAD = ("profile", "resident", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
+# In a narrow terminal the columns with the highest number are left out first.
+_DROPPED = {"resident": 6, "host": 5, "ar ms": 4, "device": 3, "TTFT": 2, "method": 1}
+_LEFT = ("profile", "method")  # columns; the others are numbers
 
 
-def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, command: str = "generate") -> str:
+def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, source: str = "", width: int = WIDTH) -> str:
     """Return the whole plan; every line ends with a newline.
 
     Args:
         drawn: with block characters, for a terminal.
         measured: where the rates come from, if not from a data sheet.
-        command: whose command line comes last.
+        source: where the weights come from, for a well-known model.
+        width: cells of a bar.
     """
     lines = list(hardware_lines(plan.request.hardware))
     if measured is not None:
         lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
-    lines += [_model(plan), ""]
-    lines += memory_lines(plan, drawn)
-    lines += [*_predictions(plan), "", f"triforce {command} {shlex.join(flags_of(plan))}"]
+    lines.append(_model(plan))
+    if source:
+        lines.append(f"weights    {source}")
+    lines.append("")
+    lines += memory_lines(plan, drawn, width)
+    lines += _predictions(plan)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -60,19 +69,19 @@ def _model(plan: Plan) -> str:
     return f"model      {request.model}, {size} parameters; {counted(request.tokens, 'token')} of prompt and answer"
 
 
-def memory_lines(plan: Plan, drawn: bool) -> Iterator[str]:
+def memory_lines(plan: Plan, drawn: bool, width: int = WIDTH) -> Iterator[str]:
     """Yield a bar for each memory, to the scale of what may be used of it."""
     for name, tier in ((plan.device_name, plan.device), ("host memory", plan.host)):
         if tier.total:
-            yield from _tier_lines(name, tier, drawn)
+            yield from _tier_lines(name, tier, drawn, width)
             yield ""
 
 
-def _tier_lines(name: str, tier: Tier, drawn: bool) -> Iterator[str]:
+def _tier_lines(name: str, tier: Tier, drawn: bool, width: int) -> Iterator[str]:
     limit = "" if tier.limit is None else f" of {_gib(tier.limit)}"
     yield f"{name}: {_gib(tier.total)}{limit}" + (", which does not fit" if tier.missing else "")
-    marks = _DRAWN if drawn else _PLAIN
-    yield f"[{bar(list(tier.parts.values()), max(tier.limit or 0, tier.total), marks)}]"
+    marks = DRAWN if drawn else _PLAIN
+    yield f"[{bar(list(tier.parts.values()), max(tier.limit or 0, tier.total), marks, width)}]"
     yield "  ".join(
         f"{mark} {part} {size / GIB:.2f}" for mark, (part, size) in zip(marks, tier.parts.items(), strict=False)
     )
@@ -130,30 +139,31 @@ def _placement(plan: Plan) -> str:
     return text
 
 
-def comparison_text(plans: Sequence[Plan]) -> str:
-    """Return a table with a row for each plan, under a line with the model and the context."""
-    rows = [_HEAD, *(_cells(plan) for plan in plans)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
+    """Return a table with a row for each plan that fits, the fastest first, below a line with model and context.
 
-    def line(row: Sequence[str]) -> str:
-        cells = (
-            cell.ljust(width) if _HEAD[n] in _LEFT else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        return "  ".join(cells).rstrip() + "\n"
-
-    return f"{_model(plans[0])}; memory in GiB\n\n" + "".join(line(row) for row in rows)
+    Plans that do not fit are listed below it. `width` is the terminal's in cells; None stands for 80, which no line
+    exceeds.
+    """
+    fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.chosen.tbt.seconds)
+    width = width or _USUAL_WIDTH
+    parts = [Text("\n".join(wrapped(visible(f"{_model(plans[0])}; memory in GiB"), width)) + "\n")]
+    if fitting:
+        columns = [Column(name, right=name not in _LEFT, dropped=_DROPPED.get(name, 0)) for name in _HEAD]
+        columns[0] = Column("profile", least=12, style="cyan")
+        parts.append(table(columns, [_cells(plan) for plan in fitting], width))
+    if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
+        text = f"{counted(len(missing), 'profile')} too small: {', '.join(missing)}"
+        parts.append(Text("\n".join(wrapped(visible(text), width)) + "\n"))
+    return Text("\n").join(parts)
 
 
 def _cells(plan: Plan) -> tuple[str, ...]:
     memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
-    name = plan.request.hardware.name
-    if not plan.fits:
-        return (name, "no", "", "", *memory, "", "", "", "", "", "")
     layers = f"{plan.placed.resident_layers}/{plan.request.shape.layers}"
     times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
-    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}", plan.chosen.tbt.bound)
-    return (name, "yes", plan.offload, layers, *memory, *times, *chosen)
+    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}x")
+    return (plan.request.hardware.name, layers, *memory, *times, *chosen)
 
 
 def _gib(size: int | None) -> str:

@@ -5,32 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from rich.text import Text
+
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.folder import PromptFolder
 from offload.units import counted, size_text
 
 from .cursor import visible
+from .tables import Column, table
+from .wrapping import wrapped
 
-_HEADS = ("id", "tokens", "size", "age", "used", "hits", "model", "prompt")
+_COLUMNS = (
+    Column("id", style="cyan"),
+    Column("tokens", right=True),
+    Column("size", right=True),
+    Column("age", right=True, dropped=4),
+    Column("used", right=True, dropped=2),
+    Column("hits", right=True, dropped=3),
+    Column("model", dropped=5, least=12),
+    Column("prompt", least=16),
+)
 _STEPS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def table(found: Sequence[Entry], folder: PromptFolder, now: float) -> str:
-    """Return a line for each entry, and one for the whole cache."""
-    total = f"{size_text(sum(block.size for block in folder.blocks()))} of {size_text(folder.limit)} in {folder.path}\n"
-    if not found:
-        return total
-    rows = [_HEADS, *(_row(entry, now) for entry in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    numbers = range(1, 6)
-    lines = []
-    for row in rows:
-        cells = (
-            text.rjust(width) if column in numbers else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip() + "\n")
-    return "".join(lines) + total
+def entries_table(found: Sequence[Entry], folder: PromptFolder, now: float, width: int | None) -> Text:
+    """Return a line for each entry, and one for the whole cache, in `width` columns if that is given."""
+    used, limit = size_text(sum(block.size for block in folder.blocks())), size_text(folder.limit)
+    total = f"{used} of {limit} in {visible(str(folder.path))}"
+    lines = [total] if width is None else wrapped(total, width)
+    listed = table(_COLUMNS, [_row(entry, now) for entry in found], width) if found else Text()
+    return listed.append("".join(f"{line}\n" for line in lines))
 
 
 def _row(entry: Entry, now: float) -> tuple[str, ...]:

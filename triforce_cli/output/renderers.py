@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from offload.events import Event, Prefilled, Restored, Text
 from offload.metrics import Meter, Summary
 
-from .format import statistics_line
+from .format import rounded
 from .progress import ProgressDisplay, RunFacts
 from .sections import Part, Section
+from .statistics import detail_lines, statistics_line
 from .terminal import Terminal
 from .verification import verification_line
 
@@ -21,9 +22,9 @@ _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class Renderer(Protocol):
-    """The output of a command: loading, then start, then events, then finish or interrupt; close always.
+    """The output of a command. Called in this order: loading, start, event..., finish or interrupt; close always.
 
-    `event`, `finish` and `interrupt` raise BrokenPipeError when nobody reads stdout any more.
+    `event`, `finish` and `interrupt` raise BrokenPipeError when stdout's reader has closed it.
     """
 
     def loading(self, text: str) -> None:
@@ -39,7 +40,7 @@ class Renderer(Protocol):
         """Show that the complete text is being verified; `finish` follows."""
 
     def finish(self, summary: Summary) -> None:
-        """End the output, and print one line of statistics."""
+        """End the output, and print one line of statistics, or with `verbose` all of them."""
 
     def interrupt(self, summary: Summary) -> None:
         """End the output after Ctrl-C, with partial statistics."""
@@ -52,21 +53,20 @@ class Output(Protocol):
     """A format of stdout. Text is returned, not written: the display writes it around what is drawn."""
 
     def section(self, section: Section) -> str:
-        """Return what comes before the events of one of several answers."""
+        """Return the text before the events of one of several answers."""
 
     def of(self, event: Event, meter: Meter) -> str:
         """Return the text for one event, which `meter` has observed; often ""."""
 
     def end(self, summary: Summary, meter: Meter) -> str:
-        """Return what comes after the last event."""
+        """Return the text after the last event."""
 
 
 class TextOutput:
-    """The generated text and nothing else; where there are sections, their headings, and a newline after each."""
+    """The generated text, with the headings of sections where there are any."""
 
     def __init__(self) -> None:
         self._sections = 0
-        self._last = ""  # the last character written
 
     def section(self, section: Section) -> str:
         self._sections += 1
@@ -74,13 +74,10 @@ class TextOutput:
         return blank + "".join(f"{heading}\n\n" for heading in section.headings)
 
     def of(self, event: Event, meter: Meter) -> str:
-        if not isinstance(event, Text):
-            return ""
-        self._last = event.text[-1:] or self._last
-        return event.text
+        return event.text if isinstance(event, Text) else ""
 
     def end(self, summary: Summary, meter: Meter) -> str:
-        return "\n" if self._sections and self._last != "\n" else ""
+        return ""
 
 
 class JsonOutput:
@@ -91,19 +88,20 @@ class JsonOutput:
 
     def of(self, event: Event, meter: Meter) -> str:
         if isinstance(event, Prefilled):
-            return json_line(type="prefill", done=event.done, total=event.total)
+            return json_line(type="prefill", **asdict(event))
         if isinstance(event, Restored):
-            return json_line(type="cache", **asdict(event))
+            return json_line(type="cache", **rounded(asdict(event)))
         if isinstance(event, Text) and event.text:
             return json_line(type="text", text=event.text, tokens=meter.new_tokens)
         return ""
 
     def end(self, summary: Summary, meter: Meter) -> str:
-        return json_line(type="done", **asdict(summary))
+        exact = {"settings": summary.settings, "verify": summary.verify}
+        return json_line(type="done", **rounded(asdict(replace(summary, settings={}, verify=None))) | exact)
 
 
 class PartOutput:
-    """The notes on a part, which are not the answer: in JSON one line when they are complete, otherwise nothing."""
+    """The notes on a part, which are not the answer: one line in JSON when they are complete, nothing as text."""
 
     def __init__(self, part: Part, in_json: bool) -> None:
         self._part = part
@@ -131,13 +129,14 @@ class StreamRenderer:
         terminal: Terminal,
         output: Output,
         quiet: bool = False,
+        verbose: bool = False,
         display: ProgressDisplay | None = None,
         label: str = "",
     ) -> None:
         """`label` names the part of a document that is rendered, on the `display` of the whole."""
         self._terminal = terminal
         self._output = output
-        self._quiet = quiet
+        self._quiet, self._verbose = quiet, verbose
         self._label = f"{label}: " if label else ""
         self._display = display or ProgressDisplay(terminal, shown=not quiet)
         self._meter = Meter(0)  # until `start` gives the generation's
@@ -150,7 +149,7 @@ class StreamRenderer:
     def for_part(self, part: Part) -> StreamRenderer:
         """Return the renderer of notes on a part, from which the next answer is made."""
         output = PartOutput(part, isinstance(self._output, JsonOutput))
-        return StreamRenderer(self._terminal, output, self._quiet, self._display, part.label)
+        return StreamRenderer(self._terminal, output, self._quiet, self._verbose, self._display, part.label)
 
     def taken_over(self, part: Part, text: str) -> None:
         """Render a part that an earlier run has finished."""
@@ -176,9 +175,14 @@ class StreamRenderer:
     def finish(self, summary: Summary) -> None:
         self._display.hide()
         self._terminal.write(self._output.end(summary, self._meter))
-        self._terminal.end_line()
+        if summary.finish_reason == "interrupted":
+            self._terminal.end_line()
+        else:
+            self._terminal.end_text()
         if not self._quiet:
             self._terminal.note(self._label + statistics_line(summary))
+            for line in detail_lines(summary) if self._verbose else ():
+                self._terminal.note(line)
             if summary.verify is not None and summary.verify["lossless"]:  # otherwise an error is raised with it
                 self._terminal.note(verification_line(summary.verify))
 
@@ -194,28 +198,28 @@ class StreamRenderer:
 class TextRenderer(StreamRenderer):
     """Writes the generated text to stdout, as it comes."""
 
-    def __init__(self, terminal: Terminal, quiet: bool = False) -> None:
-        super().__init__(terminal, TextOutput(), quiet)
+    def __init__(self, terminal: Terminal, quiet: bool = False, verbose: bool = False) -> None:
+        super().__init__(terminal, TextOutput(), quiet, verbose)
 
 
 class JsonRenderer(StreamRenderer):
     """Writes JSON lines to stdout, as they come."""
 
-    def __init__(self, terminal: Terminal, quiet: bool = False) -> None:
-        super().__init__(terminal, JsonOutput(), quiet)
+    def __init__(self, terminal: Terminal, quiet: bool = False, verbose: bool = False) -> None:
+        super().__init__(terminal, JsonOutput(), quiet, verbose)
 
 
-def renderer_for(terminal: Terminal, json: bool, quiet: bool) -> StreamRenderer:
+def renderer_for(terminal: Terminal, json: bool, quiet: bool, verbose: bool) -> StreamRenderer:
     """Return the renderer of JSON lines or of text, with the spinner of the start.
 
     It is shown from here on: importing torch takes seconds.
     """
-    renderer = (JsonRenderer if json else TextRenderer)(terminal, quiet)
+    renderer = (JsonRenderer if json else TextRenderer)(terminal, quiet, verbose)
     renderer.loading("starting")
     return renderer
 
 
 def json_line(**fields: Any) -> str:
-    """Return one line of JSON: UTF-8, with escapes for what would disturb a terminal or split the line."""
+    """Return one line of JSON: UTF-8, with escapes for characters that control a terminal or split the line."""
     text = json.dumps(fields, ensure_ascii=False, default=str)
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"

@@ -22,7 +22,7 @@ _ERASE_LINE = "\r\x1b[K"
 class StatusLine:
     """A status line on stderr: below the text where stdout is a terminal too, in a line of its own where it is not.
 
-    All text must go through `write` while the line may be drawn. The line is erased before text would reach its row
+    All text must go through `write` while the line is drawn. The line is erased before text would reach its row
     and drawn again after it. Nothing is erased or drawn while the cursor is in pending wrap (`Cursor`): it stands on
     the last character then, which erasing would remove and which the next character would overwrite after a move.
     Where stderr is no terminal or a dumb one, only the text is written.
@@ -48,7 +48,7 @@ class StatusLine:
 
     def _write_around(self, text: str) -> None:
         cut = self._erasable_after(text)
-        if cut is None:  # the text does not reach the row below, or nowhere is it safe to erase
+        if cut is None:  # the text does not reach the row below, or erasing is not safe anywhere
             self._terminal.write(text)
             return
         self._terminal.write(text[:cut])

@@ -1,6 +1,6 @@
-"""The standard streams and the terminal behind them; nothing else writes to them.
+"""The standard streams and their terminal; all output goes through here.
 
-stdout carries the product, raw; everything else is a line on stderr.
+stdout carries the generated text, unchanged; everything else is a line on stderr.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Mapping
+from io import StringIO
 from typing import IO, Any
 
 from rich.console import Console
+from rich.text import Text
 
 from .cursor import Cursor, visible
+from .wrapping import wrapped
 
 COLORS = ("auto", "always", "never")
 _RED, _YELLOW, _CYAN = "1;31", "1;33", "1;36"
@@ -22,7 +25,7 @@ _RED, _YELLOW, _CYAN = "1;31", "1;33", "1;36"
 class Terminal:
     """The three standard streams. Only isatty decides whether one is a terminal, never FORCE_COLOR.
 
-    Colour: the `color` choice, then NO_COLOR, then TERM=dumb, then FORCE_COLOR, then whether stderr is a terminal.
+    Colour: the `color` choice, then NO_COLOR, then TERM=dumb, then FORCE_COLOR, then whether the stream is a terminal.
     A dumb terminal gets no status line and no escape sequences either.
     """
 
@@ -43,17 +46,19 @@ class Terminal:
         self.stderr_is_terminal = _is_terminal(self._stderr)
         self.stdin_is_terminal = _is_terminal(self.stdin)
         self.dumb = self._environ.get("TERM", "").lower() in ("dumb", "unknown")
-        self.color = self._wants_color(color)
+        self.color = self._uses_color(color, self.stderr_is_terminal)
+        self.stdout_color = self._uses_color(color, self.stdout_is_terminal)
         self.cursor = Cursor(self.size()[0])
         self.before_line: Callable[[], None] | None = None  # erases what is drawn on stderr before a line
-        self._line_open = False
+        self._line_open = False  # on the screen
+        self._text_open = False  # stdout does not end with a newline
 
-    def _wants_color(self, choice: str) -> bool:
+    def _uses_color(self, choice: str, on_terminal: bool) -> bool:
         if choice != "auto":
             return choice == "always"
         if self._environ.get("NO_COLOR") or self.dumb:
             return False
-        return self._environ.get("FORCE_COLOR", "") not in ("", "0") or self.stderr_is_terminal
+        return self._environ.get("FORCE_COLOR", "") not in ("", "0") or on_terminal
 
     @property
     def text_may_show(self) -> bool:
@@ -71,11 +76,13 @@ class Terminal:
 
     def size(self) -> tuple[int, int]:
         """Return the current columns and rows of stderr's terminal; 80 and 24 where they are unknown."""
-        try:
-            columns, rows = os.get_terminal_size(self._stderr.fileno())
-        except (AttributeError, OSError, ValueError):
-            columns, rows = 0, 0
+        columns, rows = stream_size(self._stderr)
         return columns or 80, rows or 24
+
+    @property
+    def table_width(self) -> int | None:
+        """The columns that a table on stdout may take; None where stdout is not a terminal."""
+        return stream_size(self._stdout)[0] or 80 if self.stdout_is_terminal else None
 
     def console(self) -> Console:
         """Return a rich console on stderr that follows this terminal's colour choice alone."""
@@ -88,7 +95,7 @@ class Terminal:
             highlight=False,
             markup=False,
             emoji=False,
-            _environ=known,  # or rich asks FORCE_COLOR and COLUMNS itself
+            _environ=known,  # or rich would read FORCE_COLOR and COLUMNS itself
         )
 
     def write(self, text: str) -> None:
@@ -104,7 +111,13 @@ class Terminal:
             text = visible(text)
             self.cursor.resize(self.size()[0])
             self.cursor.feed(text)
-        self._line_open = not text.endswith("\n")  # before writing: an interrupt may leave the rest in the buffer
+        # Before writing: an interrupt may leave the rest in the buffer.
+        self._line_open = self._text_open = not text.endswith("\n")
+        self._put(text)
+
+    def _put(self, text: str) -> None:
+        if self._stdout is None:  # started with stdout closed
+            raise BrokenPipeError("stdout is closed")
         raw = getattr(self._stdout, "buffer", None)
         if raw is None:
             self._stdout.write(text)
@@ -112,13 +125,34 @@ class Terminal:
             raw.write(text.encode("utf-8", errors="replace"))
         self._stdout.flush()
 
+    def print(self, text: Text) -> None:
+        """Write styled text of the program's own to stdout, coloured where colours are wanted there.
+
+        Texts of others in it must have gone through `visible`. Raises BrokenPipeError if stdout is closed.
+        """
+        if not self.stdout_color:
+            self.write(text.plain)
+            return
+        console = Console(
+            file=StringIO(), force_terminal=True, color_system="standard", width=10_000, _environ={}, highlight=False
+        )
+        console.print(text, end="", soft_wrap=True)
+        self._put(console.file.getvalue())
+        self._line_open = self._text_open = not text.plain.endswith("\n")
+
     def end_line(self) -> None:
-        """End the line that the text has left open, on a terminal; files and pipes stay exact."""
+        """End the line that the text has left open on the screen; files and pipes are not changed."""
         if self.stdout_is_terminal and self._line_open:
             self.write("\n")
         elif self._line_open and self.stderr_is_terminal and self.text_may_show:
             self._line_open = False
             self.draw("\n")  # on stderr: what goes through the pipe stays exact
+
+    def end_text(self) -> None:
+        """End the complete text with a newline, in files and pipes too, unless it has one or is empty."""
+        if self._text_open:
+            self.write("\n")
+        self.end_line()
 
     def after_ctrl_c(self) -> None:
         """Begin a new line on stderr: the terminal has echoed ^C into the current one."""
@@ -126,24 +160,25 @@ class Terminal:
             self.draw("\n")
 
     def note(self, text: str) -> None:
-        """Print one line to stderr."""
-        self._lines(_one_line(text))
+        """Print one line to stderr. On a terminal, this and all messages are wrapped between words."""
+        self._lines(("", "", text))
 
     def warn(self, text: str) -> None:
         """Print one line to stderr: `warning: …`."""
-        self._lines(f"{self._label('warning:', _YELLOW)} {_one_line(text)}")
+        self._lines(("warning:", _YELLOW, text))
 
     def error(self, message: str, hint: str = "") -> None:
         """Print two lines to stderr: `error: …` and, if there is a hint, `hint: …`."""
-        lines = [f"{self._label('error:', _RED)} {_one_line(message)}"]
-        if hint:
-            lines.append(f"{self._label('hint:', _CYAN)} {_one_line(hint)}")
-        self._lines(*lines)
+        self._lines(("error:", _RED, message), *([("hint:", _CYAN, hint)] if hint else []))
 
-    def _label(self, word: str, style: str) -> str:
-        return f"\x1b[{style}m{word}\x1b[0m" if self.color else word
+    def _message(self, label: str, style: str, text: str) -> str:
+        """Return a message with its label in colour, wrapped on a terminal."""
+        line = f"{label} {_one_line(text)}" if label else _one_line(text)
+        text = "\n".join(wrapped(line, self.size()[0])) if self.stderr_is_terminal else line
+        return f"\x1b[{style}m{label}\x1b[0m{text[len(label) :]}" if label and self.color else text
 
-    def _lines(self, *lines: str) -> None:
+    def _lines(self, *messages: tuple[str, str, str]) -> None:
+        """Print messages to stderr, each a label, its style and a text."""
         if self.before_line is not None:
             self.before_line()
         if self.stderr_is_terminal:
@@ -151,7 +186,7 @@ class Terminal:
                 self.end_line()
             except OSError:
                 pass  # the next write to stdout raises it; the message must still be printed
-        self.draw("".join(f"{line}\n" for line in lines))
+        self.draw("".join(f"{self._message(*message)}\n" for message in messages))
 
     def draw(self, text: str) -> None:
         """Write raw text to stderr, escape sequences included. Nothing is raised if stderr is closed."""
@@ -161,6 +196,14 @@ class Terminal:
             self._stderr.flush()
         except (AttributeError, OSError, ValueError):
             pass
+
+
+def stream_size(stream: Any) -> tuple[int, int]:
+    """Return the columns and rows of the stream's terminal; 0 and 0 where they are unknown."""
+    try:
+        return os.get_terminal_size(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return 0, 0
 
 
 def _is_terminal(stream: Any) -> bool:

@@ -39,6 +39,29 @@ def load_measured(terminal: Terminal) -> Measured | None:
         return None
 
 
+def load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
+    """Return the saved rates of this machine; without any, measure for about a second and save them.
+
+    What cannot be measured or saved is left to data sheets: None. `on_gpu`: measure the first GPU too.
+    """
+    measured = load_measured(terminal)
+    folder = config_home(os.environ)
+    if measured is not None or (folder / calibration.FILE).exists():
+        return measured
+    from offload.hardware.microbenchmarks import QUICK, measure
+
+    from .machine import processor_name
+
+    try:
+        measured = measure("cuda:0" if on_gpu else "cpu", processor_name(), sizes=QUICK)
+        if on_gpu and (measured.gpu is None or measured.link is None):
+            return None
+        calibration.save(measured, folder)
+    except (TriforceError, RuntimeError, AssertionError):  # torch without CUDA, a GPU in use, a read-only folder
+        return None
+    return measured
+
+
 def save_measured(measured: Measured, terminal: Terminal) -> None:
     """Save the rates for later plans, and print where. Raises TriforceError."""
     terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
@@ -54,15 +77,13 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
     """
     _refuse_absent(chosen, found)
     device = "cpu" if chosen is not None and chosen.device == "cpu" else f"cuda:{_index(chosen, found)}"
-    import torch
-
     from offload.hardware.microbenchmarks import measure
 
-    from .machine import processor
+    from .machine import processor_name
 
     if terminal.stderr_is_terminal:
         terminal.note("measuring this machine, which takes some seconds")
-    measured = measure(device, processor(torch.device("cpu")))
+    measured = measure(device, processor_name())
     if device != "cpu" and (measured.gpu is None or measured.link is None):
         raise TriforceError("the GPU cannot be measured: its memory is in use", "try again when others have left it")
     return measured

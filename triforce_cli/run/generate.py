@@ -1,4 +1,4 @@
-"""From checked prompts to the end of the output: load once, generate for one prompt after the other."""
+"""Generation: loads the model once, then generates for one prompt after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .verify import compare, refuse_loss, verification_fields
 
 
 class TextGenerator:
-    """A loaded model that generates for one prompt after the other; what a prompt shares with the last is reused."""
+    """A loaded model that generates for one prompt after the other, and reuses the prefix shared with the last one."""
 
     def __init__(
         self, opened: ModelRequest, engine: Engine, prompt_cache: PromptCache | None = None, load_s: float | None = None
@@ -44,7 +44,7 @@ class TextGenerator:
         """
         opened, settings = self._opened, self._opened.settings
         meter = Meter(len(prompt.ids))
-        renderer.start(opened.run_facts(meter, label))
+        renderer.start(opened.run_facts(meter, self._engine, label))
         if self._prompt_cache is not None:
             self._prompt_cache.label = short_label(prompt.name or label)
         config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
@@ -55,7 +55,7 @@ class TextGenerator:
             for event in meter.watch(events):
                 renderer.event(event)
                 if meter.finish_reason is not None:
-                    break  # `events` stays open and keeps its session: --verify reads the prompt again, in a new one
+                    break
         except KeyboardInterrupt:
             events.close()
             for event in meter.watch([Text(held_text(decoder, stops)[0])]):
@@ -65,6 +65,7 @@ class TextGenerator:
         assert meter.finish_reason is not None, "a generation ends with Finished"
         summary = meter.summary(meter.finish_reason, **self._facts(prompt))
         if opened.request.verify:
+            events.close()  # returns the session to the engine: a second one would double the KV memory
             self._verify(prompt, meter.ids, summary, renderer)
         else:
             renderer.finish(summary)
@@ -79,6 +80,7 @@ class TextGenerator:
         model = self._opened.model
         renderer.verifying("decoding plainly, to compare")
         try:
+            self._engine.forget()  # the comparison runs the prompt itself
             ended_by = model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
             replay = compare(self._engine, prompt.ids, emitted, self._opened.sampling, ended_by, prompt.length)
             verify = verification_fields(replay, model.tokenizer.decode, self._engine.describe())
@@ -99,14 +101,15 @@ def run_request(
 ) -> int:
     """Load the model for sequences of up to `longest` tokens and do the work; return the exit code.
 
-    A dry run prints the plan instead. What does not fit into memory is found before loading. Raises TriforceError,
-    BrokenPipeError, KeyboardInterrupt.
+    A dry run prints the plan instead. What does not fit into memory is an error before loading.
+    Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
     """
     model, settings = opened.model, opened.settings
     if opened.request.dry_run:
-        plan = plan_run(model, settings, longest, terminal)
+        report = plan_run(model, settings, longest, terminal)
+        report = replace(report, arguments=opened.request.arguments)
         renderer.close()  # the plan is the output
-        return print_plan(plan, opened.request.command, terminal, output.json)
+        return print_plan(report, opened.request.command, terminal, output.json)
     tiers = plan_tiers(model, settings, longest, terminal)
     renderer.loading(f"loading {settings.engine.model}")
     prompt_cache = open_prompt_cache(model, settings, opened.request.home)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def processor(device: torch.device) -> str:
     """Return the name of the GPU or CPU that computes."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        from torch import cuda
+
+        return cuda.get_device_name(device)
+    return processor_name()
+
+
+def processor_name() -> str:
+    """Return the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -27,7 +37,9 @@ def peak_memory(device: torch.device) -> int:
     Not ru_maxrss: that survives exec and may be the parent's. Where the system keeps no peak, the current value.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        from torch import cuda
+
+        return cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""A request whose model has been opened: everything that can go wrong before the weights are loaded."""
+"""A request whose model has been opened: all checks that need no weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from offload.config import Sampling, Speculation
+from offload.engine import Engine
 from offload.errors import PromptError
 from offload.loader import OpenModel, open_model
 from offload.metrics import Meter
@@ -68,9 +69,7 @@ class ModelRequest:
     def _encode(self, text: str) -> list[int]:
         tokenizer, system = self.model.tokenizer, self.request.system
         if system is not None and not tokenizer.has_chat_template:
-            raise PromptError(
-                "this model has no chat template, so no place for --system", "put it into the prompt itself"
-            )
+            raise PromptError("this model has no chat template, which --system needs", "put it into the prompt itself")
         if self.request.raw or not tokenizer.has_chat_template:
             return tokenizer.encode(text, special_tokens=True)
         return tokenizer.chat(text, system)
@@ -81,28 +80,19 @@ class ModelRequest:
         return Prompt(ids, self.model.new_tokens(len(ids), self.settings.generation.max_new_tokens, exact), name)
 
     def stretched(self, prompts: Sequence[list[int]], terminal: Terminal) -> ModelRequest:
-        """Return the request with a context for the longest prompt and its answer; warn if the model is stretched."""
+        """Return the request with a context for the longest prompt and its answer; warn if that extends the model's."""
         longest = max(map(len, prompts)) + self.settings.generation.max_new_tokens
-        model = self.model.stretched(longest)
-        if model is self.model:
-            return self
-        stretched = replace(self, model=model)
-        terminal.warn(
-            f"the context is stretched from {self.context:,} to {stretched.context:,} tokens (YaRN, factor "
-            f"{stretched.context // self.context}): the model was not trained for that, and answers get worse"
-        )
-        return stretched
+        return replace(self, model=stretch(self.model, longest, terminal))
 
-    def run_facts(self, meter: Meter, label: str = "") -> RunFacts:
-        """Return what the display shows of a generation, measured by `meter`."""
+    def run_facts(self, meter: Meter, engine: Engine, label: str = "") -> RunFacts:
+        """Return the facts that the display shows of a generation."""
         on_gpu = self.model.device.type == "cuda"
         in_use = partial(torch.cuda.memory_allocated, self.model.device) if on_gpu else None
-        return RunFacts(
-            self.settings.engine.model, self.settings.speculation.method, self.context, meter, in_use, label
-        )
+        names = self.settings.engine.model, self.settings.speculation.method
+        return RunFacts(*names, self.context, meter, in_use, label, lambda: engine.model.pass_tokens)
 
     def summary_facts(self, new_tokens: int) -> dict[str, Any]:
-        """Return what the summary of a run contains beside its numbers."""
+        """Return the fields of a run's summary that the meter does not know."""
         return {
             "seed": self.settings.generation.seed,
             "method": self.settings.speculation.method,
@@ -130,6 +120,18 @@ class ModelRequest:
             terminal.note(f"{name}: {value}" + (f"  ({origin})" if origin else ""))
 
 
+def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:
+    """Return the model with a context for `tokens`; warn if it is stretched. Raises UnsupportedModel."""
+    stretched = model.stretched(tokens)
+    if stretched is not model:
+        before, after = model.checkpoint.shape.context, stretched.checkpoint.shape.context
+        terminal.warn(
+            f"the context is extended from {before:,} to {after:,} tokens (YaRN, factor "
+            f"{after // before}): the model was not trained for that, and answers get worse"
+        )
+    return stretched
+
+
 def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequest:
     """Find and check the model of a request that generates text. Raises TriforceError."""
     settings, started = request.settings, time.perf_counter()
@@ -149,7 +151,7 @@ def open_shared_model(
 ) -> OpenModel:
     """Find and check the model, fetching it if need be; all ranks must have opened it with the same command.
 
-    `compared` holds what must be the same on all ranks beside the settings. Raises TriforceError.
+    `compared` has further values that must be the same on all ranks. Raises TriforceError.
     """
     settings = request.settings
     with DownloadBar(terminal, shown=not quiet) as progress:

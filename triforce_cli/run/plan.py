@@ -25,7 +25,7 @@ from ..distributed.launch import ranks_to_start
 from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
-from .calibration import load_measured
+from .calibration import load_measured, load_or_measure
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def plan_run(model: OpenModel, settings: Settings, tokens: int, terminal: Termin
     Raises SettingsError for tiers that this machine does not have.
     """
     check_tiers(model, settings.placement)
-    measured = load_measured(terminal)
+    measured = load_or_measure(model.device.type == "cuda", terminal)
     request, profile = request_on_this_machine(model, settings, tokens, measured)
     if model.device.type == "cuda" and (count := ranks_to_start(settings)):
         request = replace(request, hardware=replace(request.hardware, gpus=count))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from offload.architecture.known import PlanShape, shape_of
+from offload.architecture.dims import Dimensions
 from offload.config import DEFAULT_MODEL
 from offload.errors import ModelNotFound, PromptError
 from offload.hardware import profiles
@@ -15,6 +16,7 @@ from offload.hardware.calibration import Measured, applied, profile_of_found
 from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
+from offload.loading.hub import describe_source, dimensions
 from offload.planning.plan import Plan, suggested_budget
 from offload.planning.suggestions import Suggestion
 from offload.system import cores, free_host_memory
@@ -22,10 +24,12 @@ from offload.units import counted
 
 from ..options.settings import Settings, resolve_with
 from ..output.plan import PlanComparison, PlanReport
+from ..output.plan_flags import Argument
 from .plan import plan_request, plan_with_suggestions
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"
 LONGEST_DEFAULT = 128 * 1024  # tokens
+TEXT_FILE = "book.txt"  # stands for the user's text in the command line of a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options that a plan follows: flags by name, where each came from, and the context in tokens, if given."""
+    """The options that a plan follows: flags by name, and where each came from.
+
+    `context` is in tokens, None for the model's own; `extend_context` allows one beyond it. `home` is the cache folder.
+    """
 
     flags: Mapping[str, Any]
     origins: Mapping[str, str]
     context: int | None
+    extend_context: bool = False
+    home: Path | None = None
 
 
 def find_target(name: str | None) -> Target:
@@ -72,7 +81,10 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
     if profile.name not in profiles.available():  # --profile takes the file's path, or "auto" without a profile
         hardware = replace(hardware, name=target.name)
     plan, suggestions = _plan(profile, options, hardware, profile.device == "cuda")
-    return PlanReport(plan, suggestions, measured if rated is not profile else None, profile)
+    source = describe_source(plan.request.model)
+    arguments = [Argument("--extend-context")] if options.extend_context else []
+    arguments.append(Argument("-f", (TEXT_FILE,)))
+    return PlanReport(plan, suggestions, measured if rated is not profile else None, profile, source, arguments)
 
 
 def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Measured | None) -> PlanComparison:
@@ -98,23 +110,24 @@ def _plan(
     """Return the plan and suggestions for the model of the options, else the default one. Raises PromptError."""
     settings = resolve_with(options.flags, options.origins, profile)
     model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
-    _, shape = shape_of(model)
+    shape = dimensions(model, options.home)
     tokens = min(shape.context, LONGEST_DEFAULT) if options.context is None else options.context
-    if tokens > shape.context:
+    if tokens > shape.context and not options.extend_context:
         raise PromptError(
             f"a context of {counted(tokens, 'token')} exceeds the {shape.context:,} of {model}",
-            f"use --context {shape.context} or less, or --model with a longer context",
+            f"use --context {shape.context} or less, --extend-context, --model with a longer context, or "
+            "`triforce summarize --map-reduce`",
         )
     speculation = settings.speculation
     if "budget" not in settings.values:
         speculation = replace(speculation, budget=max(suggested_budget(tokens), 4 * speculation.chunk))
     settings = replace(settings, engine=replace(settings.engine, model=model), speculation=speculation)
-    return plan_with_suggestions(plan_request(settings, shape, tokens, hardware, _draft_shape(settings)))
+    return plan_with_suggestions(plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home)))
 
 
-def _draft_shape(settings: Settings) -> PlanShape | None:
+def _draft_shape(settings: Settings, home: Path | None) -> Dimensions | None:
     name = settings.speculation.draft_model
     try:
-        return None if name is None else shape_of(name)[1]
+        return None if name is None else dimensions(name, home)
     except ModelNotFound as error:
         raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error

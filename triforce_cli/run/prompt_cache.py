@@ -1,4 +1,4 @@
-"""Opens the prompt cache that a run uses, as its settings say."""
+"""Opens the prompt cache of a run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def prompt_folder(home: Path | None, limit: int) -> PromptFolder:
 
 
 def short_label(text: str) -> str:
-    """Return the beginning of a prompt in one line, by which a person recognises it."""
+    """Return the beginning of a prompt in one line, for lists."""
     return " ".join(text[:LABEL].split())[:_SHOWN]
 
 
 def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:
-    """Return the prompt cache; None if it is switched off, or, with a warning, if any rank cannot open it."""
+    """Return the prompt cache; None if it is off, or if any rank cannot open it, with a warning."""
     caching = settings.caching
     if caching.cache is False or caching.cache_limit == 0:
         return None
@@ -41,7 +41,7 @@ def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None) -
     if any(errors):
         rank, reason = next((rank, each) for rank, each in enumerate(errors) if each)
         where = f"rank {rank}: " if len(errors) > 1 else ""
-        warnings.warn(f"prompts are not kept: {where}{reason}", Degraded, stacklevel=2)
+        warnings.warn(f"prompts are not cached: {where}{reason}", Degraded, stacklevel=2)
         return None
     return prompt_cache
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offload.engine import Engine
     from offload.speculation.lossless import Choice, Replay
 
-SHOWN = 100  # divergences in a summary: behind a fault there may be thousands
+SHOWN = 100  # divergences in a summary: after a fault there may be thousands
 
 
 def compare(
@@ -29,10 +29,10 @@ def compare(
     """Return the comparison of plain decoding with the tokens emitted after `ids`.
 
     `ended_by` are the end-of-sequence tokens if one of them ended the run. It was not emitted, so it is compared
-    apart: any of them is right, and if plain decoding chooses none, the likeliest of them is the divergence.
+    separately: any of them is correct, and if plain decoding chooses none, the likeliest of them is the divergence.
     """
     replay = engine.replay(ids, emitted, sampling, length)
-    endings = [engine.replay([*ids, *emitted], [token], sampling, length) for token in ended_by]
+    endings = [engine.replay([*ids, *emitted], [token], sampling, length, len(emitted)) for token in ended_by]
     wrong = [ending.divergences[0] for ending in endings if not ending.equal]
     if not endings or len(wrong) < len(endings):
         return replay
@@ -54,7 +54,7 @@ def verification_fields(replay: Replay, decode: Callable[[list[int]], str], engi
         }
         for divergence in replay.divergences
     ]
-    divergences.sort(key=lambda one: one["is_tie"])  # stable: those that are no ties come first, in order
+    divergences.sort(key=lambda one: one["is_tie"])  # stable: those that are not ties come first, in order
     return {
         "compared_with": "ar" + (f" on {engine}" if engine else ""),
         "tokens": replay.tokens,

@@ -19,7 +19,7 @@ _TOKENS_A_WORD, _AT_LEAST = 3, 64
 
 @dataclass(frozen=True, slots=True)
 class AnswerStyle:
-    """The style of an answer. No `length` is the default one for a summary, and free for a question."""
+    """The style of an answer. Without a `length` a summary has the default one, and an answer any."""
 
     length: str | None = None
     bullets: bool = False
@@ -30,7 +30,7 @@ class AnswerStyle:
         self._length()
         for name, text in (("--focus", self.focus), ("--language", self.language)):
             if text is not None and not text.strip():
-                raise SettingsError(f"{name} is empty", "say what is meant, or leave it out")
+                raise SettingsError(f"{name} is empty", "give it a value, or leave it out")
 
     def instruction(self, question: str | None = None) -> str:
         """Return the instruction for a whole document: to summarize it, or to answer a question about it."""

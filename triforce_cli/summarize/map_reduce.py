@@ -1,6 +1,6 @@
 """Map-reduce over a document that is longer than the context: notes on its parts, then an answer from the notes.
 
-It loses information, so it runs only when it is asked for.
+It loses information, so it runs only with --map-reduce.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..run.model_request import ModelRequest, Prompt
 from .resume import FinishedParts
 from .templates import Template, Templates
 
-_OVERLAP = 1 / 20  # of a part, that the next one begins with
+_OVERLAP = 1 / 20  # of a part, repeated at the beginning of the next
 _SHARE = 4  # a note takes at most 1/4 of the context, so that several of them fit into one
 
 
 class MapReduce:
-    """Makes a prompt that fits from a document of any length, by notes of the model itself."""
+    """Makes a prompt that fits the context from a document of any length: the model takes notes on each part."""
 
     def __init__(
         self, request: ModelRequest, templates: Templates, finished: FinishedParts, terminal: Terminal, quiet: bool
@@ -39,7 +39,7 @@ class MapReduce:
         self._note_tokens = min(self._new_tokens, request.context // _SHARE)
 
     def check(self, document: str, note_taking: str, instruction: str) -> None:
-        """Raise PromptError if the instructions leave no room in the context."""
+        """Raise PromptError if the instructions leave no room for a part in the context."""
         self._parts(document, note_taking, 1)
         self._room(self._templates.notes, instruction, self._new_tokens)
 
@@ -58,11 +58,11 @@ class MapReduce:
             notes = [self._note(part, prompt, generator, renderer) for part, prompt in parts]
             text = "\n\n".join(note.strip() for note in notes if note.strip())
             if not text:
-                raise TriforceError("the model has noted nothing on any part", "use another --model, or other sampling")
+                raise TriforceError("the model wrote no notes on any part", "use another --model, or other sampling")
             ids = self._encode_notes(text, instruction)
             if len(ids) >= before:
                 raise PromptError(
-                    f"the notes on {counted(len(notes), 'part')} are not shorter than what they were taken from",
+                    f"the notes on {counted(len(notes), 'part')} are not shorter than the text itself",
                     "use fewer --max-new-tokens or a smaller --length",
                 )
         return Prompt(ids, self._new_tokens)
@@ -75,7 +75,7 @@ class MapReduce:
         count = sum(self._finished.find(prompt.ids) is not None for _, prompt in parts)
         if count and not self._quiet:
             which = f" of round {round}" if round > 1 else ""
-            self._terminal.note(f"{count} of {counted(len(parts), 'part')}{which} taken over from an earlier run")
+            self._terminal.note(f"{count} of {counted(len(parts), 'part')}{which} reused from an earlier run")
 
     def _parts(self, text: str, note_taking: str, round: int) -> list[tuple[Part, Prompt]]:
         template = self._templates.part if round == 1 else self._templates.notes
@@ -114,7 +114,7 @@ class MapReduce:
 
 
 def part_facts(request: ModelRequest) -> dict[str, Any]:
-    """Return everything that a part's notes depend on beside its prompt. A seed that was drawn does not count."""
+    """Return everything that a part's notes depend on beside its prompt. A random seed is left out."""
     settings = request.settings
     seed = settings.generation.seed if "seed" in settings.values else None
     path = request.model.checkpoint.path

@@ -1,4 +1,4 @@
-"""Finished parts of a long summary on disk, with which an interrupted run is resumed."""
+"""Finished parts of a long summary on disk, from which an interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXPIRY = 30 * 24 * 3600  # seconds after which a part that no run has used agai
 class FinishedParts:
     """Texts by model, settings and prompt, in a folder that only its owner can read.
 
-    If the folder cannot be written, nothing is saved, with one warning, and the work goes on.
+    If the folder cannot be written, nothing is saved, one warning is printed, and the run continues.
     """
 
     def __init__(self, home: Path, facts: Any, warn: Callable[[str], None], group: Group | None = None) -> None:
@@ -47,7 +47,7 @@ class FinishedParts:
         path = self._path(ids)
         try:
             text = json.loads(path.read_text("utf-8"))["text"]
-        except (OSError, ValueError, KeyError, TypeError):  # none, or a damaged one: done again
+        except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: generated again
             return None
         if not isinstance(text, str):
             return None
@@ -88,5 +88,5 @@ class FinishedParts:
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
-    except OSError:  # it will be swept
+    except OSError:  # it will expire
         pass

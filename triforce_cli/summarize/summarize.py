@@ -24,7 +24,7 @@ from .templates import Templates
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """The documents and what is asked about them. No `questions` ask for a summary; `range` is cut out of each."""
+    """Documents and questions about them. Without `questions`, each is summarized; `range` is cut out of each."""
 
     documents: Sequence[Document]
     questions: Sequence[str]
@@ -37,7 +37,7 @@ class SummaryRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One answer. No `prompt`: the document is longer than the context."""
+    """One answer to generate. `prompt` is None where the document is longer than the context."""
 
     section: Section
     document: Document
@@ -103,7 +103,7 @@ def _tasks(summary: SummaryRequest, documents: Sequence[Document], opened: Model
 
 
 def _with_prompt(task: _Task, opened: ModelRequest, summary: SummaryRequest) -> _Task:
-    """Return the task with its prompt, if it fits. Raises PromptError if it does not and may not be divided."""
+    """Return the task with its prompt, if it fits. Raises PromptError if it does not, without --map-reduce."""
     new = opened.settings.generation.max_new_tokens
     if len(task.ids) + new <= opened.context:
         return replace(task, prompt=Prompt(task.ids, new, task.document.name))
@@ -111,14 +111,14 @@ def _with_prompt(task: _Task, opened: ModelRequest, summary: SummaryRequest) -> 
         raise PromptError(
             f"{task.document.name} takes {len(task.ids):,} tokens with the instruction, and the answer {new:,}; "
             f"the model's context has {opened.context:,}",
-            "--map-reduce reads it part by part; --extend-context stretches the context; "
-            f"--from and --to take a piece, such as --to {max(opened.context - new - 256, 1)}",
+            "--map-reduce reads it in parts; --extend-context extends the context; "
+            f"--from and --to select a part of it, such as --to {max(opened.context - new - 256, 1)}",
         )
     return task
 
 
 def _length(task: _Task, opened: ModelRequest, reading: MapReduce, style: AnswerStyle) -> int:
-    """Return the tokens that the caches must hold for a task. Raises PromptError if it cannot be divided."""
+    """Return the tokens that the caches must have room for. Raises PromptError if its parts do not fit either."""
     if task.prompt is not None:
         return task.prompt.length
     reading.check(*_texts(task, style))

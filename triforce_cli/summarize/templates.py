@@ -25,7 +25,7 @@ class Template:
     text: str
 
     def filled(self, document: str, instruction: str) -> str:
-        """Return the text with document and instruction in place of the placeholders."""
+        """Return the text with its placeholders replaced."""
         values = {"document": document, "instruction": instruction}
         return _PLACEHOLDERS.sub(lambda match: values[match[1]], self.text)
 
@@ -53,11 +53,11 @@ def load_templates(path: Path | None = None) -> Templates:
     text = read(path, None, lambda warning: None, _LIMIT)
     if "{document}" not in text:
         raise SettingsError(
-            f"the template {path} has no place for the document",
-            "write {document} where the document belongs, best at the beginning, and {instruction} behind it",
+            f"the template {path} has no {{document}}",
+            "put {document} into it, best at the beginning, and {instruction} after it",
         )
     if text.count("{document}") > 1:
-        raise SettingsError(f"the template {path} has two places for the document", "write {document} once")
+        raise SettingsError(f"the template {path} has {{document}} twice", "write {document} once")
     return Templates(*[Template(text)] * 3)
 
 

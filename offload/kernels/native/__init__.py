@@ -1,4 +1,4 @@
-"""The native kernel: attention where the keys are, and the rest of a decoder layer, at the speed of the memory."""
+"""The native CPU kernel, in C: attention over blocks of keys and values, linears, norms, at memory bandwidth."""
 
 from .kernel import Kernel, find_kernel
 from .library import LEVELS, KernelUnavailable

@@ -1,13 +1,13 @@
 /*
  * Attention of a group of rows over one piece of a head's keys and values; included once per level, after tile.h.
  *
- * It gives a partial result: running maximum, sum and unnormalised output, as in FlashAttention (arXiv 2205.14135).
+ * The result is partial: maximum, sum and unnormalised output, as in FlashAttention (arXiv 2205.14135).
  */
-struct NAME(work) { /* one thread's own memory */
+struct NAME(work) { /* scratch memory of one thread */
     float scores[ROW_GROUP * SPAN];
-    uint16_t shares[ROW_GROUP * SPAN]; /* softmax numerators in bf16, where those are multiplied */
+    uint16_t weights[ROW_GROUP * SPAN]; /* softmax numerators in bf16, for bf16 dot products */
     float queries[ROW_GROUP * MAX_HEAD_DIM];
-    char last[4 * BLOCK * MAX_HEAD_DIM]; /* the values of a block that is not full */
+    char last[4 * BLOCK * MAX_HEAD_DIM]; /* the values of a block that is not full, padded */
     float partial[ROW_GROUP * (MAX_HEAD_DIM + 2)];
     float folded[ROW_GROUP * (MAX_HEAD_DIM + 2)];
 };
@@ -28,12 +28,12 @@ INLINE const char *NAME(block)(const struct attention *a, int head, int64_t inde
     return a->kv + head * a->head_stride + index * bytes;
 }
 
-/* Keys that a row sees. */
-INLINE int64_t NAME(sight)(const struct attention *a, int64_t row) {
+/* The number of keys that a row sees. */
+INLINE int64_t NAME(visible_keys)(const struct attention *a, int64_t row) {
     return a->seen + (a->causal ? row / a->group : 0);
 }
 
-/* Rows `first` to `first + rows - 1` of a head, where tiles want them: pairs of bf16, or floats. */
+/* Copy rows `first` to `first + rows - 1` of a head to `to`, as the tiles read them: pairs of bf16, or floats. */
 TARGET static void NAME(load_queries)(const struct attention *a, int head, int64_t first, int rows, float *to) {
     int dim = a->head_dim, heads = a->kv_heads * a->group;
     for (int r = 0; r < rows; r++) {
@@ -49,7 +49,7 @@ TARGET static void NAME(load_queries)(const struct attention *a, int head, int64
     }
 }
 
-/* Scores of `rows` rows against the blocks of a span, before scaling. */
+/* Compute the scores of `rows` rows against the blocks of a span, before scaling. */
 INLINE void NAME(score)(const struct attention *a, struct NAME(work) *w, const char *const *keys,
                         const char *const *next, int blocks, int rows, int wide) {
     int dim = a->head_dim;
@@ -63,10 +63,10 @@ INLINE void NAME(score)(const struct attention *a, struct NAME(work) *w, const c
 }
 
 /*
- * Scores of one row become numerators of its softmax, in powers of two: `factor` is the scale times log2(e), and
- * `maximum` is in the same units. What was summed before is rescaled if the maximum has grown.
+ * Replace the scores of one row with numerators of its softmax, in powers of two: `factor` is the scale times log2(e),
+ * and `maximum` is in the same units. The sum and the output are rescaled if the maximum grows.
  */
-ALONE static void NAME(normalise)(float *scores, int64_t limit, int length, float factor, float *maximum, float *sum,
+NOINLINE static void NAME(normalise)(float *scores, int64_t limit, int length, float factor, float *maximum, float *sum,
                                    float *out, int dim) {
     int columns = (length + BLOCK - 1) / BLOCK * BLOCK;
     int visible = limit < 0 ? 0 : limit < columns ? (int)limit : columns;
@@ -88,14 +88,14 @@ ALONE static void NAME(normalise)(float *scores, int64_t limit, int length, floa
     }
     vec total = NAME(splat)(0);
     for (int i = 0; i < columns; i += LANES) {
-        vec share = NAME(exp2)(*(vec_at *)(scores + i) * factor - *maximum);
-        *(vec_at *)(scores + i) = share;
+        vec weight = NAME(exp2)(*(vec_at *)(scores + i) * factor - *maximum);
+        *(vec_at *)(scores + i) = weight;
         if (i + LANES > visible) {
             for (int hidden = i < visible ? visible : i; hidden < i + LANES; hidden++)
                 scores[hidden] = 0;
-            share = *(vec_at *)(scores + i);
+            weight = *(vec_at *)(scores + i);
         }
-        total += share;
+        total += weight;
     }
     float sums[LANES];
     *(vec_at *)sums = total;
@@ -114,16 +114,16 @@ INLINE void NAME(gather)(const struct attention *a, struct NAME(work) *w, const 
     t.b = shifted, t.next = shifted_next;
     t.b_step = wide ? 8 * dim : 4 * dim;
     t.a_stride = DOTS && !wide ? 2 * SPAN : 4 * SPAN;
-    const char *shares = DOTS && !wide ? (const char *)w->shares : (const char *)w->scores;
+    const char *weights = DOTS && !wide ? (const char *)w->weights : (const char *)w->scores;
     for (int d = 0; d < dim; d += BLOCK) {
         for (int j = 0; j < blocks; j++)
             shifted[j] = values[j] + 4 * d, shifted_next[j] = next[j] + 4 * d;
-        NAME(run_tiles)(rows, wide, &t, shares, out + d);
+        NAME(run_tiles)(rows, wide, &t, weights, out + d);
     }
 }
 
-/* A copy of a block's values with zeros behind the first `tokens`: what lies there may be anything, even not numbers. */
-TARGET static const char *NAME(cut)(const struct attention *a, struct NAME(work) *w, const char *values, int tokens) {
+/* Return a copy of a block's values with zeros after the first `tokens`; uninitialised memory there may be NaN. */
+TARGET static const char *NAME(pad_tail)(const struct attention *a, struct NAME(work) *w, const char *values, int tokens) {
     int64_t dim = a->head_dim;
     memcpy(w->last, values, BLOCK * dim * (a->wide ? 4 : 2));
     for (int t = tokens; t < BLOCK; t++)
@@ -135,7 +135,7 @@ TARGET static const char *NAME(cut)(const struct attention *a, struct NAME(work)
     return w->last;
 }
 
-/* The partial result of `rows` rows over the keys `start` to `end - 1`, within one piece. */
+/* Compute the partial result of `rows` rows over the keys `start` to `end - 1`, within one piece. */
 TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, int head, int64_t first, int rows,
                                int64_t start, int64_t end, struct NAME(partial) p) {
     int dim = a->head_dim;
@@ -155,15 +155,15 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
             next_keys[j] = NAME(block)(a, head, next / BLOCK + j);
             next_values[j] = next_keys[j] + half;
             if ((j + 1) * BLOCK > length)
-                values[j] = NAME(cut)(a, w, values[j], length - j * BLOCK);
+                values[j] = NAME(pad_tail)(a, w, values[j], length - j * BLOCK);
         }
         NAME(score)(a, w, keys, next_keys, blocks, rows, a->wide);
         for (int r = 0; r < rows; r++)
-            NAME(normalise)(w->scores + r * SPAN, NAME(sight)(a, first + r) - at, length, factor, p.maximum + r,
+            NAME(normalise)(w->scores + r * SPAN, NAME(visible_keys)(a, first + r) - at, length, factor, p.maximum + r,
                             p.sum + r, p.out + r * dim, dim);
         if (DOTS && !a->wide)
             for (int i = 0; i < rows * SPAN; i++)
-                w->shares[i] = narrow(w->scores[i]);
+                w->weights[i] = narrow(w->scores[i]);
         NAME(gather)(a, w, values, next_values, blocks, rows, a->wide, p.out);
     }
 }

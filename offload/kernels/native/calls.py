@@ -1,6 +1,6 @@
-"""Fill the kernel's structs from tensors. Types, sizes and strides are asserted here, and nowhere else.
+"""The kernel's argument structs, filled from tensors. Dtypes, sizes and strides are asserted here and nowhere else.
 
-A struct holds addresses, not references: its tensors must live until the kernel has run.
+A struct holds addresses, not references, so its tensors must live until the kernel has run.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from .library import BLOCK, PIECE, Append, Attention, Merge, Product, Rows
 
 
 class BlockCalls:
-    """Calls over the keys and values of one layer: a run of `blocks` blocks for each KV head, one behind the other.
+    """Builder of calls over the keys and values of one layer, which has `blocks` consecutive blocks for each KV head.
 
-    `kv` is always such a layer's tensor of `kv_heads * blocks * 2 * 16 * head_dim` numbers, contiguous, bf16 or fp32;
-    all other tensors have its dtype. On the path of every token, so the numbers that do not change are computed once.
+    `kv` is always a layer's tensor of `kv_heads * blocks * 2 * 16 * head_dim` elements, contiguous, bf16 or fp32; all
+    other tensors have its dtype. Calls are built for every token and layer, so constants are computed once.
     """
 
     def __init__(self, shape: Dimensions, blocks: int) -> None:
-        self.tokens = blocks * BLOCK  # that a run has room for
+        self.tokens = blocks * BLOCK  # capacity
         self._heads, self._kv_heads, self._group = shape.heads, shape.kv_heads, shape.group
         self._head_dim, self._scale = shape.head_dim, shape.head_dim**-0.5
-        self._run = blocks * 2 * BLOCK * shape.head_dim  # numbers
+        self._head_elements = blocks * 2 * BLOCK * shape.head_dim
 
     def append(
         self,
@@ -36,39 +36,44 @@ class BlockCalls:
         rotated: Tensor,
         stored: int = 0,
     ) -> Append:
-        """Store new tokens at positions from `start` on, and write their rotated queries to `rotated`.
+        """Return a call that stores new tokens from position `start` on, and writes their rotated queries to `rotated`.
 
         Args:
             q: `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`; any stride between tokens.
             rows: cos and sin, `[tokens, 1, head_dim]`.
             rotated: `[tokens, heads, head_dim]`.
-            stored: so many of the first tokens are stored already; only their queries are rotated.
+            stored: how many of the first tokens are stored already; only their queries are rotated.
         """
-        dtype, inner, tokens = kv.dtype, (self._head_dim, 1), len(q)
-        strides = [x.stride() for x in (q, k, v)]
-        assert all(each[1:] == inner for each in strides) and q.dtype == k.dtype == v.dtype == dtype
-        assert kv.is_contiguous() and rotated.is_contiguous() and rows[0].is_contiguous() and rows[1].is_contiguous()
+        tokens = len(q)
         assert stored <= tokens and start + tokens <= self.tokens, "tokens beyond the last block"
+        assert kv.is_contiguous() and rotated.is_contiguous() and rows[0].is_contiguous() and rows[1].is_contiguous()
+        q_stride, k_stride, v_stride = (self._token_stride(x, kv.dtype) for x in (q, k, v))
         return Append(
             q=q.data_ptr(),
             k=k.data_ptr(),
             v=v.data_ptr(),
             cos=rows[0].data_ptr(),
             sin=rows[1].data_ptr(),
-            turned=rotated.data_ptr(),
+            rotated=rotated.data_ptr(),
             kv=kv.data_ptr(),
-            q_stride=strides[0][0],
-            k_stride=strides[1][0],
-            v_stride=strides[2][0],
-            head_stride=self._run * kv.itemsize,
+            q_stride=q_stride,
+            k_stride=k_stride,
+            v_stride=v_stride,
+            head_stride=self._head_elements * kv.itemsize,
             start=start,
             tokens=tokens,
             stored=stored,
             heads=self._heads,
             kv_heads=self._kv_heads,
             head_dim=self._head_dim,
-            wide=dtype == torch.float32,
+            wide=kv.dtype == torch.float32,
         )
+
+    def _token_stride(self, x: Tensor, dtype: torch.dtype) -> int:
+        """Return the elements between tokens of `x` `[tokens, heads, head_dim]`, whose heads are contiguous."""
+        stride, *inner = x.stride()
+        assert inner == [self._head_dim, 1] and x.dtype == dtype
+        return stride
 
     def attention(
         self,
@@ -81,19 +86,19 @@ class BlockCalls:
         lse: Tensor | None = None,
         partials: Tensor | None = None,
     ) -> Attention:
-        """Attend with rotated queries; give either `out`, and `lse` if it is wanted, or `partials`.
+        """Return a call that attends with rotated queries. It writes either `out` and, if given, `lse`, or `partials`.
 
         Args:
             q: `[tokens, heads, head_dim]`, contiguous.
             seen: keys that the first token sees; if `causal`, each further token sees one more.
-            table: `[kv_heads, blocks]`, int32, contiguous rows: the blocks to attend to, in this order; None for all.
-            out: like q, or in fp32.
+            table: `[kv_heads, blocks]`, int32, contiguous rows: block numbers in the order to attend to; None for all.
+            out: in the shape and dtype of q, or fp32.
             lse: `[tokens, heads]` in fp32.
             partials: `[partial_count(...), tokens, heads, 2 + head_dim]` in fp32.
         """
         dtype, tokens = kv.dtype, len(q)
-        room = self.tokens if table is None else table.shape[1] * BLOCK
-        assert seen + (tokens - 1) * causal <= room, "attention beyond what is stored"
+        capacity = self.tokens if table is None else table.shape[1] * BLOCK
+        assert seen + (tokens - 1) * causal <= capacity, "attention beyond the last block"
         assert q.is_contiguous() and q.dtype == dtype and kv.is_contiguous()
         assert table is None or (table.dtype == torch.int32 and table.stride(1) == 1)
         return Attention(
@@ -102,7 +107,7 @@ class BlockCalls:
             table=_address(table),
             out=_address(out),
             lse=_address(lse),
-            head_stride=self._run * kv.itemsize,
+            head_stride=self._head_elements * kv.itemsize,
             table_stride=0 if table is None else table.stride(0),
             seen=seen,
             causal=causal,
@@ -118,14 +123,15 @@ class BlockCalls:
 
 
 def partial_count(seen: int, tokens: int, causal: bool) -> int:
-    """Return how many partial results attention of `tokens` queries gives, the first of which sees `seen` keys."""
+    """Return the number of partial results for `tokens` queries, the first of which sees `seen` keys."""
     return -(-(seen + (tokens - 1) * causal) // PIECE)
 
 
 def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None = None) -> Merge:
-    """Merge `partials` `[count, tokens, heads, 2 + head_dim]`, in order, into the running result `into`; both fp32.
+    """Return a call that merges `partials` `[count, tokens, heads, 2 + head_dim]`, in order, into `into`.
 
-    `out` `[tokens, heads, head_dim]`, fp32 or bf16, receives the attention over everything merged.
+    `into` is the running result; both are fp32. `out` `[tokens, heads, head_dim]`, fp32 or bf16, receives the attention
+    over everything merged.
     """
     assert into.is_contiguous()
     assert partials is None or (partials.shape[1:] == into.shape and partials.is_contiguous())
@@ -142,7 +148,7 @@ def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None 
 
 
 def product_call(x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Product:
-    """Multiply rows: y = x W^T + bias + onto. See `Kernel.linear`."""
+    """Return a call that computes y = x W^T + bias + onto. See `Kernel.linear`."""
     assert x.is_contiguous() and x.dtype == weight.dtype
     rows, inputs = x.shape
     return Product(
@@ -160,7 +166,7 @@ def product_call(x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | 
 
 
 def rows_call(x: Tensor, y: Tensor, weight: Tensor | None = None, epsilon: float = 0.0) -> Rows:
-    """Normalise rows `x` into `y` `[rows, width]` with a weight; without one, gate them."""
+    """Return a call that writes the RMSNorm of `x`, or without a weight its gate, to `y` `[rows, width]`."""
     assert x.is_contiguous() and (weight is None or x.dtype == weight.dtype)
     rows, width = y.shape
     return Rows(

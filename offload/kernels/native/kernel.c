@@ -1,19 +1,18 @@
 /*
- * Attention, linears and norms for a host CPU, near the speed of its memory.
+ * Attention, linears and norms for a host CPU, near its memory bandwidth.
  *
- * Plain C with GCC's vector extensions and OpenMP. The same source is compiled once per level (portable, AVX2 with FMA,
- * AVX-512 with bf16 dot products); the caller picks a level that `triforce_level` says this processor has. Functions
- * return 0, or 1 where memory ran out.
+ * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once per level (portable, AVX2 with FMA,
+ * AVX-512 with bf16 dot products); the caller takes a level for which `triforce_level` is not NULL. Functions return 0,
+ * or 1 if an allocation failed.
  */
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "types.h"
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
-#define ALONE __attribute__((noinline)) TARGET /* one copy, so that all callers' sums are contracted alike */
+#define NOINLINE __attribute__((noinline)) TARGET /* one copy: its sums are contracted alike for all callers */
 #define UNROLL _Pragma("GCC unroll 16")
 #define JOIN(a, b) a##_##b
 #define EXPAND(a, b) JOIN(a, b)
@@ -30,12 +29,12 @@ struct level {
     int (*gate)(const struct norm *);
 };
 
-/* Memory that a thread keeps from one call to the next. It only grows. */
+/* Scratch memory that a thread reuses from call to call. It only grows. */
 struct memory {
     void *start;
     size_t size;
 };
-static _Thread_local struct memory own_memory, shared_memory; /* of one thread's work; of what a call's threads share */
+static _Thread_local struct memory own_memory, shared_memory; /* of one thread; of all threads of its call */
 
 static void *scratch(struct memory *m, size_t size) {
     if (size > m->size) {
@@ -62,6 +61,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+#include "pool.h"
+
 #include "store.h"
 
 #define LEVEL portable
@@ -87,7 +88,7 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LEVEL avx512
 #define LANES 16
 #define DOTS 1
-#ifdef TRIFORCE_EMULATE /* on any processor, for tests: its one special instruction in plain C */
+#ifdef TRIFORCE_EMULATE /* for tests on any processor: the dot-product instruction in plain C */
 #define HAS_MAX 0
 #define TARGET __attribute__((target("avx2,fma")))
 #else
@@ -98,14 +99,14 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #endif
 #endif
 
-/* Says which structs and layouts this build knows: an old library beside newer Python must not be called. */
+/* Return a number for the structs and layouts of this build; Python refuses a library whose number differs. */
 int64_t triforce_layout(void) {
     return LAYOUT | (int64_t)sizeof(struct attention) << 8 | (int64_t)sizeof(struct append) << 20 |
            (int64_t)sizeof(struct linear) << 32 | (int64_t)sizeof(struct norm) << 44 |
            (int64_t)sizeof(struct merge) << 56;
 }
 
-/* The level of that name, or NULL where this processor, or this build, has not got it. */
+/* Return the level of that name, or NULL if this processor or this build does not have it. */
 const struct level *triforce_level(const char *name) {
 #ifdef __x86_64__
     __builtin_cpu_init();
@@ -137,9 +138,29 @@ int triforce_norm(const struct level *level, const struct norm *n) { return leve
 
 int triforce_gate(const struct level *level, const struct norm *n) { return level->gate(n); }
 
-int triforce_append(const struct append *a) {
-#pragma omp parallel for schedule(static) if (a->tokens > 16)
-    for (int64_t token = 0; token < a->tokens; token++)
-        append_token(a, token);
-    return 0;
+int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
+
+/*
+ * While `limited`, torch's own operations in this thread run on this thread alone, and only the kernel uses as many as
+ * were set: torch's idle threads would spin beside the kernel's. Calls may be nested if each is undone in turn.
+ */
+void triforce_limit_torch(int limited) {
+    if (!omp_get_max_threads || !omp_set_num_threads)
+        return;
+    limits += limited ? 1 : -1;
+    if (limited && limits == 1) {
+        own_threads = omp_get_max_threads();
+        omp_set_num_threads(1);
+    } else if (!limited && limits == 0) {
+        omp_set_num_threads(own_threads);
+        own_threads = 0;
+    }
+}
+
+/* The number of workers that are parked now, because others compete for their processors. */
+int triforce_parked(void) {
+    int64_t now = now_ns(), parked = 0;
+    for (int i = 0; i < atomic_load(&pool.started); i++)
+        parked += pool.workers[i].parked_until > now;
+    return (int)parked;
 }

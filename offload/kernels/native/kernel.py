@@ -1,4 +1,4 @@
-"""The kernel at one level, called with structs (calls.py) or tensors."""
+"""The kernel at one instruction set level, called with structs (see calls.py) or tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 @cache
 def find_kernel(level: str = "auto", path: Path | None = None) -> Kernel:
-    """The kernel at a level, or at the best one that this processor has.
+    """Return the kernel at a level, or at the best level that this processor supports.
 
     Raises:
-        KernelUnavailable: it was not built, cannot be loaded, or the processor lacks that level.
+        KernelUnavailable: the kernel was not built or cannot be loaded, or the processor does not support the level.
     """
     library = open_library(path)
     for name in LEVELS if level == "auto" else (level,):
@@ -31,9 +31,9 @@ def find_kernel(level: str = "auto", path: Path | None = None) -> Kernel:
 
 
 class Kernel:
-    """See kernel.c.
+    """The functions of kernel.c at one level.
 
-    Results depend on the level and the build, never on the number of threads or on what is computed beside them.
+    Results depend on the level and the build, never on the number of threads or on other rows of the same call.
     """
 
     def __init__(self, level: str, library: ctypes.CDLL, handle: int) -> None:
@@ -49,7 +49,7 @@ class Kernel:
         self._append(ctypes.byref(call))
 
     def attend(self, call: Attention) -> None:
-        """Attend to blocks. Raises MemoryError."""
+        """Attend to blocks of keys and values. Raises MemoryError."""
         _check(self._attend(self._handle, ctypes.byref(call)))
 
     def merge(self, call: Merge) -> None:
@@ -59,8 +59,8 @@ class Kernel:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Tensor:
         """Write x W^T + bias + onto to `y`, and return it.
 
-        x `[rows, in]` and the packed weight in one dtype, bias `[out]` fp32, onto (maybe y itself) in the weight's;
-        y `[rows, out]` in the weight's dtype or fp32. All contiguous. Raises MemoryError.
+        x `[rows, in]`, the packed weight and onto `[rows, out]` (maybe y itself) have one dtype; bias `[out]` is fp32;
+        y `[rows, out]` has the weight's dtype or fp32. All are contiguous. Raises MemoryError.
         """
         _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y))))
         return y
@@ -78,4 +78,4 @@ class Kernel:
 
 def _check(failed: int) -> None:
     if failed:
-        raise MemoryError("the native kernel got no memory for its intermediate results")
+        raise MemoryError("the native kernel could not allocate memory for its intermediate results")

@@ -1,4 +1,4 @@
-"""The kernel's layouts, in torch: weights into panels, blocks back into rows. See types.h."""
+"""Conversions between the kernel's memory layouts and plain tensors, by torch. See types.h for the layouts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .library import BLOCK
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """`[out, in]` -> panels of 16 outputs `[panels, in / 2, 16, 2]` (bf16) or `[panels, in, 16]` (fp32).
+    """Return a weight `[out, in]` in panels of 16: `[panels, in / 2, 16, 2]` (bf16) or `[panels, in, 16]` (fp32).
 
-    The last panel is filled up with zeros. The number of inputs is even: the kernel multiplies pairs.
+    The last panel is padded with zeros. The number of inputs must be even, because the kernel multiplies pairs.
     """
     outputs, inputs = weight.shape
     whole = F.pad(weight, (0, 0, 0, -outputs % BLOCK)) if outputs % BLOCK else weight
@@ -25,7 +25,7 @@ def pack_weight(weight: Tensor) -> Tensor:
 
 
 def weight_rows(packed: Tensor, rows: Tensor) -> Tensor:
-    """Rows `[n]` of a packed weight, `[n, in]`."""
+    """Return rows `[n, in]` of a packed weight; `rows` `[n]` are their numbers."""
     panel, lane = rows // BLOCK, rows % BLOCK
     if packed.dtype == torch.float32:
         return packed[panel, :, lane]
@@ -33,7 +33,7 @@ def weight_rows(packed: Tensor, rows: Tensor) -> Tensor:
 
 
 def keys_of(blocks: Tensor, head_dim: int) -> Tensor:
-    """The keys of blocks `[..., 2 * 16 * head_dim]`, `[..., 16, head_dim]`: views, or copies where bf16 is paired."""
+    """Return the keys `[..., 16, head_dim]` of blocks `[..., 2 * 16 * head_dim]`: a view in fp32, a copy in bf16."""
     keys = blocks.unflatten(-1, (2, -1)).select(-2, 0)
     if blocks.dtype == torch.float32:
         return keys.unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)
@@ -41,7 +41,7 @@ def keys_of(blocks: Tensor, head_dim: int) -> Tensor:
 
 
 def values_of(blocks: Tensor, head_dim: int) -> Tensor:
-    """The values of blocks `[..., 2 * 16 * head_dim]`, `[..., 16, head_dim]`: views, or copies where bf16 is paired."""
+    """Return the values `[..., 16, head_dim]` of blocks `[..., 2 * 16 * head_dim]`: a view in fp32, a copy in bf16."""
     values = blocks.unflatten(-1, (2, -1)).select(-2, 1)
     if blocks.dtype == torch.float32:
         return values.unflatten(-1, (BLOCK, head_dim))
@@ -49,7 +49,7 @@ def values_of(blocks: Tensor, head_dim: int) -> Tensor:
 
 
 def mean_keys(blocks: Tensor, head_dim: int) -> Tensor:
-    """The mean key of each block `[..., 2 * 16 * head_dim]`, in fp32 `[..., head_dim]`."""
+    """Return the mean key `[..., head_dim]`, in fp32, of each block `[..., 2 * 16 * head_dim]`."""
     keys = blocks.unflatten(-1, (2, -1)).select(-2, 0)
     if blocks.dtype == torch.float32:
         return keys.unflatten(-1, (head_dim, BLOCK)).mean(-1)
@@ -57,9 +57,9 @@ def mean_keys(blocks: Tensor, head_dim: int) -> Tensor:
 
 
 def write_blocks(blocks: Tensor, head_dim: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write tokens to positions `[n]` of runs of blocks `[runs, blocks, 2 * 16 * head_dim]`.
+    """Write keys and values `[heads, n, head_dim]` to positions `[n]` of blocks `[heads, blocks, 2 * 16 * head_dim]`.
 
-    keys and values `[runs, n, head_dim]`; on any device: where the kernel runs it does this itself.
+    Works on any device; on the CPU the kernel's `append` does this itself.
     """
     block, token = positions // BLOCK, positions % BLOCK
     key_part, value_part = blocks.unflatten(-1, (2, -1)).unbind(-2)

@@ -1,4 +1,4 @@
-/* One level of the kernel: the tile and what is built on it. LEVEL, LANES, DOTS and TARGET are defined by kernel.c. */
+/* One instruction set level of the kernel. kernel.c defines LEVEL, LANES, DOTS, HAS_MAX and TARGET. */
 #include "tile.h"
 
 #include "attend.h"

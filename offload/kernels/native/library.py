@@ -1,4 +1,4 @@
-"""The compiled kernel: where it is, whether it can be used here, and what it is called with. Mirrors types.h."""
+"""The compiled kernel: its file, its loading, and the structs that it is called with, which mirror types.h."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FOLDER = Path(__file__).parent
 
 
 class KernelUnavailable(Exception):
-    """The native kernel cannot be used; the message says why. The torch path serves instead."""
+    """The native kernel cannot be used, and torch is used instead; the message says why."""
 
 
 class Attention(ctypes.Structure):
-    """See types.h."""
+    """`struct attention` of types.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "kv", "table", "out", "lse")),
@@ -33,7 +33,7 @@ class Attention(ctypes.Structure):
 
 
 class Merge(ctypes.Structure):
-    """See types.h."""
+    """`struct merge` of types.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("into", "partials", "out")),
@@ -43,10 +43,10 @@ class Merge(ctypes.Structure):
 
 
 class Append(ctypes.Structure):
-    """See types.h."""
+    """`struct append` of types.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "turned", "kv")),
+        *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "rotated", "kv")),
         *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride", "head_stride", "start")),
         *((name, c_int32) for name in ("tokens", "stored", "heads", "kv_heads", "head_dim", "wide")),
     )
@@ -74,7 +74,7 @@ class Rows(ctypes.Structure):
 
 
 def library_path() -> Path:
-    """The compiled library beside this file. Raises KernelUnavailable if the installation has none."""
+    """Return the path of the compiled library beside this file. Raises KernelUnavailable if there is none."""
     for suffix in EXTENSION_SUFFIXES:
         path = FOLDER / f"_kernel{suffix}"
         if path.is_file():
@@ -87,10 +87,10 @@ def library_path() -> Path:
 
 @cache
 def open_library(path: Path | None = None) -> ctypes.CDLL:
-    """Load the library, this installation's or another build of it. Raises KernelUnavailable.
+    """Load and return this installation's library, or the build at `path`. Raises KernelUnavailable.
 
-    It is linked without an OpenMP runtime: its symbols are found in the one that torch has loaded, so that there are
-    not two pools of threads.
+    It is linked without an OpenMP runtime. Its symbols resolve to the runtime that torch has loaded, so that there are
+    not two thread pools.
     """
     import torch  # noqa: F401  (its OpenMP must be there first)
 
@@ -114,7 +114,7 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
 
 
 def _check_layout(library: ctypes.CDLL) -> None:
-    """A library that was built from other sources would read our structs wrongly. Raises KernelUnavailable."""
+    """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
     sizes = (
         ctypes.sizeof(structure) << 8 + 12 * i for i, structure in enumerate((Attention, Append, Product, Rows, Merge))
     )

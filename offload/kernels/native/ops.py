@@ -1,4 +1,4 @@
-"""A decoder layer's operations by the native kernel. See offload/kernels/ops.py for what each means."""
+"""The operations of a decoder layer by the native kernel. Their contract is in offload/kernels/ops.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .library import BLOCK, MAX_HEAD_DIM
 
 
 class NativeOperations:
-    """Operations whose results are good until the same operation is next called by the same thread.
+    """Operations by the native kernel. A result is valid until the same thread calls the same operation again.
 
-    Each keeps the memory of its last result, so that decoding a token asks for none.
+    Each operation reuses the memory of its last result, so that decoding a token allocates nothing.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -28,23 +28,23 @@ class NativeOperations:
         return NativeLinear(self, weight, bias)
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return self.kernel.norm(x, weight, epsilon, self.room("norm", x.shape, x.dtype))
+        return self.kernel.norm(x, weight, epsilon, self.buffer("norm", x.shape, x.dtype))
 
     def gated(self, x: Tensor) -> Tensor:
-        return self.kernel.gate(x, self.room("gated", (len(x), x.shape[1] // 2), x.dtype))
+        return self.kernel.gate(x, self.buffer("gated", (len(x), x.shape[1] // 2), x.dtype))
 
-    def room(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """This thread's memory of that name, uninitialised."""
-        rooms = self._local.__dict__
-        room = rooms.get(name)
-        if room is None or room.shape != size or room.dtype != dtype:
-            with torch.inference_mode(False):  # else it could only be used in that mode
-                room = rooms[name] = torch.empty(size, dtype=dtype)
-        return room
+    def buffer(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return this thread's output buffer `name`, uninitialised."""
+        buffers = self._local.__dict__
+        buffer = buffers.get(name)
+        if buffer is None or buffer.shape != size or buffer.dtype != dtype:
+            with torch.inference_mode(False):  # an inference tensor could not be used outside that mode
+                buffer = buffers[name] = torch.empty(size, dtype=dtype)
+        return buffer
 
 
 class NativeLinear:
-    """A linear whose weight lies in panels; the original is not kept."""
+    """A linear whose weight is stored in panels; the original weight is not referenced."""
 
     def __init__(self, operations: NativeOperations, weight: Tensor, bias: Tensor | None) -> None:
         self._operations = operations
@@ -53,7 +53,7 @@ class NativeLinear:
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        y = onto if onto is not None else self._operations.room(f"{self._outputs}", (len(x), self._outputs), x.dtype)
+        y = onto if onto is not None else self._operations.buffer(f"{self._outputs}", (len(x), self._outputs), x.dtype)
         return self._operations.kernel.linear(x, self._weight, self._bias, onto, y)
 
     def wide(self, x: Tensor) -> Tensor:
@@ -73,13 +73,13 @@ class NativeLinear:
 
 
 def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernel cannot serve a model of this shape; None if it can."""
+    """Return why the kernel does not support a model of this shape; None if it does."""
     if device.type != "cpu":
         return f"the model runs on {device.type}"
     if dtype not in DTYPES:
-        return f"it has no {str(dtype).removeprefix('torch.')}"
+        return f"it does not support {str(dtype).removeprefix('torch.')}"
     if shape.head_dim % BLOCK or shape.head_dim > MAX_HEAD_DIM:
-        return f"it has no heads of {shape.head_dim}"
+        return f"it does not support heads of {shape.head_dim}"
     if shape.hidden % BLOCK or shape.intermediate % BLOCK:
-        return f"it wants rows in multiples of {BLOCK}, not {shape.hidden} and {shape.intermediate}"
+        return f"it needs rows in multiples of {BLOCK}, not {shape.hidden} and {shape.intermediate}"
     return None

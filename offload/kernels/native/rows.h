@@ -1,5 +1,5 @@
-/* What happens to each row between two attentions: linears, norms, the gate. Included once per level, after tile.h. */
-enum { NAME(GROUP) = 96, NAME(DEPTH) = 1024 }; /* rows and inputs of a product that fit the second cache together */
+/* The row-wise operations between two attentions: linears, norms, the gate. Included once per level, after tile.h. */
+enum { NAME(GROUP) = 96, NAME(DEPTH) = 1024 }; /* rows and inputs of a product that fit the L2 cache together */
 
 struct NAME(linear_work) {
     float c[NAME(GROUP) * 2 * BLOCK];
@@ -7,7 +7,7 @@ struct NAME(linear_work) {
 
 typedef uint16_t NAME(halves_at) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* LANES numbers from index `i` of a row of bf16 or fp32. */
+/* Load LANES elements from index `i` of a row of bf16 or fp32. */
 INLINE vec NAME(load)(const void *row, int64_t i, int wide) {
     if (wide)
         return *(const vec_at *)((const float *)row + i);
@@ -25,7 +25,7 @@ INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
     *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
 }
 
-/* One or two panels times a group of rows, into w->c. */
+/* Multiply one or two panels with a group of rows, into w->c. */
 INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, const char *x, int rows, int64_t panel,
                           int panels) {
     int wide = l->wide, item = wide ? 4 : 2;
@@ -45,8 +45,8 @@ INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, c
     }
 }
 
-/* Bias and residual, and into y. */
-ALONE static void NAME(emit)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
+/* Add bias and residual, and store in y. */
+NOINLINE static void NAME(epilogue)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
                               int columns) {
     for (int r = 0; r < rows; r++, c += 2 * BLOCK)
         for (int i = 0; i < columns; i++) {
@@ -61,48 +61,51 @@ ALONE static void NAME(emit)(const struct linear *l, const float *c, int64_t fir
         }
 }
 
-TARGET static void NAME(widen_row)(const uint16_t *from, float *to, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        to[i] = widen(from[i]);
+struct NAME(linear_job) {
+    const struct linear *l;
+    const char *x; /* rows as the tiles read them */
+    int64_t row_bytes, pairs; /* pairs of panels */
+    float *widened;
+};
+
+TARGET static int NAME(widen_rows)(const void *context, int64_t first, int64_t last) {
+    const struct NAME(linear_job) *j = context;
+    for (int64_t i = first * j->l->inputs; i < last * j->l->inputs; i++)
+        j->widened[i] = widen(((const uint16_t *)j->l->x)[i]);
+    return 0;
+}
+
+/* Multiply groups of rows with pairs of panels, the pairs of one group after the other. */
+TARGET static int NAME(multiply_groups)(const void *context, int64_t first_part, int64_t last_part) {
+    const struct NAME(linear_job) *j = context;
+    const struct linear *l = j->l;
+    struct NAME(linear_work) *w = scratch(&own_memory, sizeof *w);
+    for (int64_t part = first_part; w && part < last_part; part++) {
+        int64_t first = part / j->pairs * NAME(GROUP), column = part % j->pairs * 2 * BLOCK;
+        int rows = l->rows - first < NAME(GROUP) ? (int)(l->rows - first) : NAME(GROUP);
+        int columns = l->outputs - column < 2 * BLOCK ? (int)(l->outputs - column) : 2 * BLOCK;
+        NAME(product)(l, w, j->x + first * j->row_bytes, rows, column / BLOCK, columns > BLOCK ? 2 : 1);
+        NAME(epilogue)(l, w->c, first, rows, column, columns);
+    }
+    return !w;
 }
 
 TARGET static int NAME(linear)(const struct linear *l) {
-    if (!l->rows)
-        return 0;
-    const char *x = l->x;
-    int64_t count = l->rows * l->inputs, row_bytes = l->inputs * (DOTS && !l->wide ? 2 : 4);
-    float *widened = NULL;
-    if (!DOTS && !l->wide && !(widened = scratch(&shared_memory, sizeof(float) * count)))
-        return 1;
-    int64_t pairs = (l->outputs + 2 * BLOCK - 1) / (2 * BLOCK); /* of panels */
-    int64_t groups = (l->rows + NAME(GROUP) - 1) / NAME(GROUP);
-    int failed = 0;
-#pragma omp parallel reduction(| : failed)
-    {
-        struct NAME(linear_work) *w = scratch(&own_memory, sizeof *w);
-        failed = !w;
-        if (widened) {
-#pragma omp for schedule(static)
-            for (int64_t r = 0; r < l->rows; r++)
-                NAME(widen_row)((const uint16_t *)l->x + r * l->inputs, widened + r * l->inputs, l->inputs);
-        }
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < groups * pairs; task++) {
-            int64_t first = task / pairs * NAME(GROUP), column = task % pairs * 2 * BLOCK;
-            int rows = l->rows - first < NAME(GROUP) ? (int)(l->rows - first) : NAME(GROUP);
-            int columns = l->outputs - column < 2 * BLOCK ? (int)(l->outputs - column) : 2 * BLOCK;
-            if (!w)
-                continue;
-            NAME(product)(l, w, (widened ? (const char *)widened : x) + first * row_bytes, rows, column / BLOCK,
-                          columns > BLOCK ? 2 : 1);
-            NAME(emit)(l, w->c, first, rows, column, columns);
-        }
+    struct NAME(linear_job) j = {.l = l, .x = l->x, .row_bytes = l->inputs * (DOTS && !l->wide ? 2 : 4)};
+    j.pairs = (l->outputs + 2 * BLOCK - 1) / (2 * BLOCK);
+    if (!DOTS && !l->wide) {
+        j.widened = scratch(&shared_memory, sizeof(float) * l->rows * l->inputs);
+        if (!j.widened)
+            return 1;
+        run_rows(NAME(widen_rows), &j, l->rows);
+        j.x = (const char *)j.widened;
     }
-    return failed;
+    int64_t groups = (l->rows + NAME(GROUP) - 1) / NAME(GROUP);
+    return pool_run(NAME(multiply_groups), &j, groups * j.pairs, l->rows >= LONG_ROWS);
 }
 
 /* x / rms(x) * weight (RMSNorm, arXiv 1910.07467). */
-ALONE static void NAME(norm_row)(const struct norm *n, int64_t row) {
+NOINLINE static void NAME(norm_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
     const char *x = (const char *)n->x + row * n->width * item;
     char *y = (char *)n->y + row * n->width * item;
@@ -120,7 +123,7 @@ ALONE static void NAME(norm_row)(const struct norm *n, int64_t row) {
 }
 
 /* silu(gate) * up, of rows [gate, up]. */
-ALONE static void NAME(gate_row)(const struct norm *n, int64_t row) {
+NOINLINE static void NAME(gate_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
     const char *x = (const char *)n->x + 2 * row * n->width * item;
     char *y = (char *)n->y + row * n->width * item;
@@ -133,16 +136,18 @@ ALONE static void NAME(gate_row)(const struct norm *n, int64_t row) {
     }
 }
 
-TARGET static int NAME(norm)(const struct norm *n) {
-#pragma omp parallel for schedule(static) if (n->rows > 16)
-    for (int64_t row = 0; row < n->rows; row++)
-        NAME(norm_row)(n, row);
+TARGET static int NAME(norm_rows)(const void *call, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; row++)
+        NAME(norm_row)(call, row);
     return 0;
 }
 
-TARGET static int NAME(gate)(const struct norm *n) {
-#pragma omp parallel for schedule(static) if (n->rows > 16)
-    for (int64_t row = 0; row < n->rows; row++)
-        NAME(gate_row)(n, row);
+TARGET static int NAME(gate_rows)(const void *call, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; row++)
+        NAME(gate_row)(call, row);
     return 0;
 }
+
+TARGET static int NAME(norm)(const struct norm *n) { return run_rows(NAME(norm_rows), n, n->rows); }
+
+TARGET static int NAME(gate)(const struct norm *n) { return run_rows(NAME(gate_rows), n, n->rows); }

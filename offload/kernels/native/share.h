@@ -1,12 +1,12 @@
 /*
- * Attention over whole heads, shared out among threads; included once per level, after attend.h.
+ * Attention over whole heads, divided among threads; included once per level, after attend.h.
  *
- * A head's keys are read in pieces of 512 tokens, and their partial results are folded in the order of the pieces. Where
- * the borders lie depends on nothing but the keys' places, so neither the number of threads nor the number of rows
- * changes any result, and two heads keep sixteen cores busy.
+ * A head's keys are read in pieces of 512 tokens, and the partial results are merged in the order of the pieces. The
+ * borders of the pieces depend only on the positions of the keys, so neither the number of threads nor the number of
+ * rows changes any result, and two heads keep sixteen cores busy.
  */
-/* Join a partial result to those before it. Rows that see none of its keys keep what they have; NaN does not vanish. */
-ALONE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, int rows, int dim) {
+/* Merge a partial result into those before it. Rows that see none of its keys are unchanged; NaN is preserved. */
+NOINLINE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, int rows, int dim) {
     for (int r = 0; r < rows; r++) {
         if (p.maximum[r] == -INFINITY && p.sum[r] == 0)
             continue;
@@ -21,8 +21,8 @@ ALONE static void NAME(fold)(struct NAME(partial) into, struct NAME(partial) p, 
     }
 }
 
-/* Attention of one row from all that was folded: fp32, or bf16 where `narrow_out` is set. */
-ALONE static void NAME(finish_row)(const float *out, float sum, int dim, void *to, int narrow_out) {
+/* Store the attention of one row, output / sum: in fp32, or in bf16 where `narrow_out` is set. */
+NOINLINE static void NAME(finish_row)(const float *out, float sum, int dim, void *to, int narrow_out) {
     float over = 1 / sum;
     for (int d = 0; d < dim; d++)
         if (narrow_out)
@@ -31,12 +31,12 @@ ALONE static void NAME(finish_row)(const float *out, float sum, int dim, void *t
             ((float *)to)[d] = out[d] * over;
 }
 
-/* Where row `r` of a head's group of rows lies among all rows [tokens][kv_heads * group]. */
+/* Index of row `r` of a KV head among all rows [tokens][kv_heads * group]. */
 INLINE int64_t NAME(row_at)(const struct attention *a, int head, int64_t r) {
     return r / a->group * a->kv_heads * a->group + head * a->group + r % a->group;
 }
 
-ALONE static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
+NOINLINE static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
     int dim = a->head_dim;
     for (int r = 0; r < rows; r++) {
         int64_t at = NAME(row_at)(a, head, first + r);
@@ -46,120 +46,120 @@ ALONE static void NAME(finish)(const struct attention *a, int head, int64_t firs
     }
 }
 
-/* How the work is cut up: groups of rows of one head, and pieces of its keys. */
-struct NAME(cuts) {
+/* The division of a call: groups of rows of one head, and pieces of its keys. A part is a group, or a piece of one. */
+struct NAME(split) {
+    const struct attention *a;
     int64_t rows, groups, pieces;
+    float *partials; /* of attend_split */
+    int64_t size;    /* floats of one partial result there */
 };
 
-INLINE int NAME(group_rows)(const struct NAME(cuts) *c, int64_t group) {
-    int64_t left = c->rows - group * ROW_GROUP;
-    return left < ROW_GROUP ? (int)left : ROW_GROUP;
+/* One group of rows of one head; groups of all heads are numbered from 0, the heads of one group side by side. */
+struct NAME(group) {
+    int head, rows;
+    int64_t first, end; /* its first row; the keys that its last row sees */
+};
+
+INLINE struct NAME(group) NAME(group_at)(const struct NAME(split) *s, int64_t number) {
+    int64_t first = number / s->a->kv_heads * ROW_GROUP, left = s->rows - first;
+    int rows = left < ROW_GROUP ? (int)left : ROW_GROUP;
+    return (struct NAME(group)){(int)(number % s->a->kv_heads), rows, first, NAME(visible_keys)(s->a, first + rows - 1)};
 }
 
-/* The partial result of one piece for one group of rows; all of its rows' maxima are -INFINITY if it lies beyond. */
-INLINE void NAME(run_piece)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
-                            int64_t group, int64_t piece, struct NAME(partial) p) {
-    int rows = NAME(group_rows)(c, group);
-    int64_t first = group * ROW_GROUP, end = NAME(sight)(a, first + rows - 1), start = piece * PIECE;
-    end = end < start + PIECE ? end : start + PIECE;
-    NAME(piece)(a, w, head, first, rows, start, end, p);
+INLINE void NAME(load_group)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g) {
+    NAME(load_queries)(s->a, g.head, g.first, g.rows, w->queries);
 }
 
-/* All pieces one after the other, by one thread: for many groups of rows. */
-TARGET static void NAME(whole)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
-                               int64_t group) {
-    int rows = NAME(group_rows)(c, group);
-    struct NAME(partial) all = NAME(partial_at)(w->folded, rows), p = NAME(partial_at)(w->partial, rows);
-    NAME(load_queries)(a, head, group * ROW_GROUP, rows, w->queries);
-    NAME(run_piece)(a, w, head, c, group, 0, all);
-    for (int64_t piece = 1; piece < c->pieces && piece * PIECE < NAME(sight)(a, group * ROW_GROUP + rows - 1); piece++) {
-        NAME(run_piece)(a, w, head, c, group, piece, p);
-        NAME(fold)(all, p, rows, a->head_dim);
+/* Compute the partial result of one piece for one group of rows; a row that sees no key of it has maximum -INFINITY. */
+INLINE void NAME(run_piece)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g, int64_t piece,
+                            struct NAME(partial) p) {
+    int64_t start = piece * PIECE, end = g.end < start + PIECE ? g.end : start + PIECE;
+    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, p);
+}
+
+/* Compute a group of rows over all pieces. */
+TARGET static void NAME(run_group)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g) {
+    struct NAME(partial) all = NAME(partial_at)(w->folded, g.rows), p = NAME(partial_at)(w->partial, g.rows);
+    NAME(load_group)(s, w, g);
+    NAME(run_piece)(s, w, g, 0, all);
+    for (int64_t piece = 1; piece < s->pieces && piece * PIECE < g.end; piece++) {
+        NAME(run_piece)(s, w, g, piece, p);
+        NAME(fold)(all, p, g.rows, s->a->head_dim);
     }
-    NAME(finish)(a, head, group * ROW_GROUP, rows, all);
+    NAME(finish)(s->a, g.head, g.first, g.rows, all);
 }
 
-TARGET static int NAME(attend_whole)(const struct attention *a, const struct NAME(cuts) *c) {
-    int failed = 0;
-#pragma omp parallel for schedule(dynamic, 1) reduction(| : failed)
-    for (int64_t task = a->kv_heads * c->groups - 1; task >= 0; task--) { /* the last rows see most: begin with them */
-        struct NAME(work) *w = scratch(&own_memory, sizeof *w);
-        if (w)
-            NAME(whole)(a, w, (int)(task % a->kv_heads), c, task / a->kv_heads);
-        else
-            failed = 1;
+TARGET static int NAME(whole_groups)(const void *context, int64_t first, int64_t last) {
+    const struct NAME(split) *s = context;
+    struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+    int64_t end = s->a->kv_heads * s->groups - 1; /* the last rows see the most keys and come first */
+    for (int64_t i = first; w && i < last; i++)
+        NAME(run_group)(s, w, NAME(group_at)(s, end - i));
+    return !w;
+}
+
+INLINE struct NAME(partial) NAME(stored_partial)(const struct NAME(split) *s, int64_t part, int rows) {
+    return NAME(partial_at)(s->partials + part * s->size, rows);
+}
+
+TARGET static int NAME(split_pieces)(const void *context, int64_t first, int64_t last) {
+    const struct NAME(split) *s = context;
+    struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+    for (int64_t i = first; w && i < last; i++) {
+        struct NAME(group) g = NAME(group_at)(s, i / s->pieces);
+        NAME(load_group)(s, w, g);
+        NAME(run_piece)(s, w, g, i % s->pieces, NAME(stored_partial)(s, i, g.rows));
     }
-    return failed;
+    return !w;
 }
 
-/* Pieces side by side; what they give is folded in order when all are done. */
-TARGET static int NAME(attend_split)(const struct attention *a, const struct NAME(cuts) *c) {
-    int64_t size = ROW_GROUP * (a->head_dim + 2), tasks = a->kv_heads * c->groups;
-    if (c->groups == 1)
-        size = c->rows * (a->head_dim + 2);
-    float *partials = scratch(&shared_memory, sizeof(float) * size * tasks * c->pieces);
-    if (!partials)
-        return 1;
-    int failed = 0;
-#pragma omp parallel reduction(| : failed)
-    {
-        struct NAME(work) *w = scratch(&own_memory, sizeof *w);
-        failed = !w;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < tasks * c->pieces; i++) {
-            int64_t task = i / c->pieces, group = task / a->kv_heads;
-            int head = (int)(task % a->kv_heads), rows = NAME(group_rows)(c, group);
-            if (!w)
-                continue;
-            NAME(load_queries)(a, head, group * ROW_GROUP, rows, w->queries);
-            NAME(run_piece)(a, w, head, c, group, i % c->pieces, NAME(partial_at)(partials + i * size, rows));
+TARGET static int NAME(fold_groups)(const void *context, int64_t first, int64_t last) {
+    const struct NAME(split) *s = context;
+    for (int64_t i = first; i < last; i++) {
+        struct NAME(group) g = NAME(group_at)(s, i);
+        struct NAME(partial) all = NAME(stored_partial)(s, i * s->pieces, g.rows);
+        for (int64_t piece = 1; piece < s->pieces; piece++)
+            NAME(fold)(all, NAME(stored_partial)(s, i * s->pieces + piece, g.rows), g.rows, s->a->head_dim);
+        NAME(finish)(s->a, g.head, g.first, g.rows, all);
+    }
+    return 0;
+}
+
+/* Compute pieces in parallel, and merge their partial results in order when all are done. */
+TARGET static int NAME(attend_split)(struct NAME(split) *s, int is_long) {
+    int64_t groups = s->a->kv_heads * s->groups, parts = groups * s->pieces;
+    s->size = (s->groups == 1 ? s->rows : ROW_GROUP) * (s->a->head_dim + 2);
+    s->partials = scratch(&shared_memory, sizeof(float) * s->size * parts);
+    return !s->partials || pool_run(NAME(split_pieces), s, parts, is_long) ||
+           pool_run(NAME(fold_groups), s, groups, is_long);
+}
+
+/* Compute pieces, and store their partial results for the caller to merge. */
+TARGET static int NAME(partial_pieces)(const void *context, int64_t first, int64_t last) {
+    const struct NAME(split) *s = context;
+    const struct attention *a = s->a;
+    struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+    for (int64_t i = first; w && i < last; i++) {
+        int64_t piece = i % s->pieces;
+        struct NAME(group) g = NAME(group_at)(s, i / s->pieces);
+        struct NAME(partial) p = NAME(partial_at)(w->partial, g.rows);
+        NAME(load_group)(s, w, g);
+        NAME(run_piece)(s, w, g, piece, p);
+        for (int r = 0; r < g.rows; r++) {
+            int64_t at = piece * a->kv_heads * s->rows + NAME(row_at)(a, g.head, g.first + r);
+            float *to = a->partials + at * (2 + a->head_dim);
+            to[0] = p.maximum[r];
+            to[1] = p.sum[r];
+            memcpy(to + 2, p.out + r * a->head_dim, sizeof(float) * a->head_dim);
         }
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < tasks; task++) {
-            int rows = NAME(group_rows)(c, task / a->kv_heads);
-            struct NAME(partial) all = NAME(partial_at)(partials + task * c->pieces * size, rows);
-            for (int64_t piece = 1; piece < c->pieces; piece++)
-                NAME(fold)(all, NAME(partial_at)(partials + (task * c->pieces + piece) * size, rows), rows, a->head_dim);
-            NAME(finish)(a, (int)(task % a->kv_heads), task / a->kv_heads * ROW_GROUP, rows, all);
-        }
     }
-    return failed;
+    return !w;
 }
 
-/* One piece for one group of rows: an unfinished result for whoever merges it with those of other memories. */
-TARGET static void NAME(hand_out)(const struct attention *a, struct NAME(work) *w, int head, const struct NAME(cuts) *c,
-                                  int64_t group, int64_t piece) {
-    int rows = NAME(group_rows)(c, group), dim = a->head_dim;
-    struct NAME(partial) p = NAME(partial_at)(w->partial, rows);
-    NAME(load_queries)(a, head, group * ROW_GROUP, rows, w->queries);
-    NAME(run_piece)(a, w, head, c, group, piece, p);
-    for (int r = 0; r < rows; r++) {
-        int64_t at = piece * a->kv_heads * c->rows + NAME(row_at)(a, head, group * ROW_GROUP + r);
-        float *to = a->partials + at * (2 + dim);
-        to[0] = p.maximum[r];
-        to[1] = p.sum[r];
-        memcpy(to + 2, p.out + r * dim, sizeof(float) * dim);
-    }
-}
-
-TARGET static int NAME(attend_apart)(const struct attention *a, const struct NAME(cuts) *c) {
-    int failed = 0;
-#pragma omp parallel for schedule(dynamic, 1) reduction(| : failed)
-    for (int64_t i = 0; i < a->kv_heads * c->groups * c->pieces; i++) {
-        struct NAME(work) *w = scratch(&own_memory, sizeof *w);
-        int64_t task = i / c->pieces;
-        if (w)
-            NAME(hand_out)(a, w, (int)(task % a->kv_heads), c, task / a->kv_heads, i % c->pieces);
-        else
-            failed = 1;
-    }
-    return failed;
-}
-
-TARGET static int NAME(merge)(const struct merge *m) {
+TARGET static int NAME(merge_rows)(const void *call, int64_t first, int64_t last) {
+    const struct merge *m = call;
     int dim = m->head_dim;
-#pragma omp parallel for schedule(static) if (m->rows > 64)
-    for (int64_t r = 0; r < m->rows; r++) {
+    for (int64_t r = first; r < last; r++) {
         float *row = m->into + r * (2 + dim);
         struct NAME(partial) into = {row, row + 1, row + 2};
         for (int64_t piece = 0; piece < m->pieces; piece++) {
@@ -172,16 +172,23 @@ TARGET static int NAME(merge)(const struct merge *m) {
     return 0;
 }
 
+TARGET static int NAME(merge)(const struct merge *m) {
+    return m->rows > 64 ? pool_run(NAME(merge_rows), m, m->rows, 0) : NAME(merge_rows)(m, 0, m->rows);
+}
+
 TARGET static int NAME(attend)(const struct attention *a) {
-    struct NAME(cuts) c = {.rows = (int64_t)a->tokens * a->group};
-    c.groups = (c.rows + ROW_GROUP - 1) / ROW_GROUP;
-    c.pieces = (NAME(sight)(a, c.rows - 1) + PIECE - 1) / PIECE;
-    if (!c.rows)
+    struct NAME(split) s = {.a = a, .rows = (int64_t)a->tokens * a->group};
+    if (!s.rows)
         return 0;
+    s.groups = (s.rows + ROW_GROUP - 1) / ROW_GROUP;
+    s.pieces = (NAME(visible_keys)(a, s.rows - 1) + PIECE - 1) / PIECE;
+    int64_t groups = a->kv_heads * s.groups, bytes = 4 * ROW_GROUP * (a->head_dim + 2) * groups * s.pieces;
+    int is_long = a->tokens >= LONG_ROWS;
     if (a->partials)
-        return NAME(attend_apart)(a, &c);
-    int64_t tasks = a->kv_heads * c.groups, room = 4 * ROW_GROUP * (a->head_dim + 2) * tasks * c.pieces;
-    int enough = tasks >= 4 * omp_get_max_threads(); /* to keep all threads busy without cutting up heads */
-    int costly = tasks > a->kv_heads && room > MOST_PARTIALS;
-    return enough || costly || c.pieces == 1 ? NAME(attend_whole)(a, &c) : NAME(attend_split)(a, &c);
+        return pool_run(NAME(partial_pieces), &s, groups * s.pieces, is_long);
+    int enough = groups >= 4 * pool_threads(); /* to keep all threads busy without splitting heads */
+    int costly = groups > a->kv_heads && bytes > MOST_PARTIALS;
+    if (enough || costly || s.pieces == 1)
+        return pool_run(NAME(whole_groups), &s, groups, is_long);
+    return NAME(attend_split)(&s, is_long);
 }

@@ -1,15 +1,15 @@
 /*
- * The inner product of everything here: a tile of up to MAX_TILE rows times 16 columns.
+ * The microkernel of all products here: a tile of up to MAX_TILE rows times 16 columns.
  *
  * Included once per level, with LEVEL, LANES, TARGET and DOTS (bf16 pairs are multiplied by one instruction) defined.
- * Each number of the result is summed in one fixed order, however many rows and columns stand beside it: a row's result
- * does not depend on which rows are computed with it.
+ * Each element of the result is summed in one fixed order, whatever the number of rows and columns: a row's result does
+ * not depend on the other rows of the tile.
  */
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
 typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES)));
-typedef NAME(vec) NAME(vec_at) __attribute__((aligned(4), may_alias)); /* as it lies in memory */
+typedef NAME(vec) NAME(vec_at) __attribute__((aligned(4), may_alias)); /* unaligned, in memory */
 typedef NAME(ints) NAME(ints_at) __attribute__((aligned(4), may_alias));
-typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 as one number */
+typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 in 32 bits */
 #define vec NAME(vec)
 #define ints NAME(ints)
 #define vec_at NAME(vec_at)
@@ -17,13 +17,13 @@ typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 as one num
 #define VECTORS (BLOCK / LANES) /* of a block's 16 columns */
 
 #define MAX_TILE (LANES == 16 ? 12 : 6)    /* rows whose sums fit the registers */
-#define BOTH_CHAINS (LANES == 16 ? 12 : 3) /* the same with two sums for each number */
+#define BOTH_CHAINS (LANES == 16 ? 12 : 3) /* the same with two sums for each element */
 
 INLINE vec NAME(splat)(float x) { return x - (vec){0}; }
 
 INLINE vec NAME(at)(const void *memory, int vector) { return ((const vec_at *)memory)[vector]; }
 
-/* The larger of each two; y where either is NaN. */
+/* Elementwise maximum; y where either operand is NaN. */
 INLINE vec NAME(max)(vec x, vec y) {
 #if HAS_MAX && LANES == 16
     return (vec)_mm512_max_ps((__m512)x, (__m512)y);
@@ -51,22 +51,22 @@ INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
 #endif
 
 /*
- * What a tile multiplies. The rows `a` are pairs (32 bits where bf16 is multiplied as such, else two floats), one pair
- * for each pair of each segment of the columns. The result `c` is added to what is there unless `fresh`.
+ * The operands of a tile. The rows `a` are pairs (32 bits for bf16 dot products, else two floats), one pair for each
+ * pair of each segment of the columns `b`. The product is added to `c`, or replaces it if `fresh`.
  */
 struct NAME(tile) {
-    int64_t a_stride;     /* bytes from one row to the next */
-    const char *const *b; /* where each segment begins */
-    const char *const *next; /* what will be read after it, fetched meanwhile */
-    int64_t b_step;       /* bytes from one pair to the next */
+    int64_t a_stride;     /* bytes between rows */
+    const char *const *b; /* the start of each segment */
+    const char *const *next; /* what is read after each segment, to prefetch */
+    int64_t b_step;       /* bytes between pairs */
     int segments, pairs;  /* pairs of a segment */
     int64_t c_stride;     /* floats */
     int fresh;
 };
 
 /*
- * The even and the odd members of the pairs are summed in a chain each, and the two are added at the end. Few rows run
- * both chains at once, as multiply-adds take longer than they are apart; many rows need the registers for one alone.
+ * The even and the odd members of the pairs are summed in one chain each; the two sums are added at the end. For few
+ * rows both chains run at once, to hide the latency of multiply-adds; many rows need the registers for one chain.
  */
 INLINE void NAME(run_chains)(const int rows, const int wide, const int first, const int chains,
                              const struct NAME(tile) *t, const char *a, float *c) {
@@ -81,7 +81,7 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
         for (int i = 0; i < t->pairs; i++, a += 8, b += step, next += step) {
             if (first == 0)
                 __builtin_prefetch(next);
-            if (wide && first + chains == 2) /* a pair is two lines */
+            if (wide && first + chains == 2) /* a pair is two cache lines */
                 __builtin_prefetch(next + step / 2);
             UNROLL for (int chain = 0; chain < chains; chain++) {
                 const int odd = first + chain;
@@ -106,7 +106,7 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
 }
 
 #if DOTS
-/* Pairs of bf16, each multiplied and added by one instruction. */
+/* Multiply pairs of bf16, each by one dot-product instruction. */
 INLINE void NAME(run_dots)(const int rows, const struct NAME(tile) *t, const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
     vec sums[MAX_TILE];
@@ -160,18 +160,18 @@ TARGET static void NAME(wide_tile)(int rows, const struct NAME(tile) *t, const c
     NAME(multiply_rows)(rows, 1, t, a, c);
 }
 
-/* A tile of any height; `a` and `c` are where its first row is. */
+/* Run tiles over any number of rows; `a` and `c` point to the first row. */
 INLINE void NAME(run_tiles)(int rows, int wide, const struct NAME(tile) *t, const char *a, float *c) {
     for (int r = 0; r < rows; r += MAX_TILE, a += MAX_TILE * t->a_stride, c += MAX_TILE * t->c_stride)
         (wide ? NAME(wide_tile) : NAME(narrow_tile))(rows - r < MAX_TILE ? rows - r : MAX_TILE, t, a, c);
 }
 
 /*
- * 2^x for x <= 0: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); below -126 as at -126. NaN stays NaN: the
- * maximum gives its second operand then, and a product, unlike a sum of the exponents' bits, keeps it.
+ * 2^x for x <= 0: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); clamped at -126. NaN stays NaN: the
+ * maximum returns its second operand then, and a product preserves NaN, which adding exponent bits would not.
  */
 INLINE vec NAME(exp2)(vec x) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     x = NAME(max)(NAME(splat)(-126.0f), x);
     vec shifted = x + magic, f = x - (shifted - magic);
     vec p = f * 1.535336188e-4f + 1.339887440e-3f;

@@ -19,7 +19,9 @@ from offload.metrics import Summary
 from tests.support.terminal import Pty, Screen
 from triforce_cli.app import run
 from triforce_cli.bench.methods import parse, speculations
+from triforce_cli.bench.noise import OtherLoad
 from triforce_cli.bench.report import Comparison, MethodRuns, Sample
+from triforce_cli.bench.table import report_text
 
 TEXT = "the cat and the dog and the cat and the dog and " * 8
 SMALL = ("--context", "100", "--new", "16", "--repeats", "2", "--budget", "64", "--temperature", "0")
@@ -76,7 +78,9 @@ def test_json_holds_every_method_and_every_sample(bench, tiny_model_dir):
         assert all(len(sample["tokens"]) == 16 for sample in row["runs"])  # no end-of-sequence token has ended it
         assert row["ttft_s"] > found["prefill_s"] > 0
         assert row["equals_ar"] or row["lossless"]
-        assert row["speedup"] == pytest.approx(row["tokens_per_s"] / plain["tokens_per_s"])
+        assert row["speedup"] == pytest.approx(row["tokens_per_s"] / plain["tokens_per_s"], rel=1e-2)
+        low, high = row["speedup_range"]
+        assert low <= high and row["spread"] >= 0
         assert (row["memory_bytes"] > plain["memory_bytes"]) == (row["method"] not in ("ar", "lookup"))
     assert found["methods"][2]["tokens_per_verification"] > 1
     assert all(sum(sample["tbt_s"]) < sample["total_s"] for sample in plain["runs"])
@@ -90,7 +94,11 @@ def test_a_piped_table_is_plain_text_and_names_the_machine(bench):
         assert word in lines[0]
     rows = [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")]
     assert rows == ["method", "ar", "retrieval", "lookup"]
-    assert re.search(r"^lookup +\d+ ms +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+x +lookup→full \d+ % +[\d.]+ +[\d.]+ ", out, re.M)
+    assert re.search(
+        r"^lookup +\d+ ms +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+x \([\d.]+-[\d.]+\) +lookup→full \d+ % +[\d.]+ +[\d.]+ ",
+        out,
+        re.M,
+    )
     assert "\x1b" not in out and "─" not in out
 
 
@@ -100,13 +108,63 @@ def test_a_narrow_terminal_gets_whole_numbers_and_no_remains_of_progress(setting
         monkeypatch.setattr(sys, name, tty.stream())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
     assert run(["bench", TEXT, *SMALL, "--methods", "lookup"]) == 0
     output = tty.output()
     assert "bench · ar · run 1 of 4" in output and "bench · lookup · run 4 of 4" in output
-    assert re.search(r"\nlookup +\d+ ms .* lookup→full \d+ % .*\n", output)
-    decoding = re.sub(r"^(\n|\r|\x1b\[1A|\x1b\[2K)*", "", output.rpartition("\x1b[?25h")[2])
-    shown = "".join(Screen(60, 20).feed(decoding).lines())  # the terminal has wrapped the rows
-    assert "bench ·" not in shown and "lookup→full" in shown
+    after_prefill = re.sub(r"^(\n|\r|\x1b\[1A|\x1b\[2K)*", "", output.rpartition("\x1b[?25h")[2])
+    shown = Screen(60, 20).feed(after_prefill).lines()
+    (row,) = (line for line in shown if line.startswith("lookup "))
+    assert re.fullmatch(r"lookup .* +[\d.]+ +[\d.]+x \([\d.]+-[\d.]+\).*", row)
+    assert not any(line.startswith("bench ·") for line in shown)
+
+
+def rows_of(*rates: float, method: str = "ar", **facts) -> MethodRuns:
+    return MethodRuns(method, 2**20, [sample(rate, 1, 2, 3, **facts) for rate in rates])
+
+
+FACTS = {
+    "machine": {"name": "A processor with a long name", "threads": 2, "engine": "cpu, bfloat16, avx512 kernel"},
+    "model": "smollm2-135m",
+    "prompt_tokens": 1000,
+    "new_tokens": 128,
+    "repeats": 2,
+    "settings": {"temperature": 0.0},
+}
+
+
+@pytest.mark.parametrize("width", range(40, 121, 8))
+def test_the_report_fits_the_terminal(width):
+    accepted = {"retrieval -> full": 0.91, "lookup -> retrieval": 0.4}
+    fast = rows_of(60, 80, method="triforce", acceptance=accepted, tokens_per_verification=3.2)
+    text = report_text(Comparison(FACTS, True, [rows_of(20, 21), fast]), width).plain
+    assert max(map(len, text.splitlines())) <= width
+    (row,) = (line for line in text.splitlines() if line.startswith("triforce"))
+    assert "3.41x (3.00-3.81)" in row and "70.00" in row
+    assert ("retrieval→full 91 %" in row) == (width > 65)
+    assert "lookup→retrieval 40 %" in text or width < 66
+
+
+def test_one_repeat_shows_no_speedup():
+    text = report_text(Comparison(FACTS, True, [rows_of(20), rows_of(60, method="lookup")]), None).plain
+    assert "x (" not in text and "3.00" not in text
+    assert "use --repeats 3" in text
+
+
+def test_a_noisy_run_is_flagged():
+    quiet = report_text(Comparison(FACTS, True, [rows_of(20, 21), rows_of(60, 62, method="lookup")], 0.1), None).plain
+    assert "noisy" not in quiet and "other load" not in quiet
+    runs = [rows_of(20, 21), rows_of(60, 70, method="lookup")]
+    lines = report_text(Comparison(FACTS, True, runs, 0.8), None).plain.splitlines()
+    assert lines[-2].startswith("noisy: ") and "(lookup 15 %)" in lines[-2]
+    assert lines[-1] == "other load: other processes used 0.8 cores meanwhile"
+
+
+def test_other_load_is_that_of_other_processes():
+    load = OtherLoad()
+    code = "import time; end = time.time() + 0.6\nwhile time.time() < end: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert load.cores() > 0.2
 
 
 def test_sampling_compares_no_outputs(bench):

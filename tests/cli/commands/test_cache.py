@@ -1,4 +1,4 @@
-"""`--cache` and `triforce cache`: prompts that outlive a process, and keeping house with them."""
+"""`--cache` and `triforce cache`: prompts on disk, and the commands that list and remove them."""
 
 import json
 import os
@@ -42,24 +42,24 @@ def test_a_second_question_reads_the_document_from_disk(ask):
     done = second[-1]
     assert done["cached_tokens"] == restored["tokens"] > 500
     assert done["prefilled_tokens"] == done["prompt_tokens"]
-    assert f"{restored['tokens']:,} of them cached" in err
+    assert f"({restored['tokens']:,} from the cache)" in err
     assert done["settings"]["cache"] is True
     other, _ = ask("When, and in which month of the year did he behold it?")
     assert other[-1]["cached_tokens"] >= 384
 
 
-def test_short_prompts_are_not_kept_unless_asked(ask, triforce_here):
+def test_short_prompts_are_not_cached_unless_asked(ask, triforce_here):
     ask("Who?", "--quiet")
     assert json.loads(triforce_here("cache", "list", "--json")[1])["entries"] == []
 
 
-def test_the_limit_holds(ask, triforce_here):
+def test_the_cache_stays_below_its_limit(ask, triforce_here):
     _, err = ask("Who?", "--cache", "--cache-limit", "200k")
     assert "limit" in err
     assert json.loads(triforce_here("cache", "list", "--json")[1])["size"] <= 200_000
 
 
-def test_keeping_house(ask, triforce_here):
+def test_list_show_prune_and_clear(ask, triforce_here):
     code, out, _ = triforce_here("cache", "list")
     assert (code, "0 B of 20.00 GiB" in out) == (0, True)
     for question in ("When", "When", "Why"):
@@ -95,7 +95,7 @@ def test_wrong_use(triforce_here, wrong):
 
 
 @pytest.mark.parametrize("command", [("list",), ("prune", "--to", "0"), ("clear", "--yes")])
-def test_foreign_files_are_no_end_of_housekeeping(triforce_here, ask, tmp_path, command):
+def test_foreign_files_are_ignored_by_list_prune_and_clear(triforce_here, ask, tmp_path, command):
     ask("Who?")
     folder = next((tmp_path / "home" / "prompts").glob("*/"))
     (folder / "000000-folder.safetensors").mkdir()
@@ -113,7 +113,7 @@ def test_foreign_files_are_no_end_of_housekeeping(triforce_here, ask, tmp_path, 
         assert {path.name for path in folder.iterdir() if path.is_file()} == {"notes.txt", odd_name}
 
 
-def test_a_document_s_name_need_not_be_text_nor_short(triforce_here, tmp_path):
+def test_labels_of_names_that_are_long_or_not_unicode(triforce_here, tmp_path):
     paths = [os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), *(tmp_path / f"chapter-{i}.txt" for i in range(9))]
     for path in paths:
         with open(path, "w") as file:
@@ -124,7 +124,7 @@ def test_a_document_s_name_need_not_be_text_nor_short(triforce_here, tmp_path):
     assert 0 < len(entry["label"]) <= 60
 
 
-def test_keeping_house_needs_no_torch(tmp_path):
+def test_cache_commands_import_no_torch(tmp_path):
     code = (
         "import sys; from triforce_cli.app import run; run(['cache', 'list']);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"

@@ -1,4 +1,4 @@
-"""`triforce doctor`: the facts, and how they are told; also in an installation without the kernel."""
+"""`triforce doctor`: the facts and their text; also in an installation without the kernel."""
 
 import json
 import os
@@ -129,7 +129,7 @@ def test_threads_are_those_that_would_be_used(doctor):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_device_that_is_not_there_is_a_fact_too(doctor):
+def test_a_missing_device_is_reported_with_its_reason(doctor):
     found = json.loads(doctor("--json", "--device", "cuda"))["device"]
     assert (found["asked"], found["used"], found["gpus"]) == ("cuda", None, [])
     assert "no CUDA device" in found["reason"]
@@ -153,17 +153,17 @@ def test_the_read_rate_is_measured_where_memory_is_free():
     assert read_rate(2**20) is None
 
 
-def test_without_the_kernel_torch_serves_unless_a_level_is_asked_for(without_kernel, tiny_model_dir):
+def test_without_the_kernel_torch_is_used_unless_a_level_is_asked_for(without_kernel, tiny_model_dir):
     command = ("generate", "Once", "--model", tiny_model_dir, "-n", "4", "--temperature", "0", "--json")
-    told, served, refused = without_kernel(("doctor", "--no-measure"), command, (*command, "--kernel", "portable"))
-    assert (told[0], told[2]) == (0, "")
-    (at,) = [number for number, line in enumerate(told[1].splitlines()) if line.startswith("kernel ")]
-    kernel, hint, levels = told[1].splitlines()[at : at + 3]
+    text, used_torch, refused = without_kernel(("doctor", "--no-measure"), command, (*command, "--kernel", "portable"))
+    assert (text[0], text[2]) == (0, "")
+    (at,) = [number for number, line in enumerate(text[1].splitlines()) if line.startswith("kernel ")]
+    kernel, hint, levels = text[1].splitlines()[at : at + 3]
     assert kernel.endswith(" none: not built: CompileError: no gcc in line 2 (asked for: auto)")
     assert "hint: " in hint and "install a C compiler such as gcc" in hint
     assert levels.split() == ["levels", "none"]
-    assert served[0] == 0, served
-    assert json.loads(served[1].splitlines()[-1])["settings"]["kernel"] == "off"
+    assert used_torch[0] == 0, used_torch
+    assert json.loads(used_torch[1].splitlines()[-1])["settings"]["kernel"] == "off"
     assert refused[:2] == [2, ""]
     error, hint = refused[2].splitlines()
     assert error.startswith("error: the native kernel cannot be used: not built")

@@ -24,7 +24,7 @@ def test_profile_lists_and_shows(triforce):
 
 
 def test_profile_plans_a_model_without_its_weights(triforce):
-    """The command that it names stands for the same plan: given its flags, `profile` says the same."""
+    """The printed command gives the same plan: `profile` with its flags prints the same."""
     args = ("profile", "--gpu", "2x4090", "--model", "Llama-2-13B-128K", "--context", "127K", "--memory", "22GiB")
     result = triforce(*args)
     assert (result.returncode, result.stderr) == (0, "")
@@ -48,7 +48,7 @@ def test_profile_compares_all_profiles(triforce):
     assert {plan["hardware"]["name"] for plan in plans} >= {"a100", "cpu"}
 
 
-def test_profile_refuses_what_does_not_fit_and_says_what_would(triforce):
+def test_profile_refuses_what_does_not_fit_and_suggests_changes(triforce):
     args = ("profile", "--gpu", "4090", "--model", "llama-2-7b-128k", "--offload", "none")
     result = triforce(*args)
     assert result.returncode == 1

@@ -30,7 +30,7 @@ def environment(tiny_model_dir, tmp_path):
 
 @pytest.fixture
 def start(environment):
-    """Starts a command; nothing of it is left when the test ends."""
+    """Start a command; all its processes are killed when the test ends."""
     started = []
 
     def begin(command, stdin=subprocess.DEVNULL, **more):
@@ -69,7 +69,7 @@ def ended(processes, seconds=10):
     return not psutil.wait_procs(processes, seconds)[1]
 
 
-def test_two_ranks_say_what_one_says_and_read_stdin_once(start, environment):
+def test_two_ranks_give_the_output_of_one_and_read_stdin_once(start, environment):
     alone = start([*GENERATE, "-n", "20"], stdin=subprocess.PIPE).communicate("a text from a pipe")
     both = start([*GENERATE, "-n", "20", "--tensor-parallel", "2"], stdin=subprocess.PIPE)
     out, err = both.communicate("a text from a pipe")
@@ -123,7 +123,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(start):
 
 
 @pytest.mark.long
-def test_what_is_wrong_with_a_request_is_said_once(start):
+def test_an_error_of_the_request_is_printed_once(start):
     process = start([*GENERATE, "-n", "20", "--tensor-parallel", "5", "hello"])
     _, err = process.communicate()
     assert process.returncode == 2
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_request_is_said_once(start):
     assert "--tensor-parallel 4" in err
 
 
-def test_nodes_that_were_told_different_things_are_refused(start):
+def test_nodes_with_different_commands_are_refused(start):
     port = str(free_port())
     nodes = [
         start(
@@ -149,7 +149,7 @@ def test_nodes_that_were_told_different_things_are_refused(start):
     assert "error: rank 1: " in errors[1]
 
 
-def test_a_rank_that_never_joins_is_not_waited_for_for_ever(start):
+def test_waiting_for_a_missing_rank_times_out(start):
     where = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     process = start([*GENERATE, "--join-timeout", "2", "hello"], **where)
     _, err = process.communicate()
@@ -179,7 +179,7 @@ def test_two_agents_of_torchrun_are_one_group_and_only_the_first_needs_the_promp
 
 
 def test_ranks_share_a_prompt_cache(start, tmp_path):
-    """Each keeps its own heads, and it is one cache: what one rank finds damaged serves nobody, and is repaired."""
+    """Each rank caches its own heads; a block that is damaged on one rank is used on none, and is written again."""
     book = tmp_path / "book.txt"
     book.write_text("It was on a dreary night of November. " * 20)
     command = [sys.executable, "-m", "triforce_cli", "summarize", str(book), "--cache", "--json", "--temperature", "0"]

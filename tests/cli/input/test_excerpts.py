@@ -16,7 +16,7 @@ PARAGRAPHS = [f"Paragraph {i} is about the {i}th thing. It has two sentences." f
 TEXT = "\n\n".join(PARAGRAPHS)
 
 
-def test_places_as_people_write_them():
+def test_positions_as_people_write_them():
     assert parse_position("10%") == Position(fraction=0.1)
     assert parse_position("2.5 %").of(1000) == 25
     assert parse_position("2000") == Position(tokens=2000)
@@ -41,9 +41,9 @@ def test_ranges_join_to_the_whole_text():
 
 
 @pytest.mark.parametrize("places", [("50%", "50%"), ("60%", "10%"), ("9999", None), ("0", "0")])
-def test_a_range_with_nothing_in_it_is_wrong_use(places):
+def test_a_range_without_text_is_wrong_use(places):
     start, end = (None if place is None else parse_position(place) for place in places)
-    with pytest.raises(UsageError, match=r"nothing in --from .*book"):
+    with pytest.raises(UsageError, match=r"--from .*selects no text of book"):
         Range(start, end).cut(TEXT, TOKENIZER.spans, "book")
 
 

@@ -62,7 +62,7 @@ def test_order_and_joints(book):
     assert read("q", [first, Path("-"), second], fed(b"piped")) == "\nfirst\n\npiped\n\nsecond\n\nq"
 
 
-def test_what_is_not_piped_is_not_read(book):
+def test_stdin_is_read_only_from_a_pipe_or_file(book):
     tty = Pty()
     with open(os.devnull) as nothing:
         assert read("hello", stdin=nothing) == "hello"
@@ -73,7 +73,7 @@ def test_what_is_not_piped_is_not_read(book):
         assert read("hello", stdin=file) == "redirected\n\nhello"
 
 
-def test_no_prompt_on_a_terminal_shows_the_ways():
+def test_no_prompt_on_a_terminal_gives_a_hint():
     tty = Pty()
     error = refused(stdin=tty.stream("r"))
     tty.output()
@@ -100,7 +100,7 @@ def test_the_argument_may_be_stdin(book):
         assert "empty (standard input)" in refused(argument="-", stdin=nothing).message
 
 
-def test_stdin_as_the_argument_waits_for_the_terminal():
+def test_minus_as_the_argument_reads_from_the_terminal():
     master, slave = os.openpty()
     os.write(master, b"typed\n\x04")
     warnings = []
@@ -172,7 +172,7 @@ def test_other_encodings(book, encoding, text):
         (bytes(range(1, 256)) * 20, "unknown encoding"),
     ],
 )
-def test_binaries_are_refused_by_name(book, data, word):
+def test_binary_files_are_refused_with_their_format(book, data, word):
     error = refused(files=[book(data)])
     assert word in error.message and "book.txt" in error.message
     assert ("pdftotext" in error.hint) == (word == "PDF")

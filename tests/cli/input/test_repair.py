@@ -1,4 +1,4 @@
-"""Unicode that was cut inside a character or holds a few broken bytes, told apart from older encodings."""
+"""Unicode that was cut inside a character or holds a few broken bytes, distinguished from older encodings."""
 
 import codecs
 

@@ -1,4 +1,4 @@
-"""Numbers that nothing could hold, on the command line: refused, or as good as a large one; without a wait."""
+"""Very large numbers on the command line are refused, or treated as the largest possible, without a delay."""
 
 import time
 
@@ -16,7 +16,7 @@ SIZES = ("--memory", "--host-memory", "--cache-limit")
 
 @pytest.mark.parametrize("value", HUGE, ids=len)
 @pytest.mark.parametrize("flag", [*TOKENS, *COUNTS, *SIZES])
-def test_it_is_refused_at_once(triforce_here, flag, value):
+def test_large_numbers_are_refused_at_once(triforce_here, flag, value):
     began = time.process_time()
     answer = triforce_here("generate", "hi", flag, value)
     assert time.process_time() - began < 1

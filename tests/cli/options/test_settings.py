@@ -2,10 +2,11 @@
 
 import json
 import os
+from dataclasses import replace
 
-from tests.support.command import (
-    assert_error,
-)
+from offload.config import Sampling
+from tests.support.command import assert_error
+from triforce_cli.options.settings import resolve
 
 
 def test_wrong_use(triforce, tmp_path):
@@ -18,6 +19,8 @@ def test_wrong_use(triforce, tmp_path):
     assert_error(triforce("generate", "hi", "--temperatur", "1"), 2, "--temperature")
     assert_error(triforce("generate", "hi", "--temperature", "-1"), 2, "temperature is -1")
     assert_error(triforce("generate", "hi", "--top-p", "nan"), 2, "top-p")
+    assert_error(triforce("generate", "hi", "--dry-base", "0.5"), 2, "dry-base is 0.5", "from 1 to 100")
+    assert_error(triforce("generate", "hi", "--frequency-penalty", "3"), 2, "frequency-penalty is 3", "-2 to 2")
     assert_error(triforce("generate", "hi", "--max-new-tokens", "0"), 2, "max-new-tokens")
     assert_error(triforce("generate", "hi", "--max-new-tokens", "many"), 2, "--max-new-tokens")
     assert_error(triforce("generate", "hi", "--stop", ""), 2, "stop")
@@ -54,3 +57,26 @@ def test_settings_are_resolved_flag_environment_profile_default(triforce, tmp_pa
     assert "top_k: 7  (flag)" in result.stderr
     assert "top_p: 0.6  (environment)" in result.stderr
     assert "min_p: 0.1  (profile mine)" in result.stderr
+
+
+def test_penalties_come_from_flags_the_environment_and_profiles(triforce, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\ndescription: x\ndevice: cpu\noptions: {dry_multiplier: 0.5, no_repeat_ngram: 4}\n")
+    args = ("generate", "hi", "-n", "2", "--json", "--profile", str(mine), "--presence-penalty", "0.5")
+    result = triforce(*args, env={"TRIFORCE_DRY_ALLOWED_LENGTH": "3"})
+    settings = json.loads(result.stdout.splitlines()[-1])["settings"]
+    names = ("dry_multiplier", "no_repeat_ngram", "presence_penalty", "dry_allowed_length", "frequency_penalty")
+    assert [settings[name] for name in names] == [0.5, 4, 0.5, 3, 0]
+
+
+def test_a_given_temperature_of_0_replaces_the_models_own_sampling():
+    model = Sampling(temperature=0.3, dry_multiplier=0.8, repetition_penalty=1.1)
+    assert settings_with(temperature=0).sampling(model) == Sampling(temperature=0)
+    given = settings_with(temperature=0, dry_multiplier=0.5)
+    assert given.sampling(model) == Sampling(temperature=0, dry_multiplier=0.5)
+    assert settings_with(temperature=0.9).sampling(model) == replace(model, temperature=0.9)
+    assert settings_with().sampling(replace(model, temperature=0)) == replace(model, temperature=0)
+
+
+def settings_with(**values):
+    return resolve(values, dict.fromkeys(values, "flag"), "cpu")

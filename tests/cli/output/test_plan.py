@@ -1,4 +1,4 @@
-"""A plan as the command line shows it: flags that stand for it, and bars."""
+"""A plan on the command line: its flags, and bars."""
 
 from hypothesis import given
 from hypothesis import strategies as st

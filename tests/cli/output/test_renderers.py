@@ -1,4 +1,4 @@
-"""Events in, text or JSON lines out, and a stderr that a person can read."""
+"""Events in, text or JSON lines out, progress and statistics on stderr."""
 
 import io
 import json
@@ -12,10 +12,11 @@ from offload.errors import TriforceError
 from offload.events import Finished, LevelStatistics, Prefilled, Speculated, Text, Tokens
 from offload.metrics import Meter, Summary
 from tests.support.terminal import Pty, Screen
-from triforce_cli.output.format import statistics_line
 from triforce_cli.output.progress import RunFacts
 from triforce_cli.output.renderers import JsonRenderer, TextRenderer, json_line
+from triforce_cli.output.statistics import detail_lines, statistics_line
 from triforce_cli.output.terminal import Terminal
+from triforce_cli.output.wrapping import wrapped
 from triforce_cli.run.verify import refuse_loss
 
 EVENTS = [
@@ -62,7 +63,7 @@ def play(renderer, events=EVENTS, end="finish") -> Summary:
 def test_piped_text_and_one_line_of_statistics():
     out, err = stream(), stream()
     summary = play(TextRenderer(Terminal(out, err, stream(), {})))
-    assert written(out) == "Once upon é"
+    assert written(out) == "Once upon é\n"
     assert written(err) == statistics_line(summary) + "\n"
 
 
@@ -80,15 +81,16 @@ def test_json_lines():
     summary = play(JsonRenderer(Terminal(out, stream(), stream(), {})))
     lines = [json.loads(line) for line in written(out).splitlines()]
     assert lines[:-1] == [
-        {"type": "prefill", "done": 0, "total": 1000},
-        {"type": "prefill", "done": 1000, "total": 1000},
+        {"type": "prefill", "done": 0, "total": 1000, "restored": False},
+        {"type": "prefill", "done": 1000, "total": 1000, "restored": False},
         {"type": "text", "text": "Once", "tokens": 1},
         {"type": "text", "text": " upon é", "tokens": 3},
     ]
     done = lines[-1]
     assert done["type"] == "done"
     assert (done["finish_reason"], done["new_tokens"], done["seed"]) == ("eos", 3, 42)
-    assert done["ttft_s"] == summary.ttft_s
+    assert done["ttft_s"] == pytest.approx(summary.ttft_s, rel=1e-3)
+    assert all(done[name] == float(f"{done[name]:.3e}") for name in ("ttft_s", "total_s", "prefill_tokens_per_s"))
     assert "é" in written(out)
 
 
@@ -176,10 +178,52 @@ def summary(**changes) -> Summary:
 
 
 def test_statistics_line():
-    assert statistics_line(summary()) == (
-        "6,057 prompt tokens in 14.2 s (426/s) · 200 tokens at 21.3/s · TTFT 14.3 s · TBT 46 ms (p95 52) · eos"
-        " · seed 42 · 0.9 GiB"
-    )
+    line = "6,057 tokens read in 14.2 s · 200 written at 21/s"
+    assert statistics_line(summary()) == line
+    assert statistics_line(summary(cached_tokens=4096)) == line.replace(" · ", " (4,096 from the cache) · ")
+    assert statistics_line(summary(finish_reason="length")) == f"{line} · stopped at the token limit"
+    assert statistics_line(summary(tokens_per_s=1.25, seed=7)).endswith(" · 200 written at 1.2/s")
+
+
+@pytest.mark.parametrize("columns", range(20, 121))
+def test_statistics_are_never_wrapped_within_a_word(columns):
+    tty = Pty(columns, 40)
+    terminal = Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"})
+    renderer = TextRenderer(terminal, verbose=True)
+    found = summary(**SPECULATION, cached_tokens=4096, link_bytes=10**9, link_utilisation=0.5)
+    renderer.finish(found)
+    terminal.error("there is no file book.txt", "the path is looked up from the folder of the command")
+    output = tty.output()
+    assert "\n".join(Screen(columns, 60).feed(output).lines()) == output.strip("\n")  # the terminal has wrapped nothing
+    words = " ".join([statistics_line(found), *detail_lines(found)]).split()
+    shown = [word for word in output.split() if word != "·"]
+    assert shown[: len(words) - words.count("·")] == [word for word in words if word != "·"]
+
+
+def test_wrapping_prefers_the_end_of_a_segment():
+    line = "5,797 tokens read in 8.4 s (4,096 from the cache) · 120 written at 61/s"
+    assert wrapped(line, 80) == [line]
+    assert wrapped(line, 50) == line.split(" · ")
+    assert wrapped(line, 26) == ["5,797 tokens read in 8.4 s", "(4,096 from the cache)", "120 written at 61/s"]
+    assert wrapped(line, 25)[:2] == ["5,797 tokens read in", "8.4 s (4,096 from the"]
+    assert wrapped("/a/path/that/is/longer than", 10) == ["/a/path/that/is/longer", "than"]
+
+
+def test_details_for_verbose_alone():
+    outputs = []
+    for verbose in (False, True):
+        out, err = stream(), stream()
+        TextRenderer(Terminal(out, err, stream(), {}), verbose=verbose).finish(summary(**SPECULATION))
+        outputs.append(written(err).splitlines())
+    assert outputs[0] == outputs[1][:1] == [statistics_line(summary())]
+    assert outputs[1][1:] == [
+        "method    auto · lookup→full 83 % · draft→retrieval 40 % · 3.2 tokens/verification",
+        "times     prefill 426/s · TTFT 14.3 s · TBT 46 ms (p95 52)",
+        "decoding  draft 2 % · verify 98 %",
+        "end       end-of-sequence token",
+        "seed      42",
+        "memory    0.9 GiB at most",
+    ]
 
 
 SPECULATION = {
@@ -189,15 +233,6 @@ SPECULATION = {
     "acceptance": {"lookup -> full": 0.83, "draft -> retrieval": 0.405},
     "time_share": {"draft": 0.02, "middle": 0.0, "verify": 0.98},
 }
-
-
-def test_statistics_line_with_speculation():
-    assert (
-        " · TBT 46 ms (p95 52) · auto · lookup→full 83 % · draft→retrieval 40 % · 3.2 tokens/verification"
-        " · draft 2 % verify 98 % · eos · "
-    ) in statistics_line(summary(**SPECULATION))
-    plain = {"method": "ar", "tokens_per_verification": 1.0, "acceptance": {}}
-    assert " · TBT 46 ms (p95 52) · ar · eos · " in statistics_line(summary(**SPECULATION | plain))
 
 
 def test_verification_is_a_line_of_its_own():
@@ -225,7 +260,7 @@ def decoding_line(columns, method, rows, using) -> str:
     return lines[-1]
 
 
-def test_the_status_line_tells_of_speculation_and_drops_what_does_not_fit():
+def test_the_status_line_shows_speculation_and_drops_segments_that_do_not_fit():
     rows = [("none", "full", 1), ("lookup", "full", 3, 12, 10, 8)]
     assert (
         decoding_line(80, "auto", rows, "none")
@@ -242,12 +277,13 @@ def test_the_status_line_tells_of_speculation_and_drops_what_does_not_fit():
     assert " · triforce · retrieval 89 %, lookup→retrieval 40 %, lookup→full 50 % · 4.4/verification · " in line
 
 
-def test_statistics_line_without_what_did_not_happen():
+def test_statistics_leave_out_missing_values():
     nothing = dict.fromkeys(("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s"))
     nothing |= dict.fromkeys(("tokens_per_s", "peak_memory_bytes", "seed"))
-    line = statistics_line(summary(finish_reason="interrupted", prefilled_tokens=512, new_tokens=0, **nothing))
-    assert line == "512 of 6,057 prompt tokens · 0 tokens · interrupted"
-    assert " · 1 token · " in statistics_line(summary(new_tokens=1, tokens_per_s=None))
+    found = summary(finish_reason="interrupted", prefilled_tokens=512, new_tokens=0, **nothing)
+    assert statistics_line(found) == "512 of 6,057 tokens read · 0 written · interrupted"
+    assert detail_lines(found) == ["end  interrupted"]
+    assert " · 1 written" in statistics_line(summary(new_tokens=1, tokens_per_s=None))
 
 
 def test_nothing_heavy_is_imported():

@@ -1,4 +1,4 @@
-"""The terminal: what reaches stdout and stderr, and a status line that never harms the text above it."""
+"""The terminal: what reaches stdout and stderr, and a status line that never erases the text above it."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from triforce_cli.output.terminal import Terminal
 
 
 class Clock:
-    """Time that passes only when told."""
+    """A clock that advances only when a test sets it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -112,7 +112,7 @@ def test_color(environ, choice, on_terminal, colored):
     assert ("\x1b[" in tty.output()) == (colored and on_terminal)
 
 
-def test_no_reader_is_told_and_no_listener_is_not():
+def test_a_closed_stdout_raises_and_a_closed_stderr_does_not():
     reading, writing = os.pipe()
     os.close(reading)
     out = open(writing, "w")  # noqa: SIM115 - it is to be broken
@@ -148,7 +148,7 @@ def test_cursor(text, column, row, exact):
     assert (cursor.column, cursor.row, cursor.exact) == (column, row, exact)
 
 
-def test_a_resize_puts_the_column_in_doubt_until_the_next_line():
+def test_a_resize_makes_the_column_inexact_until_the_next_line():
     cursor = Cursor(10, column=4)
     cursor.resize(8)
     assert not cursor.settled
@@ -165,7 +165,7 @@ def pieces(seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_status_line_harms_no_character(seed):
+def test_the_status_line_erases_no_text(seed):
     columns, rows = random.Random(seed).choice([(10, 4), (20, 3), (33, 8), (60, 12)])
     tty, clock = Pty(columns, rows), Clock()
     terminal = Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "xterm"})
@@ -191,7 +191,7 @@ def test_the_status_line_is_below_the_text_and_one_row_high():
     assert Screen(20, 6).feed(tty.output()).lines() == ["one", "two three", "a status that is m…"]
 
 
-def test_doubtful_text_takes_the_status_away_until_the_next_line():
+def test_text_of_doubtful_width_hides_the_status_until_the_next_line():
     tty, clock = Pty(20, 6), Clock()
     terminal = Terminal(tty.stream(), tty.stream(), stream(), {})
     status = StatusLine(terminal, clock)

@@ -1,4 +1,4 @@
-"""`triforce profile --measure`, and how what it saves comes to plans. GPUs are files of a driver; none is needed."""
+"""`triforce profile --measure`, and how plans use the saved rates. GPUs are simulated by files of a driver."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """`machine("NVIDIA H200")`: this machine has these GPUs, as the driver and torch say."""
+    """`machine("NVIDIA H200")`: the driver and torch report these GPUs."""
 
     def have(*names):
         for number, name in enumerate(names):
@@ -61,7 +61,7 @@ def machine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def measures(monkeypatch):
-    """What a measurement finds, whatever machine this is; the devices asked for."""
+    """Replace the measurement by fixed rates; return the devices that were asked for."""
     asked = []
 
     def find(found):
@@ -129,7 +129,7 @@ def test_json_carries_what_was_measured(triforce, config):
     assert json.loads(triforce("profile", "--compare", "--json")[1])["measured"] == asdict(HOST)
 
 
-def test_a_measurement_never_says_what_is_free(triforce, config, monkeypatch):
+def test_a_measurement_does_not_set_free_memory(triforce, config, monkeypatch):
     save(replace(HOST, host=replace(HOST.host, memory_gib=1000.0)), config)
     memory = json.loads(triforce("profile", "--json")[1])["plan"]["hardware"]["host_memory"]
     assert memory < 1000 * 2**30
@@ -162,18 +162,18 @@ def test_a_folder_that_cannot_be_written(triforce, config):
     assert code == 1 and "error: cannot write" in err and "TRIFORCE_CONFIG" in err
 
 
-def test_a_file_that_is_no_use_is_a_warning(triforce, config):
+def test_an_unusable_file_is_a_warning(triforce, config):
     save(HOST, config).write_text("cores: many")
     for args in (["profile"], ["profile", "--gpu", "cpu", "--json"], ["generate", "hi", "--dry-run"]):
         code, out, err = triforce(*args)
         assert code == 0 and out
-        assert err.startswith("warning: ") and "data sheets serve instead" in err and err.count("\n") == 1
+        assert err.startswith("warning: ") and "data sheets are used instead" in err and err.count("\n") == 1
     code, _, err = triforce("generate", "hi", "-n", "1", "--quiet")  # asks for no rates
     assert (code, err) == (0, "")
 
 
 @pytest.mark.parametrize("command", [("generate",), ("bench", "--new", "4")])
-def test_a_dry_run_takes_what_was_saved(triforce, config, command):
+def test_a_dry_run_uses_saved_rates(triforce, config, command):
     args = (*command, "Once upon a time", "--dry-run")
     assert json.loads(triforce(*args, "--json")[1])["measured"] is None
     save(HOST, config)

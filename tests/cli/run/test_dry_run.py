@@ -1,4 +1,4 @@
-"""`--dry-run` and `--memory`: the plan before anything is loaded, and a cap that holds."""
+"""`--dry-run` and `--memory`: the plan before anything is loaded, and a memory limit that is enforced."""
 
 import json
 import shlex
@@ -10,7 +10,7 @@ from tests.support.command import (
 )
 
 
-def test_a_dry_run_tells_the_plan_and_loads_nothing(triforce, tiny_model_dir, tmp_path):
+def test_a_dry_run_prints_the_plan_and_loads_nothing(triforce, tiny_model_dir, tmp_path):
     for file in tiny_model_dir.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     for command, args in (("generate", ()), ("bench", ("--new", "8"))):
@@ -35,14 +35,14 @@ def test_a_dry_run_that_does_not_fit(triforce):
         assert hint.startswith("hint: ")
 
 
-def test_a_cap_on_memory_holds(triforce):
+def test_a_memory_limit_is_enforced(triforce):
     assert_error(triforce("generate", "hi", "-n", "5", "--memory", "1000"), 1, "not enough memory")
     assert_error(triforce("generate", "hi", env={"TRIFORCE_MEMORY": "1KB"}), 1, "not enough memory")
 
 
 @pytest.mark.parametrize("command", ["generate", "summarize", "bench"])
 def test_a_dry_run_ends_with_its_own_command(triforce, tmp_path, command):
-    """The line runs as it stands, once the prompt or the documents are added."""
+    """The printed command runs once the prompt or the documents are added."""
     book = tmp_path / "book.txt"
     book.write_text("The cat sat on the mat. " * 20)
     asked = [book] if command == "summarize" else ["-f", book]

@@ -14,7 +14,7 @@ PLAIN = ("-n", "40", "--temperature", "1", "--method", "ar", "--dtype", "float32
 
 
 def test_same_seed_same_text_and_only_text_on_stdout(triforce, process):
-    """By plain decoding: `auto` chooses by the clock how it draws, and so what a seed makes of it."""
+    """By plain decoding: `auto` chooses drafters by measured times, so its text for a seed may vary."""
     args = ("generate", "Once upon a time", *PLAIN)
     first = process(*args, "--seed", "7")
     assert first.returncode == 0

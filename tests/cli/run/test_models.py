@@ -1,4 +1,4 @@
-"""Models that cannot be found, read or run, and prompts that do not fit: refused with what to do."""
+"""Models that cannot be found, read or run, and prompts that do not fit: refused with a hint."""
 
 import os
 
@@ -29,7 +29,7 @@ def test_model_names_that_cannot_be_paths(triforce, tmp_path):
     assert_error(triforce("pull", ""), 2, "empty")
 
 
-def test_a_system_message_needs_a_place(triforce, tiny_model_dir, tmp_path):
+def test_a_system_message_needs_a_chat_template(triforce, tiny_model_dir, tmp_path):
     for file in tiny_model_dir.iterdir():
         if file.name != "chat_template.jinja":
             (tmp_path / file.name).write_bytes(file.read_bytes())

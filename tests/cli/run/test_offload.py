@@ -1,4 +1,4 @@
-"""Tiers on the command line: generate and bench follow the plan, and say the same as without it."""
+"""Tiers on the command line: generate and bench follow the plan, and give the same text as without it."""
 
 import json
 import warnings
@@ -25,7 +25,7 @@ GREEDY = ("--raw", "-n", "24", "--temperature", "0")
     ],
     ids=" ".join,
 )
-def test_any_placement_says_the_same(triforce_here, placement):
+def test_every_placement_gives_the_same_text(triforce_here, placement):
     code, plain, _ = triforce_here("generate", PROMPT, *GREEDY)
     assert code == 0
     code, out, err = triforce_here("generate", PROMPT, *GREEDY, "--link", "5", *placement)
@@ -33,7 +33,7 @@ def test_any_placement_says_the_same(triforce_here, placement):
     assert " · link " in err
 
 
-def test_weights_that_do_not_fit_come_over_the_link(triforce_here, tmp_path):
+def test_weights_that_do_not_fit_are_streamed_over_the_link(triforce_here, tmp_path):
     make_hf_model("llama", num_hidden_layers=12).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     args = ("generate", PROMPT, *GREEDY, "--model", tmp_path, "--prefill-chunk", "16")
@@ -46,7 +46,7 @@ def test_weights_that_do_not_fit_come_over_the_link(triforce_here, tmp_path):
     assert " · link " in err
 
 
-def test_what_went_over_the_link_is_in_the_summary(triforce_here):
+def test_transferred_bytes_are_in_the_summary(triforce_here):
     for args, has_link in (((), False), (("--link", "5", "--offload", "stream"), True)):
         _, out, _ = triforce_here("generate", PROMPT, *GREEDY, *args, "--json")
         done = json.loads(out.splitlines()[-1])
@@ -63,7 +63,7 @@ def test_bench_compares_on_one_placement(triforce_here):
 
 
 @pytest.mark.parametrize("memory", ["2500KiB", "3100KiB", "3900KiB"])
-def test_a_dry_run_on_a_cpu_says_what_the_run_says(triforce_here, memory):
+def test_a_dry_run_on_a_cpu_refuses_what_the_run_refuses(triforce_here, memory):
     args = ("generate", PROMPT, *GREEDY, "--method", "retrieval", "--memory", memory)
     assert triforce_here(*args)[0] == triforce_here(*args, "--dry-run")[0]
 
@@ -91,7 +91,7 @@ def test_bench_takes_the_placement_that_leaves_least_on_the_device():
         ),
     ],
 )
-def test_tiers_that_cannot_be(triforce_here, args, message):
+def test_impossible_placements_are_refused(triforce_here, args, message):
     for more in ((), ("--dry-run",)):
         code, out, err = triforce_here("generate", PROMPT, *GREEDY, *args, *more)
         assert code in (1, 2)
@@ -99,7 +99,7 @@ def test_tiers_that_cannot_be(triforce_here, args, message):
         assert message in err and "hint: " in err
 
 
-def test_what_is_slower_than_it_could_be_is_a_warning(triforce_here, monkeypatch):
+def test_degraded_performance_is_a_warning(triforce_here, monkeypatch):
     """As when host memory cannot be pinned; other libraries' warnings are not for the user."""
 
     def slow_link(*args):

@@ -1,4 +1,4 @@
-"""`--verify`: a run compared with plain decoding, and what is said about it."""
+"""`--verify`: a run compared with plain decoding, and the report of it."""
 
 import json
 from dataclasses import replace
@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_model
+from offload.decoder import Model
 from offload.errors import TriforceError
 from offload.events import Tokens
+from offload.session import Session
 from tests.support.command import done, refused
 from triforce_cli.output.verification import verification_line
 from triforce_cli.run.verify import compare, refuse_loss, verification_fields
@@ -26,7 +28,7 @@ def greedy(model, ids, count, **changes):
     return engine, [token for event in events if isinstance(event, Tokens) for token in event.ids]
 
 
-def test_verify_says_so_in_a_line_and_quiet_does_not(triforce):
+def test_verify_prints_one_line_unless_quiet(triforce):
     code, _, err = triforce("generate", PROMPT, *GREEDY, "--verify", "--method", "lookup")
     assert code == 0
     assert len(err.splitlines()) == 2
@@ -34,6 +36,20 @@ def test_verify_says_so_in_a_line_and_quiet_does_not(triforce):
     code, out, err = triforce("generate", PROMPT, *GREEDY, "--verify", "-q")
     assert (code, err) == (0, "")
     assert out
+
+
+def test_verify_uses_the_caches_of_the_run_and_runs_the_prompt_again(triforce, monkeypatch):
+    """One session, so that the KV memory is that of the estimate, and no cached token is trusted."""
+    sessions, forwarded, new, forward = [], [], Session.__init__, Model.forward
+    monkeypatch.setattr(Session, "__init__", lambda self, *args: (sessions.append(args), new(self, *args))[1])
+    monkeypatch.setattr(
+        Model, "forward", lambda self, ids, cache: (forwarded.append(len(ids)), forward(self, ids, cache))[1]
+    )
+    assert triforce("generate", PROMPT, *GREEDY, "--method", "ar")[0] == 0
+    plain, count = sum(forwarded), len(sessions)
+    assert triforce("generate", PROMPT, *GREEDY, "--method", "ar", "--verify")[0] == 0
+    assert len(sessions) == 2 * count
+    assert sum(forwarded) - plain >= 2 * plain - 1
 
 
 def test_verify_needs_greedy_decoding(triforce, tiny_model_dir, tmp_path):
@@ -65,7 +81,7 @@ def test_a_changed_token_is_found_and_is_an_error(tiny_model_dir):
     assert raised.value.hint
 
 
-def test_the_verdict_names_what_was_compared_and_where_rounding_decides(tiny_model_dir):
+def test_the_result_names_both_sides_and_the_narrowest_margin(tiny_model_dir):
     ids = list(range(40, 80))
     engine, emitted = greedy(tiny_model_dir, ids, 12)
     found = compare(engine, ids, emitted, Sampling(temperature=0))
@@ -77,7 +93,7 @@ def test_the_verdict_names_what_was_compared_and_where_rounding_decides(tiny_mod
     assert f"closest: token {close.position}, '<{close.chosen}>' before '<{close.runner_up}>' by" in line
 
 
-def test_the_end_is_compared_too(tiny_model_dir):
+def test_the_end_of_sequence_token_is_compared(tiny_model_dir):
     ids = list(range(40, 80))
     engine, emitted = greedy(tiny_model_dir, ids, 12)
     *before, last = emitted

@@ -1,4 +1,4 @@
-"""Documents longer than the context, read part by part: what is kept on disk, and that going on changes nothing."""
+"""Map-reduce over documents longer than the context: finished parts on disk, and resuming from them."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def book(tmp_path):
     return tmp_path / "book.txt"
 
 
-def kept(home):
+def finished_parts(home):
     return sorted((home / "parts").glob("*")) if (home / "parts").exists() else []
 
 
@@ -37,7 +37,7 @@ def test_parts_then_their_notes(triforce_here, book, tmp_path):
     count = int(labels[0][1])
     assert count >= 4 and labels == [(str(number), str(count)) for number in range(1, count + 1)]
     assert len(err.splitlines()) == count + 1
-    assert kept(tmp_path / "home") == []
+    assert finished_parts(tmp_path / "home") == []
     found = triforce_here("summarize", book, *ARGS, "--json")[1]
     kinds = [json.loads(line)["type"] for line in found.splitlines()]
     assert (kinds[0], kinds[-1], kinds.count("part"), kinds.count("done")) == ("section", "done", count, 1)
@@ -64,19 +64,19 @@ def test_notes_that_are_still_too_long_are_read_again(triforce_here, tmp_path):
     assert "of round 2: " in err
 
 
-def test_an_interrupted_run_goes_on_where_it_was(triforce_here, tiny_model_dir, book, tmp_path):
+def test_an_interrupted_run_is_resumed(triforce_here, tiny_model_dir, book, tmp_path):
     whole = triforce_here("summarize", book, *ARGS)[1]
     command = [sys.executable, "-m", "triforce_cli", "summarize", str(book), *ARGS, "--dtype", "float32"]
     env = environment(tmp_path, tiny_model_dir) | {"TRIFORCE_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         line = process.stderr.readline()
-        process.stderr.readline()  # by now the first one is kept
+        process.stderr.readline()  # by now the first part is saved
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert line.startswith("part 1 of ")
     assert (process.returncode, out) == (130, "")
     assert err.endswith("finished parts are kept: the same command goes on from there\n")
-    files = kept(tmp_path / "home")
+    files = finished_parts(tmp_path / "home")
     assert files and all(path.suffix == ".json" for path in files)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
@@ -86,12 +86,12 @@ def test_an_interrupted_run_goes_on_where_it_was(triforce_here, tiny_model_dir, 
     assert code == 0, err
     taken = [part["taken_over"] for part in parts_of(out)]
     assert taken == sorted(taken, reverse=True) and sum(taken) == len(files)
-    assert f"{len(files)} of {len(taken)} parts taken over from an earlier run" in err
+    assert f"{len(files)} of {len(taken)} parts reused from an earlier run" in err
     assert "".join(e["text"] for e in map(json.loads, out.splitlines()) if e["type"] == "text") + "\n" == whole
-    assert kept(tmp_path / "home") == []
+    assert finished_parts(tmp_path / "home") == []
 
 
-def test_kept_parts_are_found_again_whatever_happens_to_them(tmp_path):
+def test_finished_parts_survive_damage_and_expiry(tmp_path):
     def warned(text):
         raise AssertionError(text)
 
@@ -100,12 +100,12 @@ def test_kept_parts_are_found_again_whatever_happens_to_them(tmp_path):
     assert FinishedParts(tmp_path, {"model": "a"}, warned).find([1, 2]) == "one — two"
     assert FinishedParts(tmp_path, {"model": "b"}, warned).find([1, 2]) is None
     assert parts.find([1, 3]) is None
-    (path,) = kept(tmp_path)
+    (path,) = finished_parts(tmp_path)
     path.write_text('{"text": "cut o')
     assert FinishedParts(tmp_path, {"model": "a"}, warned).find([1, 2]) is None
     parts.clear()
     parts.clear()
-    assert kept(tmp_path) == []
+    assert finished_parts(tmp_path) == []
     warnings = []
     (tmp_path / "file").write_text("")
     full = FinishedParts(tmp_path / "file", {}, warnings.append)

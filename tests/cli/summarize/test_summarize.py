@@ -1,4 +1,4 @@
-"""`triforce summarize` in this process on a tiny model: prompts, headings, ranges, ways out of a short context."""
+"""`triforce summarize` in this process on a tiny model: prompts, headings, ranges, and too long documents."""
 
 import json
 from itertools import pairwise
@@ -58,7 +58,7 @@ def test_the_document_comes_first_and_is_filled_in_literally():
     assert Template("a {document} b {other}").filled("x", "y") == "a x b {other}"
 
 
-def test_what_is_asked_for_is_in_the_instruction():
+def test_the_instruction_contains_the_options():
     said = AnswerStyle("200", True, "the sea", "German").instruction()
     for word in ("200 words", '"- "', "the sea", "German", "Summarize"):
         assert word in said
@@ -132,13 +132,13 @@ def test_a_range_of_a_document(triforce, story):
     assert "tokens" in half[2] and str(path) in half[2]
     sizes = [events(result[1])[-1]["prompt_tokens"] for result in (half, whole)]
     assert sizes[0] < sizes[1] - 100
-    refused(triforce("summarize", path, "--from", "50%", "--to", "10%"), "nothing", "10%")
+    refused(triforce("summarize", path, "--from", "50%", "--to", "10%"), "selects no text", "10%")
     refused(triforce("summarize", path, "--from", "99999"), "99,999", str(path))
     refused(triforce("summarize", path, "--to", "many"), "many")
     refused(triforce("summarize", path, "--to", "150%"), "150%")
 
 
-def test_too_long_a_document_names_the_ways_out(triforce, story):
+def test_a_document_longer_than_the_context_suggests_options(triforce, story):
     path = story(text=STORY * 12)
     refused(triforce("summarize", path), f"{CONTEXT:,}", "3,", "--map-reduce", "--extend-context", "--to ")
     short = story("short.txt", "Short.")
@@ -147,11 +147,11 @@ def test_too_long_a_document_names_the_ways_out(triforce, story):
     assert (code, bool(out)) == (0, True), err
 
 
-def test_an_extended_context_warns_and_serves(triforce, story):
+def test_an_extended_context_warns_and_answers(triforce, story):
     path = story(text=STORY * 12)
     code, out, err = triforce("summarize", path, "--extend-context", *GREEDY, "--json")
     assert code == 0, err
-    assert "warning: the context is stretched from 2,048 to 4,096 tokens (YaRN, factor 2)" in err
+    assert "warning: the context is extended from 2,048 to 4,096 tokens (YaRN, factor 2)" in err
     assert events(out)[-1]["settings"]["context"] == 2 * CONTEXT
     assert events(out)[-1]["prompt_tokens"] > CONTEXT
     code, _, err = triforce("generate", "-f", path, "--extend-context", *GREEDY)

@@ -1,0 +1,125 @@
+"""The settings of one request: how tokens are sampled, how many, and what ends them. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from .errors import SettingsError
+from .short_repr import short_repr
+from .units import MOST_TOKENS
+from .validation import require, require_tokens
+
+HIGHEST_TEMPERATURE = 1_000_000  # far above, all tokens are equally likely; infinity would divide to NaN
+LEAST_PENALTY, LARGEST_PENALTY = 0.01, 100  # beyond, logits exceed the range of float32
+DRY_BREAKERS = ("\n", ":", '"', "*")  # repetitions that DRY penalises do not cross tokens that contain one of these
+_KEYS = {"no_repeat_ngram": "no_repeat_ngram_size"}  # in generation_config.json, where it is not the field's name
+_INTEGERS = ("top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is sampled from logits; the same at every level of the hierarchy.
+
+    The steps, in the order of transformers and llama.cpp: repetition, frequency and presence penalty, DRY, no-repeat
+    n-gram, temperature, top-k, top-p, min-p. Each is off at its default, but for temperature and top-p (off at 1).
+
+    Attributes:
+        temperature: divides logits; 0 is argmax.
+        top_p, top_k, min_p: keep the likeliest tokens: up to this sum, this many, at least this likely relative to the
+            likeliest. Off at 1, 0 and 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
+        frequency_penalty, presence_penalty: subtracted from the logits of tokens in the output, once for every
+            occurrence and once in all. The prompt does not count. OpenAI's definition.
+        dry_multiplier, dry_base, dry_allowed_length, dry_range: if the last n tokens occur earlier in the last
+            `dry_range` tokens of prompt and output (0 is all), a token that followed them there loses multiplier * base
+            ** (n - allowed length), from the allowed length on. Matches do not cross tokens that contain one of
+            `DRY_BREAKERS`. A multiplier of 0 is off. As in llama.cpp and text-generation-webui.
+        no_repeat_ngram: no n-gram of this size occurs twice in prompt and output; 0 is off. If that would leave no
+            token at all, it does not apply.
+    """
+
+    temperature: float = 0.6
+    top_p: float = 0.9
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int = 0
+    no_repeat_ngram: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.temperature <= HIGHEST_TEMPERATURE,
+            f"temperature is {self.temperature}",
+            f"use 0 for greedy decoding, or a number up to {HIGHEST_TEMPERATURE:,}, such as 0.6",
+        )
+        require(0 < self.top_p <= 1, f"top-p is {self.top_p}", "use a number above 0 and up to 1; 1 switches it off")
+        hint = f"use a whole number below {2**31:,}; 0 switches it off"
+        require(0 <= self.top_k < 2**31, f"top-k is {short_repr(self.top_k)}", hint)
+        require(0 <= self.min_p <= 1, f"min-p is {self.min_p}", "use a number from 0 to 1; 0 switches it off")
+        require(
+            LEAST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY,
+            f"repetition-penalty is {self.repetition_penalty}",
+            f"use a number from {LEAST_PENALTY} to {LARGEST_PENALTY}; 1 switches it off, 1.1 is mild",
+        )
+        self._check_counted_penalties()
+
+    def _check_counted_penalties(self) -> None:
+        for name, penalty in (("frequency", self.frequency_penalty), ("presence", self.presence_penalty)):
+            require(-2 <= penalty <= 2, f"{name}-penalty is {penalty}", "use a number from -2 to 2; 0 switches it off")
+        require(
+            0 <= self.dry_multiplier <= 100,
+            f"dry-multiplier is {self.dry_multiplier}",
+            "use a number from 0 to 100; 0 switches it off, 0.8 is usual",
+        )
+        require(1 <= self.dry_base <= 100, f"dry-base is {self.dry_base}", "use a number from 1 to 100, such as 1.75")
+        require_tokens("dry-allowed-length", self.dry_allowed_length, 1, "use a positive number of tokens, such as 2")
+        require_tokens("dry-range", self.dry_range, 0, "use a number of tokens, or 0 for all of them")
+        require_tokens("no-repeat-ngram", self.no_repeat_ngram, 0, "use a size such as 3; 0 switches it off")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5  # below, fp32 rounds every other probability to 0
+
+    @classmethod
+    def from_generation_config(cls, values: dict) -> Sampling:
+        """Return the model's defaults (generation_config.json); keys that are missing or null keep ours.
+
+        `do_sample` is ignored: it is false in many files that also give a temperature, and does not mean greedy.
+        Raises SettingsError for unusable values.
+        """
+        keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(cls)}
+        known = {name: values[key] for name, key in keys.items() if values.get(key) is not None}
+        try:
+            for name, value in known.items():
+                kinds = (int,) if name in _INTEGERS else (int, float)
+                if type(value) not in kinds:
+                    raise TypeError(f"{keys[name]} is {short_repr(value)}")
+            return replace(cls(), **known)
+        except (SettingsError, TypeError) as error:
+            raise SettingsError(
+                f"the model's generation_config.json is unusable: {error}", "correct or remove that file"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """How many tokens one request generates, the seed, and what ends it."""
+
+    max_new_tokens: int = 512
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        hint = f"ask for at least 1, and no more than the model's context; none is above {MOST_TOKENS:,}"
+        require_tokens("max-new-tokens", self.max_new_tokens, 1, hint)
+        require(
+            self.seed is None or 0 <= self.seed < 2**63,
+            f"seed is {short_repr(self.seed)}",
+            "use a whole number from 0 to 2^63 - 1",
+        )
+        require(all(self.stop), "a stop string is empty", 'give --stop some text, such as --stop "\\n\\n"')

@@ -1,0 +1,302 @@
+/*
+ * A thread pool for the kernel's loops: `pool_run` calls a task for parts of a range on several threads at once.
+ *
+ * OpenMP divides a loop evenly and lets idle threads spin. Beside another busy process that makes every loop wait for
+ * the thread that is not running. Here the calling thread takes part, parts are taken from an atomic counter, idle
+ * threads spin for a bounded time and then sleep, and a worker that the scheduler keeps waiting is parked: it leaves
+ * short loops (decoding) to the others until its time is over, and doubles that time if it is kept waiting again.
+ *
+ * Tasks must not depend on which thread runs them or on how the range is cut, so results do not depend on the pool.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "futex.h"
+
+enum {
+    MAX_WORKERS = 255,
+    MAX_JOBS = 4,          /* of concurrent callers; further callers run their loops alone */
+    PARTS = 4,             /* a thread takes the remaining range / (PARTS * threads) at once */
+    IDLE_SPIN_NS = 300000, /* above the time between two kernel calls of a token */
+    JOIN_SPIN_NS = 50000,  /* a caller waits longer only for a thread that is not running */
+    LONG_RUN_NS = 300000,  /* runs from this length are checked for preemption */
+    PREEMPTED_NS = 500000, /* run-queue wait that counts as contention, and at least 1/20 of the time */
+    FIRST_PARK_NS = 200000000,
+    LONGEST_PARK_NS = 2000000000,
+    LONG_ROWS = 64,        /* a call of so many rows is prefill, not decoding or verification */
+    TRIAL_NS = 1000000000, /* contention within this time of the last park doubles the next one */
+};
+
+typedef int pool_task(const void *context, int64_t first, int64_t last); /* returns 1 on failure, else 0 */
+
+struct job {
+    atomic_int claimed, open, failed;
+    atomic_uint visitors; /* workers that may be inside; a futex word */
+    atomic_int joining;   /* the caller sleeps on `visitors` */
+    _Atomic int64_t next;
+    int64_t count;
+    int threads;
+    int is_long;
+    pool_task *task;
+    const void *context;
+};
+
+/* Run-queue wait of one thread, as last read. */
+struct wait_time {
+    int64_t waited, at;
+};
+
+struct worker {
+    _Atomic int64_t parked_until, park_ns;
+};
+
+static struct {
+    struct job jobs[MAX_JOBS];
+    struct worker workers[MAX_WORKERS];
+    atomic_int started;
+    atomic_uint published, published_long; /* futex words: count all jobs, and those that wake parked workers */
+    atomic_int idle, parked;               /* workers that sleep on them */
+    pthread_mutex_t starting;
+} pool = {.starting = PTHREAD_MUTEX_INITIALIZER};
+
+static _Thread_local struct wait_time caller_wait;
+
+/* Of the OpenMP runtime that torch has loaded. */
+extern int omp_get_max_threads(void) __attribute__((weak));
+extern void omp_set_num_threads(int) __attribute__((weak));
+static _Thread_local int limits, own_threads; /* set while torch is limited to one thread; see triforce_limit_torch */
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static inline void spin_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Spin until `word` differs from `value`. Returns 0 if it still does not after `limit` ns. */
+static int spin_while(atomic_uint *word, unsigned value, int64_t limit) {
+    int64_t end = 0;
+    for (int i = 0; atomic_load_explicit(word, memory_order_acquire) == value; i++) {
+        spin_pause();
+        if (i % 64 == 63) {
+            int64_t now = now_ns();
+            end = end ? end : now + limit;
+            if (now > end)
+                return 0;
+        }
+    }
+    return 1;
+}
+
+/* Nanoseconds for which this thread was ready to run but another ran in its place; 0 where the system does not say. */
+static int64_t run_queue_wait(void) {
+    long long ran, waited = 0;
+    FILE *file = fopen("/proc/thread-self/schedstat", "re");
+    if (!file)
+        return 0;
+    if (fscanf(file, "%lld %lld", &ran, &waited) != 2)
+        waited = 0;
+    fclose(file);
+    return waited;
+}
+
+/* Whether other threads competed for this thread's processor since the last check. `begun` is the start of its run. */
+static int is_contended(struct wait_time *w, int64_t begun) {
+    int64_t now = now_ns();
+    if (now - begun < LONG_RUN_NS)
+        return 0;
+    struct wait_time last = *w;
+    *w = (struct wait_time){run_queue_wait(), now};
+    int64_t waited = w->waited - last.waited, limit = (now - last.at) / 20;
+    return last.at && waited > (limit > PREEMPTED_NS ? limit : PREEMPTED_NS);
+}
+
+/* Park a worker; for longer if contention follows soon after the last time, which is extended if it is not over. */
+static void park(struct worker *w) {
+    int64_t now = now_ns(), since = now - w->parked_until;
+    if (!w->park_ns || since > TRIAL_NS)
+        w->park_ns = FIRST_PARK_NS;
+    else if (since > 0)
+        w->park_ns = 2 * w->park_ns < LONGEST_PARK_NS ? 2 * w->park_ns : LONGEST_PARK_NS;
+    w->parked_until = now + w->park_ns;
+}
+
+/* Take parts of the job's range until none is left. */
+static void take_parts(struct job *j) {
+    int64_t first = atomic_load(&j->next);
+    for (;;) {
+        int64_t left = j->count - first, size = left / (PARTS * j->threads);
+        if (left <= 0)
+            return;
+        size = size ? size : 1;
+        if (!atomic_compare_exchange_weak(&j->next, &first, first + size))
+            continue;
+        if (j->task(j->context, first, first + size))
+            atomic_store(&j->failed, 1);
+        first = atomic_load(&j->next);
+    }
+}
+
+/* Take part in all open jobs. Returns whether there was one. */
+static int visit_jobs(int index, int parked) {
+    int found = 0;
+    for (struct job *j = pool.jobs; j < pool.jobs + MAX_JOBS; j++) {
+        if (!atomic_load(&j->open))
+            continue;
+        atomic_fetch_add(&j->visitors, 1); /* before `open` is read: the caller closes the job, then waits for visitors */
+        if (atomic_load(&j->open) && index < j->threads - 1 && (j->is_long || !parked) && j->next < j->count) {
+            take_parts(j);
+            found = 1;
+        }
+        if (atomic_fetch_sub(&j->visitors, 1) == 1 && atomic_load(&j->joining))
+            wake_all(&j->visitors);
+    }
+    return found;
+}
+
+static void *work(void *argument) {
+    int index = (int)(intptr_t)argument;
+    struct worker *w = pool.workers + index;
+    struct wait_time wait = {0};
+    for (;;) {
+        int64_t begun = now_ns(), rest = w->parked_until - begun;
+        int parked = rest > 0;
+        atomic_uint *word = parked ? &pool.published_long : &pool.published;
+        atomic_int *sleepers = parked ? &pool.parked : &pool.idle;
+        unsigned seen = atomic_load(word);
+        if (visit_jobs(index, parked)) {
+            if (is_contended(&wait, begun))
+                park(w);
+            continue;
+        }
+        if (!parked && spin_while(word, seen, IDLE_SPIN_NS))
+            continue;
+        atomic_fetch_add(sleepers, 1);
+        wait_while(word, seen, parked ? rest : 0);
+        atomic_fetch_sub(sleepers, 1);
+    }
+    return NULL;
+}
+
+/* A child process has only the thread that called fork; it starts workers of its own when it needs them. */
+static void reset_after_fork(void) {
+    memset(&pool, 0, sizeof pool);
+    pthread_mutex_init(&pool.starting, NULL);
+    reset_waiting();
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
+
+/* Start workers until there are `count`, or as many as the system allows. They leave all signals to other threads. */
+static void start_workers(int count) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    count = count < MAX_WORKERS ? count : MAX_WORKERS;
+    if (atomic_load(&pool.started) >= count)
+        return;
+    pthread_once(&once, watch_forks);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_mutex_lock(&pool.starting);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    while (pool.started < count && !pthread_create(&thread, NULL, work, (void *)(intptr_t)pool.started)) {
+        pthread_detach(thread);
+        atomic_fetch_add(&pool.started, 1);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_mutex_unlock(&pool.starting);
+}
+
+static struct job *claim_job(void) {
+    for (struct job *j = pool.jobs; j < pool.jobs + MAX_JOBS; j++) {
+        int free = 0;
+        if (!atomic_load(&j->claimed) && atomic_compare_exchange_strong(&j->claimed, &free, 1))
+            return j;
+    }
+    return NULL;
+}
+
+/* Let workers into a job whose fields are set. */
+static void open_job(struct job *j) {
+    atomic_store(&j->next, 0);
+    atomic_store(&j->failed, 0);
+    atomic_store(&j->open, 1);
+    atomic_fetch_add(&pool.published, 1);
+    if (atomic_load(&pool.idle)) /* read after `published` is changed: a worker counts itself, then compares */
+        wake_all(&pool.published);
+    if (!j->is_long)
+        return;
+    atomic_fetch_add(&pool.published_long, 1);
+    if (atomic_load(&pool.parked))
+        wake_all(&pool.published_long);
+}
+
+/* Wait until no worker is inside, and free the job. Returns whether a task failed. */
+static int close_job(struct job *j) {
+    atomic_store(&j->open, 0);
+    for (unsigned inside; (inside = atomic_load(&j->visitors));) {
+        if (spin_while(&j->visitors, inside, JOIN_SPIN_NS))
+            continue;
+        atomic_store(&j->joining, 1);
+        wait_while(&j->visitors, inside, 0);
+        atomic_store(&j->joining, 0);
+    }
+    int failed = atomic_load(&j->failed);
+    atomic_store(&j->claimed, 0);
+    return failed;
+}
+
+/* The caller competes with another process: leave it the processor of the last worker that is not parked. */
+static void park_last(int workers) {
+    int64_t now = now_ns();
+    while (workers-- > 0)
+        if (pool.workers[workers].parked_until < now) {
+            park(pool.workers + workers);
+            return;
+        }
+}
+
+/* The threads that a loop of this caller may use: the OpenMP setting of its thread, which is torch's. */
+static int pool_threads(void) {
+    return own_threads ? own_threads : omp_get_max_threads ? omp_get_max_threads() : 1;
+}
+
+/*
+ * Call `task` for parts of 0 .. count - 1, on this thread and on workers; return whether one failed, once all are done.
+ * A job is long if parts of it take longer than the scheduler's time slices, so that even a parked worker is of use.
+ */
+static int pool_run(pool_task *task, const void *context, int64_t count, int is_long) {
+    int threads = pool_threads();
+    threads = count < threads ? (int)count : threads;
+    if (threads < 2)
+        return threads && task(context, 0, count);
+    struct job *j = claim_job();
+    if (!j)
+        return task(context, 0, count);
+    start_workers(threads - 1);
+    int64_t begun = now_ns();
+    j->task = task, j->context = context, j->count = count, j->threads = threads, j->is_long = is_long;
+    open_job(j);
+    take_parts(j);
+    int failed = close_job(j);
+    if (is_contended(&caller_wait, begun))
+        park_last(threads - 1);
+    return failed;
+}
+
+/* Run a loop over rows that are cheap: few of them on this thread alone. */
+static int run_rows(pool_task *task, const void *context, int64_t rows) {
+    return rows > 16 ? pool_run(task, context, rows, rows >= LONG_ROWS) : task(context, 0, rows);
+}

@@ -1,0 +1,44 @@
+"""Attention on a CUDA GPU by one Triton kernel, over keys and values as they lie; optional, see `why_not`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+ROWS = 64  # tokens of a pass at most: a prompt's chunks are bound by arithmetic, which torch's kernels do better
+PLAIN, BLOCKS = 0, 1  # layouts of keys and values, see attend.py
+_LEAST_CAPABILITY = (8, 0)  # bf16 in the matrix units; older GPUs keep torch's operations
+
+
+def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Return why Triton's kernels cannot run there, or None.
+
+    On the CPU they run in Triton's interpreter, for tests: TRITON_INTERPRET=1 in the environment.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; torch for CUDA brings it on Linux"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"no kernel for {dtype}"
+    if head_dim % 16 or head_dim > 256:
+        return f"heads of {head_dim} numbers: multiples of 16 up to 256 are supported"
+    if device.type == "cpu":
+        return None if os.environ.get("TRITON_INTERPRET") == "1" else "there is no GPU"
+    if device.type != "cuda" or torch.version.hip:
+        return f"no kernel for {device.type}"
+    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        return "the GPU is older than compute capability 8.0"
+    return None
+
+
+def serves(q: Tensor) -> bool:
+    """Return whether Triton attends with these queries `[tokens, heads, head_dim]`: a few rows on a GPU."""
+    return q.device.type == "cuda" and len(q) <= ROWS and _works(q.device, q.dtype, q.shape[-1])
+
+
+@cache
+def _works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    return why_not(device, dtype, head_dim) is None

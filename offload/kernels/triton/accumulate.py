@@ -1,0 +1,73 @@
+"""An accumulator whose state Triton's kernel carries from page to page: one launch a page, one at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from . import ROWS
+
+Operands = Callable[[Tensor], tuple[Tensor, Tensor, int]]  # page -> keys, values, layout
+
+
+class TritonAccumulator:
+    """See `Accumulator` in kernels/accumulate.py; for up to `ROWS` tokens on a GPU."""
+
+    in_order = False
+
+    def __init__(self, q: Tensor, kv_heads: int, operands: Operands) -> None:
+        from . import ops
+
+        assert len(q) <= ROWS
+        self._q, self._operands, self._ops = q, operands, ops
+        self._splits = ops.useful_splits(q.device, kv_heads)
+        self._states = ops.new_state(q, self._splits + 1)  # the last one is another accumulator's
+        self._begun = [False] * len(q)  # rows that have a state
+        self._has_other = False
+
+    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
+        keys, values, layout = self._operands(page)
+        fresh = not self._begun[rows.start]
+        self._ops.attend_pages(
+            self._q[rows], keys, values, self._states[: self._splits, rows], seen, causal, fresh, layout
+        )
+        self._begun[rows] = [True] * (rows.stop - rows.start)
+
+    def add(self, rows: slice, part: Any) -> None:
+        raise NotImplementedError("other partial results come as a state")
+
+    def add_state(self, state: Tensor) -> None:
+        self._states[self._splits].copy_(state, non_blocking=True)
+        self._has_other = True
+
+    def state(self) -> Tensor:
+        raise NotImplementedError("nothing adds a GPU's result to another")
+
+    def output(self) -> Tensor:
+        return self._ops.finish(self._states[: self._splits + self._has_other], self._q)
+
+
+def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attend to stored keys and values, causally to the last, which are the queries' own; two launches.
+
+    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
+    """
+    from . import ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
+    ops.attend_pages(q, keys, values, state, keys.shape[1] - len(q) + 1, True, True, ops.PLAIN)
+    return ops.finish(state, q)
+
+
+def attend_growing(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Do what `attend_stored` does over the first keys of a whole store; how many they are is in device memory.
+
+    keys and values `[kv_heads, capacity, head_dim]`; `seen`: an integer `[1]`, what the first query sees.
+    """
+    from . import ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
+    ops.attend_growing(q, keys, values, state, seen)
+    return ops.finish(state, q)

@@ -1,0 +1,142 @@
+"""The kernels of attend.py as torch operations: they have a launch each, and FakeTensorMode knows their shapes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import PLAIN
+
+_MOST_SPLITS = 16  # stripes of keys in the smallest page
+_KEYS_A_STEP = 64  # keys that a program takes at once
+_ROWS_A_PROGRAM = 64  # query rows, tokens times the group's heads, at most
+_LEAST_ROWS = 16  # of a matrix unit
+
+_library = torch.library.Library("triforce", "DEF")
+_library.define(
+    "attend(Tensor q, Tensor keys, Tensor values, Tensor(a!) state, Tensor? table, Tensor? length, int count, int seen,"
+    " bool causal, bool fresh, int layout, int chunk, int tail) -> ()"
+)
+_library.define("finish(Tensor state, Tensor(a!) out, Tensor(b!)? lse) -> ()")
+
+
+def new_state(q: Tensor, splits: int) -> Tensor:
+    """Return room for the states of rows `[tokens, heads, head_dim]`: `[splits, tokens, heads, 2 + head_dim]` in fp32.
+
+    Uninitialised: the first call of `attend` over it is `fresh`.
+    """
+    tokens, heads, head_dim = q.shape
+    return torch.empty((splits, tokens, heads, 2 + head_dim), dtype=torch.float32, device=q.device)
+
+
+def useful_splits(device: torch.device, kv_heads: int) -> int:
+    """Return into how many parts to divide keys, so that each processor of the GPU has work.
+
+    Rows and keys do not count, so that a row's result depends on nothing but the keys that it sees.
+    """
+    if device.type != "cuda":
+        return 2
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(processors // kv_heads, _MOST_SPLITS))
+
+
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    state: Tensor,
+    table: Tensor | None,
+    length: Tensor | None,
+    count: int,
+    seen: int,
+    causal: bool,
+    fresh: bool,
+    layout: int,
+    chunk: int,
+    tail: int,
+) -> None:
+    from . import attend
+
+    tokens, heads, head_dim = q.shape
+    kv_heads, group = len(keys), heads // len(keys)
+    rows = tokens * group
+    block = min(_ROWS_A_PROGRAM, max(_LEAST_ROWS, 1 << (rows - 1).bit_length()))
+    grid = (kv_heads, -(-rows // block), len(state))
+    attend.attend_kernel[grid](
+        q, keys, values, state, q if table is None else table, q if length is None else length,
+        rows, count, seen, head_dim**-0.5,
+        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), state.stride(0), state.stride(1),
+        0 if table is None else table.stride(0), 0 if table is None else table.shape[1], tail,
+        GROUP=group, HEAD_DIM=head_dim, LAYOUT=layout, CAUSAL=causal, FRESH=fresh, CHUNK=chunk,
+        HAS_SEEN=length is not None,
+        WIDEN=q.device.type == "cpu",
+        BLOCK_M=block, BLOCK_N=_KEYS_A_STEP, BLOCK_D=1 << (head_dim - 1).bit_length(),
+    )  # fmt: skip
+
+
+def _finish(state: Tensor, out: Tensor, lse: Tensor | None) -> None:
+    from . import attend
+
+    splits, tokens, heads, width = state.shape
+    head_dim = width - 2
+    attend.finish_kernel[(tokens * heads,)](
+        state, out, out if lse is None else lse, splits, state.stride(0),
+        HEAD_DIM=head_dim, BLOCK_D=1 << (head_dim - 1).bit_length(), HAS_LSE=lse is not None,
+    )  # fmt: skip
+
+
+for _key in ("CUDA", "CPU"):  # on the CPU: Triton's interpreter
+    _library.impl("attend", _attend, _key)
+    _library.impl("finish", _finish, _key)
+_library.impl("attend", lambda *_: None, "Meta")
+_library.impl("finish", lambda *_: None, "Meta")
+
+
+def attend_pages(
+    q: Tensor, keys: Tensor, values: Tensor, state: Tensor, seen: int, causal: bool, fresh: bool, layout: int = PLAIN
+) -> None:
+    """Add the first `seen` keys to the state of rotated queries `[tokens, heads, head_dim]`.
+
+    Args:
+        keys, values: PLAIN: `[kv_heads, tokens, head_dim]`, of the same strides, contiguous in the last axis. BLOCKS:
+            twice the native kernel's blocks `[kv_heads, blocks, 2 * 16 * head_dim]` in bf16.
+        state: `[splits, tokens, heads, 2 + head_dim]`; `fresh` says that nothing is in it yet.
+        causal: token t sees t keys more.
+    """
+    count = seen + (len(q) - 1 if causal else 0)
+    torch.ops.triforce.attend(q, keys, values, state, None, None, count, seen, causal, fresh, layout, 0, 0)
+
+
+def attend_growing(q: Tensor, keys: Tensor, values: Tensor, state: Tensor, seen: Tensor) -> None:
+    """Begin states with the keys up to a length in device memory, causally; what a recorded step of fixed shape needs.
+
+    Args:
+        keys, values: `[kv_heads, capacity, head_dim]`.
+        seen: keys that the first query sees, an integer tensor of one number.
+    """
+    torch.ops.triforce.attend(q, keys, values, state, None, seen, 0, 0, True, True, PLAIN, 0, 0)
+
+
+def attend_table(
+    q: Tensor, keys: Tensor, values: Tensor, state: Tensor, table: Tensor, chunk: int, tail: int, seen: int
+) -> None:
+    """Begin states with the keys of selected chunks, then the tail's: causally to the queries' own, which end it.
+
+    Args:
+        keys, values: as in `attend_keys`, of the whole store.
+        table: numbers of chunks of `chunk` tokens, `[kv_heads, slots]` in int32.
+        tail: position of the tail's first token.
+        seen: keys that the first query sees, of the chunks and the tail.
+    """
+    count = seen + len(q) - 1
+    torch.ops.triforce.attend(q, keys, values, state, table, None, count, seen, True, True, PLAIN, chunk, tail)
+
+
+def finish(state: Tensor, like: Tensor, lse: Tensor | None = None) -> Tensor:
+    """Return the attention `[tokens, heads, head_dim]` that states stand for, in the dtype of `like`.
+
+    `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp.
+    """
+    out = torch.empty_like(like, memory_format=torch.contiguous_format)
+    torch.ops.triforce.finish(state, out, lse)
+    return out

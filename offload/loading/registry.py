@@ -1,0 +1,129 @@
+"""The registry of model names: embedded, well-known, hub ids, folders and GGUF files, the same for every command.
+
+Resolving a name reads no file of the model and asks no server. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..architecture.known import KNOWN, known_name, simplified
+from ..errors import ModelNotFound, TriforceError
+from .bundled import EMBEDDED
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+EVERY_FORM = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or a name: " + ", ".join(
+    dict.fromkeys([*EMBEDDED, *KNOWN])
+)
+_VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """Where a well-known model is published. `note` has its licence, and what its hub asks for before a download."""
+
+    id: str
+    note: str
+
+
+_LLAMA_2 = "Llama 2 Community License; pickled weights, which `triforce pull` converts once"
+_LLAMA_3 = "Llama 3 Community License; gated: accept it on the model's page, then `hf auth login`"
+HUB_MODELS = {
+    "Llama-2-7B-128K": HubModel("NousResearch/Yarn-Llama-2-7b-128k", _LLAMA_2),
+    "Llama-2-13B-128K": HubModel("NousResearch/Yarn-Llama-2-13b-128k", _LLAMA_2),
+    "LWM-Text-Chat-128K": HubModel("LargeWorldModel/LWM-Text-Chat-128K", _LLAMA_2),
+    "Llama-3.1-8B": HubModel("meta-llama/Llama-3.1-8B-Instruct", _LLAMA_3),
+    "Llama-3.1-70B": HubModel("meta-llama/Llama-3.1-70B-Instruct", _LLAMA_3),
+    "Llama-3.2-1B": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA_3),
+    "Llama-3.2-3B": HubModel("meta-llama/Llama-3.2-3B-Instruct", _LLAMA_3),
+    "Qwen2.5-7B-1M": HubModel("Qwen/Qwen2.5-7B-Instruct-1M", "Apache 2.0"),
+    "Qwen2.5-14B-1M": HubModel("Qwen/Qwen2.5-14B-Instruct-1M", "Apache 2.0"),
+    "Qwen3-0.6B": HubModel("Qwen/Qwen3-0.6B", "Apache 2.0"),
+    "Qwen3-4B-2507": HubModel("Qwen/Qwen3-4B-Instruct-2507", "Apache 2.0"),
+    "Qwen3-8B": HubModel("Qwen/Qwen3-8B", "Apache 2.0"),
+    "Mistral-Nemo": HubModel("mistralai/Mistral-Nemo-Instruct-2407", "Apache 2.0; the hub may ask for your name"),
+    "Llama-68M": HubModel("JackFram/llama-68m", "Apache 2.0"),
+}
+EMBEDDED_KNOWN = {"SmolLM2-135M": "smollm2-135m"}  # well-known models that come embedded
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a model's name stands for.
+
+    Args:
+        kind: "embedded", "path" or "hub".
+        target: the embedded model's name, the path as it was given, or the hub id.
+        known: the well-known model that it is, whose dimensions need no file; None for others.
+        note: licence and access of a well-known model.
+    """
+
+    kind: str
+    target: str
+    known: str | None = None
+    note: str = ""
+
+
+def resolve(name: str) -> ModelSource:
+    """Return what the user's name for a model stands for; an existing path comes before a well-known name.
+
+    Raises ModelNotFound, with close names in the hint.
+    """
+    if not name:
+        raise ModelNotFound("the model's name is empty", EVERY_FORM)
+    if name in EMBEDDED:
+        known = next((known for known, embedded in EMBEDDED_KNOWN.items() if embedded == name), None)
+        return ModelSource("embedded", name, known)
+    path = as_path(name)
+    if path.exists():
+        return ModelSource("path", str(path))
+    if path.suffix != ".gguf":
+        if (source := _well_known(name)) is not None:
+            return source
+        if HUB_ID.fullmatch(name):
+            return ModelSource("hub", name, known_name(name), _note_of(name))
+    raise ModelNotFound(f"no model at {name[:80]}", did_you_mean(name) + EVERY_FORM)
+
+
+def draft_error(error: TriforceError) -> TriforceError:
+    """Return an error about a model as one about the draft model."""
+    return type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft"))
+
+
+def as_path(name: str) -> Path:
+    """Return a name as a path, existing or not. Raises ModelNotFound for what cannot be one."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+        return path
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long a name, no permission
+        raise ModelNotFound(f"{name[:80]} is no usable path: {error}", EVERY_FORM) from error
+
+
+def did_you_mean(name: str) -> str:
+    """Return the beginning of a hint, with the closest model; empty if none is close."""
+    names = {simplified(known): known for known in KNOWN} | {simplified(name): name for name in EMBEDDED}
+    bare = simplified(name)
+    close = difflib.get_close_matches(bare, names, 1) or difflib.get_close_matches(_VARIANT.sub("", bare), names, 1)
+    return f"did you mean {names[close[0]]}? " if close else ""
+
+
+def _well_known(name: str) -> ModelSource | None:
+    """Return the source of a well-known model, written without its publisher."""
+    if "/" in name:
+        return None
+    wanted = simplified(name)
+    for known in KNOWN:
+        names = {simplified(known), simplified(HUB_MODELS[known].id) if known in HUB_MODELS else ""}
+        if wanted in names or _VARIANT.sub("", wanted) in names:
+            if known in EMBEDDED_KNOWN:
+                return ModelSource("embedded", EMBEDDED_KNOWN[known], known)
+            return ModelSource("hub", HUB_MODELS[known].id, known, HUB_MODELS[known].note)
+    return None
+
+
+def _note_of(hub_id: str) -> str:
+    return next((model.note for model in HUB_MODELS.values() if model.id.lower() == hub_id.lower()), "")

@@ -1,0 +1,72 @@
+"""The open pages of a tiered store: the newest tokens, on the device until their page is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .tiers import Tiers
+
+
+class OpenPages:
+    """Two slots of every layer for the pages that a pass writes to; a page's slot is its number modulo 2.
+
+    While a page is in its slot, its host copy is out of date.
+    """
+
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
+        self._pages: list[int | None] = [None, None]  # the page in each slot
+
+    def __contains__(self, page: int) -> bool:
+        return self._pages[page % 2] == page
+
+    def buffer(self, layer: int, page: int) -> Tensor:
+        """Return the slot of a page in one layer, `[numbers]` on the device."""
+        return self._tiers.open[layer, page % 2]
+
+    def newest(self, page: int) -> Tensor:
+        """Return the newest copy of a page, `[layers, numbers]`: in its slot on the device, or else in host memory."""
+        return self._tiers.open[:, page % 2] if page in self else self._tiers.pages[:, page]
+
+    def contains(self, pages: Tensor) -> Tensor:
+        """Return which of some page numbers are in their slots, as booleans."""
+        numbers = torch.tensor([-1 if page is None else page for page in self._pages])
+        return pages == numbers[pages % 2]
+
+    def open(self, page: int) -> None:
+        """Assign a page to its slot, which will be written to."""
+        self._pages[page % 2] = page
+
+    def advance(self, start: int) -> None:
+        """Prepare a pass from position `start` on: copy whole pages to the host, and its first page to its slot."""
+        tiers = self._tiers
+        current = start // tiers.format.tokens
+        for slot, page in self._occupied():
+            if page < current:
+                self._copy(tiers.pages[:, page], tiers.open[:, slot])
+            if page != current:
+                self._pages[slot] = None
+        if start % tiers.format.tokens and current not in self:
+            self._copy(tiers.open[:, current % 2], tiers.pages[:, current])
+            self.open(current)  # also during a prefill pass, which writes to buffers of its own
+
+    def flush(self) -> None:
+        """Copy all open pages to the host, and empty the slots."""
+        for slot, page in self._occupied():
+            self._copy(self._tiers.pages[:, page], self._tiers.open[:, slot])
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty the slots: host memory has the newest copies."""
+        self._pages = [None, None]
+
+    def _occupied(self) -> Iterator[tuple[int, int]]:
+        return ((slot, page) for slot, page in enumerate(tuple(self._pages)) if page is not None)
+
+    def _copy(self, targets: Tensor, sources: Tensor) -> None:
+        link = self._tiers.link
+        link.wait(ticket := link.copy(list(zip(targets, sources, strict=True)), link.mark()))
+        link.finish(ticket)

@@ -1,0 +1,162 @@
+"""Triton's attention against its definition: in Triton's interpreter on a CPU, compiled where there is a GPU."""
+
+import pytest
+import torch
+
+from offload.kernels.attention import attend_reference
+from offload.kernels.native.layout import write_blocks
+from offload.kernels.triton import BLOCKS, ops
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+def random(*size, dtype=torch.float32, scale=1.0, seed=0):
+    return (torch.randn(size, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE, dtype)
+
+
+def expected(q, keys, values, seen, causal):
+    """The definition, a query at a time."""
+    group = q.shape[1] // len(keys)
+    outs, sums = [], []
+    for index, query in enumerate(q):
+        end = seen + index * causal
+        k, v = (x[:, :end].repeat_interleave(group, 0)[None] for x in (keys, values))
+        out, lse = attend_reference(query[None, :, None], k, v, False)
+        outs.append(out[0, :, 0])
+        sums.append(lse[0, :, 0])
+    return torch.stack(outs).float(), torch.stack(sums)
+
+
+def attend(q, keys, values, state, seen, causal=False, fresh=False):
+    ops.attend_pages(q, keys, values, state, seen, causal, fresh)
+
+
+def finished(state, q):
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=DEVICE)
+    return ops.finish(state, q, lse).float(), lse
+
+
+SHAPES = [  # tokens, heads, kv_heads, head_dim, seen, causal
+    (1, 1, 1, 16, 1, False),
+    (1, 8, 2, 64, 200, False),
+    (5, 4, 4, 48, 130, True),
+    (3, 6, 2, 80, 64, True),
+    (17, 8, 1, 128, 300, True),
+    (64, 4, 2, 32, 65, True),
+    (2, 2, 2, 256, 70, False),
+    (8, 4, 1, 96, 1, True),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_over_plain_keys_is_the_definition(shape, dtype):
+    tokens, heads, kv_heads, head_dim, seen, causal = shape
+    count = seen + tokens
+    q, kv = random(tokens, heads, head_dim, dtype=dtype), random(kv_heads, count, 2, head_dim, dtype=dtype, seed=1)
+    keys, values = kv.unbind(2)
+    state = ops.new_state(q, 3)
+    attend(q, keys, values, state, seen, causal, fresh=True)
+    out, lse = finished(state, q)
+    wanted, sums = expected(q, keys, values, seen, causal)
+    assert (out - wanted).abs().max() < TOLERANCE[dtype] * 3
+    assert (lse - sums).abs().max() < TOLERANCE[dtype] * 3
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 96, 128])
+def test_a_state_carried_from_page_to_page_is_attention_over_all_of_them(head_dim):
+    q = random(4, 4, head_dim, dtype=torch.bfloat16)
+    keys, values = (random(2, 96, head_dim, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    state = ops.new_state(q, 2)
+    for start, fresh in ((0, True), (32, False)):
+        attend(q, keys[:, start:], values[:, start:], state, 32, fresh=fresh)
+    attend(q, keys[:, 64:], values[:, 64:], state, 7, causal=True)
+    out, lse = finished(state, q)
+    wanted, sums = expected(q, keys, values, 71, True)
+    assert (out - wanted).abs().max() < 2e-2
+    assert (lse - sums).abs().max() < 2e-2
+
+
+def test_some_rows_of_a_state_leave_the_others_alone():
+    q, keys, values = random(4, 2, 32), random(1, 40, 32, seed=1), random(1, 40, 32, seed=2)
+    state = ops.new_state(q, 2)
+    attend(q, keys, values, state, 20, fresh=True)
+    before = state.clone()
+    attend(q[1:3], keys, values, state[:, 1:3], 10, causal=True)
+    assert torch.equal(state[:, [0, 3]], before[:, [0, 3]])
+    assert not torch.equal(state[:, 1], before[:, 1])
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("head_dim", [32, 64, 112])
+def test_attention_over_the_native_kernels_blocks_is_that_over_plain_keys(head_dim, tokens):
+    q = random(tokens, 4, head_dim, dtype=torch.bfloat16)
+    keys, values = (random(2, 80, head_dim, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    blocks = torch.zeros((2, 5, 32 * head_dim), dtype=torch.bfloat16, device=DEVICE)
+    write_blocks(blocks, head_dim, torch.arange(80, device=DEVICE), keys, values)
+    ours, plain = ops.new_state(q, 2), ops.new_state(q, 2)
+    ops.attend_pages(q, blocks, blocks, ours, 70, True, True, BLOCKS)
+    attend(q, keys, values, plain, 70, causal=True, fresh=True)
+    assert torch.equal(ours, plain)
+
+
+def test_a_table_of_chunks_is_attention_over_those_chunks_and_the_tail():
+    q, chunk = random(3, 4, 64), 8
+    keys, values = random(2, 120, 64, seed=1), random(2, 120, 64, seed=2)
+    table = torch.tensor([[0, 3, 7, 12], [5, 1, 12, 0]], dtype=torch.int32, device=DEVICE)
+    own = [
+        torch.cat([torch.arange(c * 8, c * 8 + 8) for c in row] + [torch.arange(104, 117)]) for row in table.tolist()
+    ]
+    state = ops.new_state(q, 2)
+    ops.attend_table(q, keys, values, state, table, chunk, 104, seen=4 * 8 + 13 - 2)
+    out, _ = finished(state, q)
+    picked = [torch.stack([x[head, own[head]] for head in range(2)]) for x in (keys, values)]
+    wanted, _ = expected(q, *picked, 4 * 8 + 13 - 2, True)
+    assert (out - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("seen", [1, 60, 97])
+def test_a_length_in_device_memory_is_that_length(seen):
+    q, keys, values = random(4, 4, 32), random(2, 100, 32, seed=1), random(2, 100, 32, seed=2)
+    state, wanted = ops.new_state(q, 2), ops.new_state(q, 2)
+    ops.attend_growing(q, keys, values, state, torch.tensor([seen], device=DEVICE))
+    attend(q, keys, values, wanted, seen, causal=True, fresh=True)
+    assert torch.equal(state, wanted)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 1000.0])
+def test_extreme_logits_give_no_nan(scale):
+    q, keys, values = random(2, 2, 64, scale=scale), random(2, 200, 64, scale=scale, seed=1), random(2, 200, 64, seed=2)
+    state = ops.new_state(q, 3)
+    attend(q, keys, values, state, 200, fresh=True)
+    out, lse = finished(state, q)
+    wanted, sums = expected(q, keys, values, 200, False)
+    assert (out - wanted).abs().max() < 1e-3
+    assert ((lse - sums).abs() / sums.abs().clamp(min=1)).max() < 1e-5
+
+
+def test_nan_in_a_key_shows_in_every_row_that_sees_it():
+    q, keys, values = random(3, 2, 32), random(1, 20, 32, seed=1), random(1, 20, 32, seed=2)
+    keys[0, 11] = float("nan")
+    state = ops.new_state(q, 2)
+    attend(q, keys, values, state, 10, causal=True, fresh=True)
+    out, _ = finished(state, q)
+    assert out[:2].isfinite().all()
+    assert out[2].isnan().all()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies by numpy, whose rounding depends on the rows")
+@pytest.mark.parametrize("rows", [1, 2, 5, 30])
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(rows):
+    q, keys, values = (
+        random(30, 4, 64, dtype=torch.bfloat16),
+        *(random(2, 90, 64, dtype=torch.bfloat16, seed=s) for s in (1, 2)),
+    )
+    whole, some = ops.new_state(q, 2), ops.new_state(q[:rows], 2)
+    attend(q, keys, values, whole, 60, causal=True, fresh=True)
+    attend(q[:rows], keys, values, some, 60, causal=True, fresh=True)
+    assert torch.equal(whole[:, :rows], some)

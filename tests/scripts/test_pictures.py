@@ -1,0 +1,53 @@
+"""scripts/pictures.py and scripts/record_terminal.py: the pictures are those of the sources, and of a real terminal."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from tests.support.paths import ROOT, SCRIPTS
+
+IMAGES = ROOT / "docs" / "images"
+
+
+def run(script, *arguments):
+    command = [sys.executable, SCRIPTS / script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+
+
+def test_pictures_are_up_to_date(tmp_path):
+    done = run("pictures.py", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
+    assert len(made) == 6
+    stale = [name for name, text in made.items() if (IMAGES / name).read_text("utf-8") != text]
+    assert stale == [], "run scripts/pictures.py"
+
+
+def test_an_unknown_picture_is_refused(tmp_path):
+    done = run("pictures.py", "--output", tmp_path, "mandala")
+    assert done.returncode == 2 and "mandala" in done.stderr and "hierarchy" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_is_recorded_with_its_colours_and_without_what_was_overwritten(tmp_path):
+    pytest.importorskip("pyte")
+    script = r"printf 'bar 10 %%\r\033[Kred: \033[31m1 < 2\033[0m\n'; test -t 1 && stty size"
+    done = run("record_terminal.py", tmp_path / "x.svg", "--columns", "40", "--rows", "9", "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    texts = list(ElementTree.parse(tmp_path / "x.svg").iter("{http://www.w3.org/2000/svg}text"))
+    shown = [element.text for element in texts]
+    assert shown[-3:] == ["red:", "1 < 2", "9 40"]
+    assert texts[-2].get("fill") != texts[-3].get("fill")
+
+
+def test_a_screen_can_be_taken_before_the_end(tmp_path):
+    pytest.importorskip("pyte")
+    done = run(
+        "record_terminal.py", tmp_path / "x.svg", "--at", "1", "--", "sh", "-c", "echo so far; sleep 60; echo end"
+    )
+    assert done.returncode == 0, done.stderr
+    assert ">so far<" in (tmp_path / "x.svg").read_text("utf-8") and ">end<" not in (tmp_path / "x.svg").read_text(
+        "utf-8"
+    )

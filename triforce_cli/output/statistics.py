@@ -1,0 +1,77 @@
+"""The statistics of a generation: one line for everybody, and the details for `--verbose`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from offload.metrics import Summary
+from offload.units import GIB, counted
+
+from .format import accepted, duration, milliseconds, percent, rate, size
+from .wrapping import SEPARATOR
+
+_ENDINGS = {"length": "stopped at the token limit", "interrupted": "interrupted"}
+_REASONS = {"eos": "end-of-sequence token", "stop": "stop string", "length": "token limit"}
+
+
+def statistics_line(summary: Summary) -> str:
+    """Return what was read and written in one line, and why it ended if the model or a stop string did not end it."""
+    parts = [_read(summary), _written(summary)]
+    if summary.finish_reason in _ENDINGS:
+        parts.append(_ENDINGS[summary.finish_reason])
+    return SEPARATOR.join(parts)
+
+
+def _read(summary: Summary) -> str:
+    text = f"{counted(summary.prompt_tokens, 'token')} read"
+    if summary.prefilled_tokens < summary.prompt_tokens:
+        text = f"{summary.prefilled_tokens:,} of {text}"
+    if summary.prefill_s is not None:
+        text += f" in {duration(summary.prefill_s)}"
+    return f"{text} ({summary.cached_tokens:,} from the cache)" if summary.cached_tokens else text
+
+
+def _written(summary: Summary) -> str:
+    text = f"{summary.new_tokens:,} written"
+    return text if summary.tokens_per_s is None else f"{text} at {rate(summary.tokens_per_s)}"
+
+
+def detail_lines(summary: Summary) -> list[str]:
+    """Return a line for each group of numbers, for `--verbose`; missing values are left out."""
+    rows = [(name, SEPARATOR.join(texts)) for name, texts in _details(summary) if texts]
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {text}" for name, text in rows]
+
+
+def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+    yield "method", _speculation(summary)
+    yield "times", _times(summary)
+    yield "decoding", [f"{name} {percent(share)}" for name, share in summary.time_share.items() if share > 0]
+    if summary.link_bytes is not None:
+        yield "link", [f"{size(summary.link_bytes)}, busy {percent(summary.link_utilisation or 0.0)} of the time"]
+    yield (
+        "end",
+        [{"eos": "end-of-sequence token", "stop": "stop string"}.get(summary.finish_reason, summary.finish_reason)],
+    )
+    yield "seed", [] if summary.seed is None else [str(summary.seed)]
+    if summary.peak_memory_bytes is not None:
+        yield "memory", [f"{summary.peak_memory_bytes / GIB:.1f} GiB at most"]
+
+
+def _times(summary: Summary) -> list[str]:
+    parts = []
+    if summary.prefill_tokens_per_s is not None:
+        parts.append(f"prefill {rate(summary.prefill_tokens_per_s)}")
+    if summary.ttft_s is not None:
+        parts.append(f"TTFT {duration(summary.ttft_s)}")
+    if summary.tbt_median_s is not None:
+        tail = f" (p95 {milliseconds(summary.tbt_p95_s)})" if summary.tbt_p95_s is not None else ""
+        parts.append(f"TBT {milliseconds(summary.tbt_median_s)} ms{tail}")
+    return parts
+
+
+def _speculation(summary: Summary) -> list[str]:
+    parts = [] if summary.method is None else [summary.method]
+    if not summary.acceptance:
+        return parts  # nothing was drafted: decoding was plain
+    return [*parts, *accepted(summary.acceptance), f"{summary.tokens_per_verification:.1f} tokens/verification"]
