@@ -76,6 +76,8 @@ def describe_source(name: str) -> str:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
     if path.is_dir():
+        from .safetensors import FolderCheckpoint
+
         return FolderCheckpoint(path)
     with path.open("rb") as file:
         if path.suffix == ".gguf" or file.read(4) == b"GGUF":
@@ -105,7 +107,7 @@ def _unpickled(folder: Path, name: str, home: Path, progress: FetchProgress, ref
 
 def _is_sound(path: Path) -> bool:
     """Return whether a folder's config, tensors and tokenizer can be read."""
-    from .weights import check_tensors
+    from .tensor_checks import check_tensors
 
     try:
         checkpoint = FolderCheckpoint(path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..architecture.known import KNOWN, known_name, simplified
-from ..errors import ModelNotFound
+from ..errors import ModelNotFound, TriforceError
 from .bundled import EMBEDDED
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -88,6 +88,11 @@ def resolve(name: str) -> ModelSource:
         if HUB_ID.fullmatch(name):
             return ModelSource("hub", name, known_name(name), _note_of(name))
     raise ModelNotFound(f"no model at {name[:80]}", did_you_mean(name) + EVERY_FORM)
+
+
+def draft_error(error: TriforceError) -> TriforceError:
+    """Return an error about a model as one about the draft model."""
+    return type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft"))
 
 
 def as_path(name: str) -> Path:

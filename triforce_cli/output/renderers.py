@@ -211,6 +211,16 @@ class JsonRenderer(StreamRenderer):
         super().__init__(terminal, JsonOutput(), quiet, verbose)
 
 
+def renderer_for(terminal: Terminal, json: bool, quiet: bool, verbose: bool) -> StreamRenderer:
+    """Return the renderer of JSON lines or of text, with the spinner of the start.
+
+    It is shown from here on: importing torch takes seconds.
+    """
+    renderer = (JsonRenderer if json else TextRenderer)(terminal, quiet, verbose)
+    renderer.loading("starting")
+    return renderer
+
+
 def json_line(**fields: Any) -> str:
     """Return one line of JSON: UTF-8, with escapes for characters that control a terminal or split the line."""
     text = json.dumps(fields, ensure_ascii=False, default=str)
