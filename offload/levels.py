@@ -13,6 +13,17 @@ PADDING = 32  # positions behind the tail that recorded passes may write to: the
 _MIN_RATIO = 2  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 
+def selected_chunk(settings: Speculation, grain: int, span: int = 0) -> int:
+    """Return how many tokens are selected together: `settings.chunk`, rounded up to what a store can select.
+
+    `grain` tokens of the store can only be selected together; no chunk crosses a multiple of `span`, if there is one.
+    """
+    chunk = -(-settings.chunk // grain) * grain
+    while span and span % chunk:
+        chunk = min(chunk + grain, span)
+    return chunk
+
+
 def draft_chunk(settings: Speculation) -> int:
     """Return how many tokens a draft model reads in one pass."""
     return max(settings.window, 2 * LONGEST_GAMMA)

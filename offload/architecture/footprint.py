@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import Speculation
-from ..levels import PADDING, TAIL
+from ..levels import PADDING, TAIL, selected_chunk
 from .dims import Dimensions
 
 
@@ -23,13 +23,20 @@ def activation_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int, 
     return rows * (row + 2 * 4 * shape.hidden) + rope + logits
 
 
-def retrieval_bytes(shape: Dimensions, settings: Speculation, tokens: int, itemsize: int, copies: bool = True) -> int:
-    """Return the bytes of the retrieval cache: mean keys of all chunks, and with `copies` the selected chunks."""
-    means = shape.kv_bytes(tokens // settings.chunk, itemsize) // 2  # at most
-    selected = shape.kv_bytes(min(settings.budget, tokens) + TAIL + PADDING + settings.chunk, itemsize)
+def retrieval_bytes(
+    shape: Dimensions, settings: Speculation, tokens: int, itemsize: int, copies: bool = True, grain: int = 1
+) -> int:
+    """Return the bytes of the retrieval cache: mean keys of all chunks, and with `copies` the selected chunks.
+
+    `grain`: tokens that the full cache's store can only select together.
+    """
+    chunk = selected_chunk(settings, grain)
+    means = shape.kv_bytes(tokens // chunk, itemsize) // 2  # at most
+    selected = shape.kv_bytes(min(settings.budget, tokens) + TAIL + PADDING + chunk, itemsize)
     return means + (selected if copies else 0)
 
 
+PAGE_GRAIN = 16  # tokens of a block of the native kernel, in which pages lie so that the host can attend to them
 PAGE_BYTES = 8 * 2**20  # of one layer: large enough for the link's full rate, small enough for two staging buffers
 _LEAST, _MOST = 512, 1024  # tokens
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+HOST_ROWS = 64  # tokens of a pass that the host of a GPU shares: for more, attention is bound by arithmetic
 _SMOOTHING = 0.8  # weight of the old average when a new time is measured
 
 
@@ -9,16 +10,19 @@ class Balance:
     """The split between link and host, from times measured while running.
 
     `share` is the host's fraction of the pages: 0 streams all, 1 leaves all to the host, None follows the measurements.
+    Passes of more than `most_rows` tokens are streamed.
     """
 
-    def __init__(self, share: float | None) -> None:
-        self._share = share
+    def __init__(self, share: float | None, most_rows: float = float("inf")) -> None:
+        self._share, self._most_rows = share, most_rows
         self._link: float | None = None  # seconds per page
         self._host: dict[int, float] = {}  # seconds per page, by the bit length of the number of rows
         self._rest: dict[int, float] = {}  # seconds between two layers' attentions, in which only the link works
 
     def streamed(self, pages: int, rows: int) -> int:
         """Return how many of `pages` whole pages to stream, for a pass of `rows` tokens."""
+        if rows > self._most_rows:
+            return pages
         if self._share is not None:
             return pages - round(self._share * pages)
         kind = rows.bit_length()

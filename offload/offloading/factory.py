@@ -14,7 +14,7 @@ from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
 from ..kv_cache.factory import new_store
 from ..kv_cache.store import Store
-from .balance import Balance
+from .balance import HOST_ROWS, Balance
 from .host_attention import HostAttention
 from .host_memory import allocator, make_link
 from .link import Link
@@ -92,7 +92,7 @@ class TieredStoreFactory:
                 format=format,
                 link=self.link,
                 ring=PrefetchRing(self.link, buffers, settings.overlap),
-                balance=Balance(share),
+                balance=Balance(share, HOST_ROWS if device.type == "cuda" else float("inf")),
                 host=None if settings.mode == "stream" else HostAttention(format, settings.host_bandwidth),
                 resident=resident,
                 resident_layers=resident_layers,

@@ -10,6 +10,8 @@ from .open_pages import OpenPages
 from .page import NativePageFormat
 from .tiers import Tiers
 
+_GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once
+
 
 class TierReader:
     """Reads tokens from the tier that has them; host memory is read over the link."""
@@ -99,6 +101,16 @@ class TierReader:
         return tuple(both)
 
     def _gather_offloaded(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Gather in parts, so that the memory for a part's blocks does not depend on the budget."""
+        shape = (len(rows), size, self.shape.head_dim)
+        keys, values = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+        most = max(1, _GATHERED_BYTES // (2 * size * self.shape.head_dim * self.dtype.itemsize))
+        for start in range(0, len(rows), most):
+            part = slice(start, start + most)
+            keys[part], values[part] = self._gather_part(rows[part], chunks[part], size)
+        return keys, values
+
+    def _gather_part(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         tiers, format = self.tiers, self.tiers.format
         rows, chunks = rows.cpu(), chunks.cpu()
         layer, head = (x.unsqueeze(1) for x in (rows // self.shape.kv_heads, rows % self.shape.kv_heads))
@@ -112,14 +124,17 @@ class TierReader:
         return format.read_grains(picked)
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
-        """Return mean keys as in `Store`, computed on the host, where the keys are."""
+        """Return mean keys as in `Store`, computed on the device: pages in host memory come over the link."""
         tiers = self.tiers
         if layer < tiers.resident_layers:
             return tiers.resident.mean_keys(layer, start, end, chunk)
         means = []
         for page in range(start // self.span, -(-end // self.span)):
             base = page * self.span
-            keys, _ = tiers.format.read(self.open_pages.newest(page)[layer - tiers.resident_layers].cpu())
+            newest = self.open_pages.newest(page)[layer - tiers.resident_layers]
+            if self.device.type != newest.device.type:
+                newest = self._fetched(newest)
+            keys, _ = tiers.format.read(newest)
             some = keys[:, max(start - base, 0) : min(end - base, self.span)]
             means.append(some.unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32))
-        return torch.cat(means, dim=1).to(self.device)
+        return torch.cat(means, dim=1)

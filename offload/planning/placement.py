@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..architecture.dims import Dimensions
-from ..architecture.footprint import page_tokens
+from ..architecture.footprint import PAGE_GRAIN, page_tokens, retrieval_bytes
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
 from .memory import USABLE, MemoryEstimate, estimate
@@ -109,6 +109,7 @@ class _Sizes:
         shape, size, gpus = request.shape, request.itemsize, request.hardware.gpus
         self._gpus, self._layers, self._order = gpus, shape.layers, order
         self._need = _estimate(request)
+        self._paged_retrieval = _paged_retrieval(request) if self._need.retrieval else 0
         page = page_tokens(shape, size)
         self._page = shape.layer_kv_bytes(page, size) // gpus
         self._paged_kv = -(-request.tokens // page) * self._page  # of a layer, rounded up to pages
@@ -120,7 +121,7 @@ class _Sizes:
         parts = {
             "weights": need.outer_weights + weights * need.layer_weights,
             "KV cache": kv * need.layer_kv,
-            "retrieval cache": need.retrieval,
+            "retrieval cache": self._paged_retrieval if offloaded else need.retrieval,
             "draft model": need.draft,
             "lookup index": need.lookup,
             "activations": need.activations,
@@ -150,6 +151,12 @@ class _Sizes:
     def smallest_kv(self) -> int:
         """Return the number of resident layers that takes least memory: 0, unless streaming takes more."""
         return 0 if self._need.layer_kv > OPEN_PAGES * self._page else self._layers
+
+
+def _paged_retrieval(request: PlanRequest) -> int:
+    """Return the bytes of the retrieval cache on each device if the full cache lies in pages."""
+    shape, settings, size = request.shape, request.speculation, request.itemsize
+    return retrieval_bytes(shape, settings, request.tokens, size, grain=PAGE_GRAIN) // request.hardware.gpus
 
 
 _ORDER = ("weights", "KV cache", "retrieval cache", "draft model", "lookup index", "staging", "activations", "CUDA")

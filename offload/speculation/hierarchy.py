@@ -20,7 +20,7 @@ from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from ..kv_cache.streaming_llm import StreamingCache
-from ..levels import TAIL, draft_chunk, drafter_kind
+from ..levels import TAIL, draft_chunk, drafter_kind, selected_chunk
 from ..methods import LOOKUP, METHODS, MODEL, STREAMING
 from ..parallel import ALONE, Group
 from .adaptive import AdaptiveScheduler
@@ -58,9 +58,7 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
 def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
     """Return the middle level's cache over a full one; its chunks are multiples of the store's grain."""
     store = full.store
-    chunk = -(-settings.chunk // store.grain) * store.grain
-    while store.span and store.span % chunk:
-        chunk = min(chunk + store.grain, store.span)
+    chunk = selected_chunk(settings, store.grain, store.span)
     is_streaming = METHODS[settings.method].middle == STREAMING
     selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
     cache = TableCache if isinstance(store, BlockStore) else CopiedCache

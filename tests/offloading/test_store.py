@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from offload import Speculation
+from offload.offloading import tier_reader
+from offload.offloading.balance import HOST_ROWS, Balance
+from offload.offloading.tier_reader import TierReader
 from offload.sequence import TokenSequence
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner
@@ -124,6 +127,31 @@ def test_read_gather_and_mean_keys_equal_the_plain_store_s(model):
     for layer in range(3):
         found, expected = (each.store.mean_keys(layer, 48, 288, 16) for each in (cache, whole))
         torch.testing.assert_close(found, expected, **tolerance)
+
+
+def test_chunks_are_gathered_in_parts_of_bounded_memory(model, monkeypatch):
+    cache = tiered_cache(model, settings("stream", 1))
+    model.forward(id_tensor(300), cache)
+    rows, chunks = torch.tensor([2, 3, 4, 5, 5, 0]), torch.tensor([3, 4, 7, 17, 1, 2])
+    whole = cache.store.gather(rows, chunks, 16)
+    sizes = []
+    fetched = TierReader._fetched
+    monkeypatch.setattr(TierReader, "_fetched", lambda store, x: sizes.append(x.nbytes) or fetched(store, x))
+    monkeypatch.setattr(tier_reader, "_GATHERED_BYTES", 2 * 2 * 16 * model.shape.head_dim * model.dtype.itemsize)
+    for found, expected in zip(cache.store.gather(rows, chunks, 16), whole, strict=True):
+        assert torch.equal(found, expected)
+    assert len(sizes) == 3
+    assert max(sizes) <= tier_reader._GATHERED_BYTES
+
+
+def test_the_host_of_a_gpu_shares_no_passes_of_many_rows():
+    balance = Balance(share=None, most_rows=HOST_ROWS)
+    balance.observe_link(1.0)
+    for rows in (1, HOST_ROWS, 2048):
+        balance.observe_host(rows, 1.0, None)
+    assert balance.streamed(10, 1) == balance.streamed(10, HOST_ROWS) == 5
+    assert balance.streamed(10, 2048) == 10
+    assert Balance(share=1.0, most_rows=HOST_ROWS).streamed(10, 2048) == 10
 
 
 def test_a_runner_prefills_and_rolls_back(model):

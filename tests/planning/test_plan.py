@@ -149,6 +149,16 @@ def test_prefill_is_in_layer_order_where_layers_fit():
     assert make_plan(request("Llama-2-7B-128K", placement=tight, method="ar")).placed.prefill_order == "chunks"
 
 
+def test_mean_keys_are_counted_for_the_chunks_that_will_be_selected():
+    """Pages lie in blocks of 16 tokens: a chunk of 8 becomes one of 16, and half as many mean keys are made."""
+    asked = request("Llama-2-7B-128K", method="retrieval", budget=1024, chunk=8)
+    placed = place(asked)
+    assert placed.resident_layers < asked.shape.layers
+    means = asked.shape.kv_bytes(asked.tokens // 16, asked.itemsize) // 2
+    selected = asked.shape.kv_bytes(1024 + 16, asked.itemsize)
+    assert means + selected < placed.device.parts["retrieval cache"] < 1.2 * (means + selected)
+
+
 def test_requested_values_are_kept():
     asked = request(
         placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25), gamma2=5, method="retrieval"
