@@ -21,7 +21,7 @@ from record_terminal import ROOT, draw, record
 from offload.system import default_home
 
 WIDTHS = (50, 80, 120)
-ROWS = 60
+ROWS = 75
 BOOK = "examples/frankenstein-opening.txt"
 ASK = ("triforce", "generate", "-f", BOOK, "Who writes these letters?", "-n", "40", "--seed", "1", "--cache")
 BENCH = ("--context", "1000", "--new", "32", "--repeats", "2", "--methods", "lookup,retrieval", "--temperature", "0")
