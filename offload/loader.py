@@ -23,10 +23,12 @@ from .generation_config import DRY_BREAKERS
 from .kernels.ops import Operations, check_kernel, choose_operations
 from .levels import has_draft_model
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
+from .loading.registry import draft_error
 from .loading.safetensors import Checkpoint
+from .loading.tensor_checks import check_tensors
 from .loading.tokenizer import Tokenizer
 from .loading.vocabulary import check_draft, tokens_containing
-from .loading.weights import Progress, check_tensors, load_model
+from .loading.weights import Progress, load_model
 from .offloading import TieredStoreFactory, TierSettings, WeightTier, make_link
 from .parallel import ALONE, Group, Share, split
 from .planning.memory import USABLE, MemoryEstimate, check_fit, estimate
@@ -87,7 +89,7 @@ class OpenModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, loading it on first use. Raises CheckpointError."""
-        return Tokenizer(self.checkpoint.load_tokenizer())
+        return self.checkpoint.load_tokenizer()
 
     @property
     def kernel(self) -> str:
@@ -244,7 +246,7 @@ def open_model(
     opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft, group)
     opened.check_kernel()
     if draft is not None:
-        check_draft(opened.tokenizer, Tokenizer(draft.load_tokenizer()), draft.shape, settings)
+        check_draft(opened.tokenizer, draft.load_tokenizer(), draft.shape, settings)
     return opened
 
 
@@ -252,7 +254,7 @@ def _open_draft(name: str, home: Path | None, progress: FetchProgress) -> Checkp
     try:
         return _open_checked(name, home, progress)
     except TriforceError as error:
-        raise type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft")) from error
+        raise draft_error(error) from error
 
 
 def _open_checked(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:

@@ -45,6 +45,7 @@ class Summary:
     computed_tokens: int = 0  # of the prompt, that were run
     link_bytes: int | None = None  # transferred between host memory and the device; None without offloading
     link_utilisation: float | None = None  # share of the time that the link was busy
+    load_s: float | None = None  # to find, check and load the model
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
 

@@ -14,7 +14,8 @@ from offload.architecture.config import ModelShape, shape_from_config
 from offload.decoder import Model
 from offload.kernels.ops import TorchOperations
 from offload.kv_cache.full import FullCache
-from offload.loading.weights import expected_sizes, load_model
+from offload.loading.tensor_checks import expected_sizes
+from offload.loading.weights import load_model
 from offload.offloading import TieredStoreFactory
 
 
@@ -28,7 +29,7 @@ def llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int, p
         vocab_size=vocab,
         max_position_embeddings=positions,
     )
-    return shape_from_config(config, {})
+    return shape_from_config(config.to_dict(), {})
 
 
 class RandomCheckpoint:

@@ -145,7 +145,7 @@ class Machine:
         if not self.small and folder.is_dir():
             checkpoint = FolderCheckpoint(folder)
             text = (ROOT / "examples" / "frankenstein.txt").read_text("utf-8")
-            ids = checkpoint.load_tokenizer().encode(text[:40000])[:7900]
+            ids = checkpoint.load_tokenizer().encode(text[:40000], special_tokens=True)[:7900]
             model = load_model(checkpoint, self.dtype, self.device, lambda done, total: None, TorchOperations())
             return "SmolLM2-135M", model, list(ids)
         shape = llama(2, 64, 2, 128, 512, 8192) if self.small else llama(16, 2048, 16, 5504, 32000, 32768)

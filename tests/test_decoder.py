@@ -1,5 +1,7 @@
 """The decoder against transformers: every family, every RoPE type, whole, chunked and token by token."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,8 @@ from offload.architecture.config import shape_from_config
 from offload.decoder import Model
 from offload.errors import CheckpointError
 from offload.loading.safetensors import FolderCheckpoint
-from offload.loading.weights import check_tensors, load_model
+from offload.loading.tensor_checks import check_tensors
+from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.models import make_hf_model
@@ -157,14 +160,14 @@ def test_rope_scaling_stretches_the_context(kind, context):
     known = {"rope_theta": 10000.0, "rope_type": kind}
     more = {"yarn": YARN, "llama3": LLAMA3}.get(kind, {"factor": 4.0} if kind != "default" else {})
     config = make_hf_model("llama", max_position_embeddings=64, rope_parameters=known | more).config
-    assert shape_from_config(config, {}).context == context
+    assert shape_from_config(config.to_dict(), {}).context == context
 
 
 def test_rope_parameters_of_the_wrong_length_are_refused(tmp_path):
     wrong = LONGROPE | {"short_factor": [1.0], "long_factor": [1.0]}
     make_hf_model("llama").save_pretrained(tmp_path)
     model = ours(tmp_path)
-    model.shape.hf_config.rope_parameters = wrong
+    model.shape = replace(model.shape, rope=wrong)
     with pytest.raises(CheckpointError, match="8 are wanted"):
         model.rope(10)
 

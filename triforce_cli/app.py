@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -20,33 +21,32 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from offload.errors import Degraded, RankLost, TriforceError, UsageError
 
-from .commands.bench import bench
-from .commands.cache import cache
-from .commands.doctor import doctor
-from .commands.generate import generate
-from .commands.profile import profile
-from .commands.pull import pull
-from .commands.summarize import summarize
 from .distributed import rank as ranks
 from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from .options.mistakes import explained
 from .options.settings import cache_home
 from .output.terminal import Terminal
 
-app = typer.Typer(
-    name="triforce",
-    help="Run a whole book through a long-context language model on the hardware you have.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(generate)
-app.command()(summarize)
-app.command()(bench)
-app.command()(pull)
-app.command()(profile)
-app.command()(doctor)
-app.add_typer(cache, name="cache")
+_COMMANDS = ("generate", "summarize", "bench", "pull", "profile", "doctor", "cache")
+
+
+def _app_with(commands: Sequence[str]) -> typer.Typer:
+    """Return the app with some of the commands. Only their modules are imported: all of them take a second."""
+    app = typer.Typer(
+        name="triforce",
+        help="Run a whole book through a long-context language model on the hardware you have.",
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_start)
+    for name in commands:
+        command = getattr(import_module(f".commands.{name}", __package__), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command()(command)
+    return app
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ def _show_version(requested: bool) -> None:
         raise Exit(DONE)
 
 
-@app.callback(invoke_without_command=True)
 def _start(
     ctx: typer.Context,
     color: Annotated[
@@ -88,14 +87,21 @@ def _show_library_warnings(terminal: Terminal) -> None:
     warnings.showwarning = lambda message, *_: terminal.warn(str(message))
 
 
+def _needed(args: Sequence[str]) -> Sequence[str]:
+    """Return the commands that a command line needs: the first word, or all of them for help and suggestions."""
+    if args[:1] == ["--version"]:
+        return ()
+    return args[:1] if args and args[0] in _COMMANDS else _COMMANDS
+
+
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Typer's own main is not used: it returns 1 for a closed pipe, and prints errors itself.
     """
     if "_TRIFORCE_COMPLETE" in os.environ:
-        app()
-    command = typer.main.get_command(app)
+        _app_with(_COMMANDS)()
+    command = typer.main.get_command(_app_with(_needed(args)))
     ctx = None
     try:
         with command.make_context("triforce", list(args)) as ctx:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
+import threading
 
 from .exit_codes import INTERRUPTED
 from .signals import listen
@@ -20,4 +23,25 @@ def main() -> None:
     except KeyboardInterrupt:  # before the command has begun
         sys.exit(INTERRUPTED)
     finish(code)
+    if "torch" in sys.modules:
+        _exit_without_teardown(code)
     sys.exit(code)
+
+
+def _exit_without_teardown(code: int) -> None:
+    """End the process as the interpreter does, but do not free its objects one by one.
+
+    After torch was imported and a model loaded, freeing takes up to half a second, and the system frees all memory
+    anyway.
+    """
+    try:
+        threading._shutdown()  # waits for threads that write prompts, as the interpreter does
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):  # closed before the start, or nobody reads it any more
+            pass
+    os._exit(code)

@@ -1,18 +1,66 @@
-"""Reads a model's dimensions and features from its config, and refuses models that the decoder cannot run."""
+"""Reads a model's dimensions and features from its config, and refuses models that the decoder cannot run.
+
+The config is that of transformers (config.json). It is read here, with the same defaults, because importing
+transformers takes seconds. Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UnsupportedModel
-from ..short_repr import short_repr
-from .config_checks import check_of_config, window_in_use, within_vocabulary
+from ..short_repr import short_repr, short_text
+from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
 from .dims import Dimensions
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+_SUPPORTED = f"what runs: {', '.join(FAMILIES)}, unquantised, with RoPE {', '.join(ROPE_TYPES)}"
+_STORES_ORIGINAL = ("llama3", "yarn", "longrope")  # RoPE types with `original_max_position_embeddings`
+
+# transformers' defaults for values that a config leaves out.
+_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "eos_token_id": None,
+}
+_QWEN = {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+}
+_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "vocab_size": 32000,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
+        "eos_token_id": 2,
+    },
+    "mistral": {
+        "vocab_size": 32000,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "eos_token_id": 2,
+    },
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+}
 
 
 @dataclass(frozen=True)
@@ -32,13 +80,19 @@ class ModelShape(Dimensions):
     mlp_bias: bool
     qk_norm: bool
     eos_ids: tuple[int, ...]
-    hf_config: Any  # transformers' config, kept for its RoPE functions
+    rope: Mapping[str, Any] = field(hash=False)  # transformers' `rope_parameters`
+    max_positions: int  # `max_position_embeddings`
     rope_divisors: tuple[float, ...] | None = None  # one per frequency, from the tensor of a GGUF file
+
+    @property
+    def rope_type(self) -> str:
+        """Return the type of the RoPE scaling; "default" for none."""
+        return self.rope["rope_type"]
 
     @property
     def rope_depends_on_length(self) -> bool:
         """Return whether the angles at a position depend on the longest length of the sequence."""
-        return (self.hf_config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+        return self.rope_type in ("dynamic", "longrope")
 
 
 def positions_of(rope: Mapping[str, Any], positions: int) -> int:
@@ -52,73 +106,117 @@ def positions_of(rope: Mapping[str, Any], positions: int) -> int:
     return int(positions * factor) if kind in ("linear", "dynamic") else positions
 
 
-def _refuse(config: Any) -> None:
-    supported = f"what runs: {', '.join(FAMILIES)}, unquantised, with RoPE {', '.join(ROPE_TYPES)}"
-    if config.model_type not in FAMILIES:
-        raise UnsupportedModel(f"the architecture {config.model_type} is not supported", supported)
-    rope = config.rope_parameters or {}
-    if rope.get("rope_type", "default") not in ROPE_TYPES:
-        raise UnsupportedModel(f"the RoPE type {short_repr(rope.get('rope_type'))} is not supported", supported)
+def shape_from_config(
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    rope_divisors: tuple[float, ...] | None = None,
+    check: ConfigCheck | None = None,
+) -> ModelShape:
+    """Return the shape of a model from its config.
+
+    Args:
+        config: the values of config.json. Absent values have transformers' defaults.
+        generation: the values of generation_config.json; its end-of-sequence ids are added to the config's.
+        rope_divisors: `[head_dim / 2]`, see ModelShape.
+        check: names the file in errors; None for config.json without its path.
+
+    Raises:
+        UnsupportedModel: for any other architecture, RoPE type, activation or for quantised weights.
+        CheckpointError: for values that are wrong.
+    """
+    check = check or check_of_config("config.json")
+    _refuse_family(config)
+    check.check(config)
+    values = _with_defaults(config, check)
+    rope = _rope_parameters(values, check)
+    _refuse_features(values, rope)
+    family, heads = values["model_type"], values["num_attention_heads"]
+    window = window_in_use(family, values["sliding_window"], values["use_sliding_window"])
+    context = positions_of(rope, values["max_position_embeddings"])
+    return ModelShape(
+        **_features(values),
+        family=family,
+        layers=values["num_hidden_layers"],
+        hidden=values["hidden_size"],
+        heads=heads,
+        kv_heads=values["num_key_value_heads"] or heads,
+        head_dim=values["head_dim"] or values["hidden_size"] // heads,
+        intermediate=values["intermediate_size"],
+        vocab=values["vocab_size"],
+        norm_eps=values["rms_norm_eps"],
+        context=min(context, window or context),
+        sliding_window=window,
+        tied_embeddings=values["tie_word_embeddings"],
+        eos_ids=_eos_ids(values, generation, check),
+        rope=rope,
+        max_positions=values["max_position_embeddings"],
+        rope_divisors=rope_divisors,
+    )
+
+
+def _refuse_family(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel for an architecture that the decoder does not compute."""
+    family = config.get("model_type")
+    if family in FAMILIES:
+        return
+    names = config.get("architectures")
+    names = ", ".join(map(str, names)) if names and isinstance(names, list) else names or "without a name"
+    raise UnsupportedModel(
+        f"the architecture {short_text(str(names))} ({short_text(str(family))}) is not supported",
+        f"what runs: {', '.join(FAMILIES)}",
+    )
+
+
+def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
+    """Return a checked config with transformers' defaults for absent values. Raises CheckpointError."""
+    values = _DEFAULTS | _FAMILY_DEFAULTS[config["model_type"]] | dict(config)
+    check.heads(values)
+    if values["model_type"] == "llama" and values["hidden_size"] % values["num_attention_heads"]:
+        hidden, heads = values["hidden_size"], values["num_attention_heads"]
+        raise check.error("num_attention_heads", heads, f"a divisor of the hidden size of {hidden}")
+    return values
+
+
+def _rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
+    """Return the RoPE parameters, completed as transformers does."""
+    rope = check.rope_of(values)
+    rope.setdefault("rope_theta", 10000.0)
+    if rope["rope_type"] in _STORES_ORIGINAL:
+        rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+    return rope
+
+
+def _refuse_features(values: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel for RoPE, quantisation and activations that the decoder does not compute."""
+    if rope["rope_type"] not in ROPE_TYPES:
+        raise UnsupportedModel(f"the RoPE type {short_repr(rope['rope_type'])} is not supported", _SUPPORTED)
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", supported)
-    if getattr(config, "quantization_config", None):
-        method = dict(config.quantization_config).get("quant_method", "unknown")
+        raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", _SUPPORTED)
+    if quantisation := values.get("quantization_config"):
+        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else "unknown"
         raise UnsupportedModel(
-            f"this checkpoint is quantised ({method})", "use the unquantised model, or a GGUF file of it"
+            f"this checkpoint is quantised ({short_text(str(method))})",
+            "use the unquantised model, or a GGUF file of it",
         )
-    if config.hidden_act not in ("silu", "swish"):
-        raise UnsupportedModel(f"the activation {short_repr(config.hidden_act)} is not supported", supported)
+    if values["hidden_act"] not in ("silu", "swish"):
+        raise UnsupportedModel(f"the activation {short_repr(values['hidden_act'])} is not supported", _SUPPORTED)
 
 
-def _features(config: Any) -> dict[str, Any]:
-    """Return the family, and which of its linears have a bias and whether it normalises q and k.
+def _features(values: Mapping[str, Any]) -> dict[str, bool]:
+    """Return which of a model's linears have a bias, and whether it normalises q and k.
 
     Qwen2 always has a bias on q, k and v. Llama and Qwen3 have one on q, k, v and the output with `attention_bias`.
     """
-    family = config.model_type
-    attention_bias = bool(getattr(config, "attention_bias", False))
+    family, attention_bias = values["model_type"], values["attention_bias"]
     return {
-        "family": family,
         "qkv_bias": attention_bias or family == "qwen2",
         "o_bias": attention_bias and family in ("llama", "qwen3"),
-        "mlp_bias": bool(getattr(config, "mlp_bias", False)) and family == "llama",
+        "mlp_bias": values["mlp_bias"] and family == "llama",
         "qk_norm": family == "qwen3",
     }
 
 
-def shape_from_config(config: Any, generation: dict, rope_divisors: tuple[float, ...] | None = None) -> ModelShape:
-    """Read a transformers config.
-
-    Args:
-        config: a `PreTrainedConfig` made from values that `config_checks` has passed.
-        generation: the values of generation_config.json; its end-of-sequence ids join the config's.
-        rope_divisors: `[head_dim / 2]`, see ModelShape.
-
-    Raises:
-        UnsupportedModel: for any other architecture, RoPE type, activation or for quantised weights.
-        CheckpointError: for end-of-sequence ids that are none.
-    """
-    _refuse(config)
-    named = (getattr(config, name, None) for name in ("sliding_window", "use_sliding_window"))
-    window = window_in_use(config.model_type, *named)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    context = positions_of(config.rope_parameters or {}, config.max_position_embeddings)
-    check = check_of_config("the model's configuration")
-    eos = [id for ids in (config.eos_token_id, generation.get("eos_token_id")) for id in check.token_ids(ids)]
-    return ModelShape(
-        **_features(config),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=head_dim,
-        intermediate=config.intermediate_size,
-        vocab=config.vocab_size,
-        norm_eps=config.rms_norm_eps,
-        context=min(context, window or context),
-        sliding_window=window,
-        tied_embeddings=bool(config.tie_word_embeddings),
-        eos_ids=within_vocabulary(eos, config.vocab_size),
-        hf_config=config,
-        rope_divisors=rope_divisors,
-    )
+def _eos_ids(values: Mapping[str, Any], generation: Mapping[str, Any], check: ConfigCheck) -> tuple[int, ...]:
+    """Return the end-of-sequence ids of both configs that are in the vocabulary. Raises CheckpointError."""
+    ids = [*check.token_ids(values["eos_token_id"]), *check.token_ids(generation.get("eos_token_id"))]
+    return within_vocabulary(ids, values["vocab_size"])

@@ -115,7 +115,7 @@ class ConfigCheck:
             if name in values and not isinstance(values[name], bool):
                 raise self.error(name, values[name], "true or false")
         self.token_ids(values.get("eos_token_id"))
-        self._heads(values)
+        self.heads(values)
         self._rope(self.rope_of(values))
 
     def _number(self, name: str, value: Any, limits: Limits) -> None:
@@ -128,8 +128,8 @@ class ConfigCheck:
         message = f"{self.place}: {self.names.get(name, name)} is {short_repr(value)}, not {wanted}{example}"
         return CheckpointError(message, self.hint)
 
-    def _heads(self, values: Mapping[str, Any]) -> None:
-        """Check that the numbers of heads and the head dimension are consistent."""
+    def heads(self, values: Mapping[str, Any]) -> None:
+        """Check that the numbers of heads and the head dimension are consistent. Raises CheckpointError."""
         heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
         kv_heads, head_dim = values.get("num_key_value_heads"), values.get("head_dim")
         if heads and kv_heads and heads % kv_heads:
@@ -180,7 +180,8 @@ class ConfigCheck:
             merged.setdefault("rope_theta", values["rope_theta"])
         if values.get("partial_rotary_factor") is not None:
             merged.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
-        if "original_max_position_embeddings" in values:  # transformers prefers this one
+        # transformers prefers the value outside, for the types that have one.
+        if "original_max_position_embeddings" in values and merged["rope_type"] in ("llama3", "yarn", "longrope"):
             merged["original_max_position_embeddings"] = values["original_max_position_embeddings"]
         return merged
 

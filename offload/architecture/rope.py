@@ -1,4 +1,4 @@
-"""Computes rotary position embeddings, with frequencies from transformers' own RoPE functions.
+"""Computes rotary position embeddings, with the frequencies that transformers' RoPE functions give.
 
 The frequencies of a sequence are fixed before it begins, from its longest possible length. With `dynamic` and
 `longrope`, whose frequencies depend on the length, all keys and queries of a sequence are therefore consistent, in
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,24 +23,60 @@ from .config import ModelShape
 
 def _frequencies(shape: ModelShape, length: int) -> tuple[Tensor, float]:
     """Return inverse frequencies `[head_dim / 2]` in fp32 and the factor on cos and sin, for `length` tokens."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    parameters = shape.hf_config.rope_parameters
-    kind = parameters.get("rope_type", "default")
-    if kind == "default":  # transformers has this one only in each model's class; it is RoFormer's formula
-        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-        inverse, factor = 1.0 / parameters["rope_theta"] ** exponents, 1.0
+    _check_factors(shape.rope, shape.head_dim // 2)
+    if shape.rope_type in _OWN:
+        inverse, factor = _OWN[shape.rope_type](_unscaled(shape), shape.rope), 1.0
     else:
-        _check_factors(parameters, shape.head_dim // 2)
-        inverse, factor = ROPE_INIT_FUNCTIONS[kind](shape.hf_config, torch.device("cpu"), seq_len=length)
+        inverse, factor = _from_transformers(shape, length)
     if shape.rope_divisors is not None:
         inverse = inverse / torch.tensor(shape.rope_divisors)
     return inverse.float(), float(factor)
 
 
-def _check_factors(parameters: dict, wanted: int) -> None:
+def _unscaled(shape: ModelShape) -> Tensor:
+    """Return RoFormer's inverse frequencies."""
+    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    return 1.0 / shape.rope["rope_theta"] ** exponents
+
+
+def _llama3(inverse: Tensor, rope: Mapping[str, Any]) -> Tensor:
+    """Return Llama 3's frequencies: low ones divided by a factor, high ones unchanged, those between interpolated."""
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    positions = rope["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / inverse
+    divided = torch.where(wavelength > positions / low, inverse / factor, inverse)
+    smooth = (positions / wavelength - low) / (high - low)
+    between = (1 - smooth) * divided / factor + smooth * divided
+    is_between = ~(wavelength < positions / high) & ~(wavelength > positions / low)
+    return torch.where(is_between, between, divided)
+
+
+# The common types, in transformers' order of operations: importing transformers takes seconds.
+_OWN = {
+    "default": lambda inverse, rope: inverse,
+    "linear": lambda inverse, rope: inverse / rope["factor"],
+    "llama3": _llama3,
+}
+
+
+def _from_transformers(shape: ModelShape, length: int) -> tuple[Tensor, float]:
+    """Return inverse frequencies and factor from transformers' function for a RoPE type."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = SimpleNamespace(
+        rope_parameters=dict(shape.rope),
+        max_position_embeddings=shape.max_positions,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        head_dim=shape.head_dim,
+        standardize_rope_params=lambda: None,  # they are in the standard form
+    )
+    return ROPE_INIT_FUNCTIONS[shape.rope_type](config, torch.device("cpu"), seq_len=length)
+
+
+def _check_factors(parameters: Mapping[str, Any], wanted: int) -> None:
     """Check that longrope's lists have a factor for every frequency; a list of one would be broadcast silently."""
-    for name in ("short_factor", "long_factor"):
+    for name in ("short_factor", "long_factor") if parameters["rope_type"] == "longrope" else ():
         if name in parameters and len(parameters[name]) != wanted:
             found = len(parameters[name])
             raise CheckpointError(
@@ -55,7 +94,7 @@ def check_frequencies(shape: ModelShape) -> None:
         usable, reason = False, short_text(str(error))
     if not usable:
         raise CheckpointError(
-            f"the model's RoPE parameters {short_repr(shape.hf_config.rope_parameters)} do not work: {reason}",
+            f"the model's RoPE parameters {short_repr(dict(shape.rope))} do not work: {reason}",
             "correct the model's configuration, or fetch the model again",
         )
 

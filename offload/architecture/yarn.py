@@ -5,7 +5,6 @@ The quality of answers decreases. Speculative decoding of the extended model is 
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 
 from ..errors import UnsupportedModel
@@ -22,11 +21,9 @@ def stretched(shape: ModelShape, factor: int) -> ModelShape:
 
     Raises UnsupportedModel for a model that already scales its positions, or that uses a sliding window.
     """
-    rope = dict(shape.hf_config.rope_parameters or {})
-    kind = rope.get("rope_type", "default")
-    if kind != "default" or shape.rope_divisors is not None:
+    if shape.rope_type != "default" or shape.rope_divisors is not None:
         raise UnsupportedModel(
-            f"the context cannot be stretched: this model's positions are scaled already (RoPE {kind})",
+            f"the context cannot be stretched: this model's positions are scaled already (RoPE {shape.rope_type})",
             "use a model with a longer context",
         )
     if shape.sliding_window is not None:
@@ -34,10 +31,10 @@ def stretched(shape: ModelShape, factor: int) -> ModelShape:
             f"the context cannot be stretched: this model attends to a window of {shape.sliding_window:,} tokens",
             "use a model without one",
         )
-    config = deepcopy(shape.hf_config)
-    config.rope_parameters = rope | {
+    rope = {
+        **shape.rope,
         "rope_type": "yarn",
         "factor": float(factor),
         "original_max_position_embeddings": shape.context,
     }
-    return replace(shape, hf_config=config, context=shape.context * factor)
+    return replace(shape, rope=rope, context=shape.context * factor)

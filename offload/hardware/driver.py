@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from shutil import which
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
+_DEVICE_FILES = Path("/dev")
+_DEVICES = ("nvidia*", "nvhost-gpu", "dxg", "kfd")  # of NVIDIA's drivers, of Tegra, of WSL and of AMD
 _TIMEOUT_S = 10  # a driver without persistence mode takes a few seconds to start
 
 
@@ -24,6 +27,13 @@ def gpu_names(visible: str | None = None) -> list[str]:
         return names[: len([each for each in wanted if each != "-1"])]
     inside = [int(each) for each in wanted if int(each) < len(names)]
     return [names[index] for index in inside]
+
+
+def may_have_gpus() -> bool:
+    """Return whether torch may see a GPU: False is certain, and saves the import of torch, which takes seconds."""
+    if any(next(_DEVICE_FILES.glob(pattern), None) is not None for pattern in _DEVICES):
+        return True
+    return bool(_from_driver_files(_DRIVER)) or which("nvidia-smi") is not None or "rocm" in version("torch")
 
 
 def _from_driver_files(folder: Path) -> list[str]:

@@ -63,7 +63,7 @@ EMBEDDED = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         eos_ids=(2, 0),
         # A model of this size repeats itself without penalties: scripts/bench_repetition.py, docs/sampling.md.
-        sampling={"temperature": 0.3, "repetition_penalty": 1.05, "dry_multiplier": 0.8},
+        sampling={"temperature": 0.3, "repetition_penalty": 1.1, "dry_multiplier": 0.8},
     )
 }
 
@@ -224,7 +224,7 @@ def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress)
     from safetensors.torch import save_file
 
     from .gguf import GGUFCheckpoint
-    from .weights import expected_sizes
+    from .tensor_checks import expected_sizes
 
     target.mkdir()
     what = "converting to bf16 safetensors"
@@ -238,9 +238,7 @@ def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress)
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     # safetensors creates files that only their owner may read. The cache may be shared, so follow the umask.
     (target / "model.safetensors").chmod(0o666 & target.stat().st_mode)
-    config = checkpoint.shape.hf_config
-    config.architectures = ["LlamaForCausalLM"]
-    config.dtype = "bfloat16"
-    config.save_pretrained(target)
+    config = checkpoint.config | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (target / "generation_config.json").write_text(model.generation_config)
-    checkpoint.load_tokenizer().save_pretrained(target)
+    checkpoint.hf_tokenizer.save_pretrained(target)

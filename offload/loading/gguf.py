@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from ..architecture.config_checks import ConfigCheck
 from ..errors import CheckpointError, UnsupportedModel
 from ..short_repr import short_repr, short_text
 from .gguf_header import check_metadata
-from .safetensors import load_hf_tokenizer
+from .tokenizer import Tokenizer
+from .tokenizer_files import load_hf_tokenizer
 
 _TENSORS = {
     "model.embed_tokens": "token_embd",
@@ -80,31 +82,26 @@ class GGUFCheckpoint:
 
     def _shape(self) -> ModelShape:
         """Read the shape from the metadata. Raises CheckpointError, UnsupportedModel."""
-        from transformers import LlamaConfig
-
         values = {ours: self._value(key) for ours, key in _KEYS.items() if self._reader.get_field(key) is not None}
         if missing := [_KEYS[name] for name in _NEEDED if name not in values]:
             raise CheckpointError(f"{self.path} lacks {missing[0]}", "convert the model again")
         self._refuse(values)
-        values |= {"vocab_size": self._vocabulary(), "rope_parameters": self._rope()}
         check = ConfigCheck(str(self.path), _KEYS | _ROPE_KEYS, "fetch or convert the model again")
-        check.check(values)
         extra = {"eos_token_id": check.token_ids(values.pop("eot_token_id", None), "eot_token_id")}
-        values.setdefault("num_key_value_heads", values["num_attention_heads"])
-        try:
-            config = LlamaConfig(
-                **{"eos_token_id": None, "bos_token_id": None} | values,
-                attention_bias="blk.0.attn_q.bias" in self._tensors,
-                tie_word_embeddings="output.weight" not in self._tensors,
-            )
-        except Exception as error:  # transformers raises whatever its validators raise
-            reason = short_text(str(error))
-            raise CheckpointError(f"{self.path} is not a usable model: {reason}", "fetch the model again") from error
-        if self._value("llama.rope.dimension_count", config.head_dim) != config.head_dim:
+        self.config = {"eos_token_id": None} | values
+        self.config |= {
+            "model_type": "llama",
+            "vocab_size": self._vocabulary(),
+            "rope_parameters": self._rope(),
+            "attention_bias": "blk.0.attn_q.bias" in self._tensors,
+            "tie_word_embeddings": "output.weight" not in self._tensors,
+        }
+        shape = shape_from_config(self.config, extra, check=check)
+        if self._value("llama.rope.dimension_count", shape.head_dim) != shape.head_dim:
             raise UnsupportedModel(
                 "RoPE on a part of each head is not supported", "what runs: dense models with RoPE on whole heads"
             )
-        return shape_from_config(config, extra, self._divisors(config.head_dim // 2))
+        return replace(shape, rope_divisors=self._divisors(shape.head_dim // 2))
 
     def _refuse(self, values: dict[str, Any]) -> None:
         """Raise UnsupportedModel for llama variants that the decoder does not compute."""
@@ -191,11 +188,12 @@ class GGUFCheckpoint:
                 f"{self.path}: {name} is quantised as {tensor.tensor_type.name}", str(error)
             ) from error
 
-    def load_tokenizer(self) -> Any:
-        return self._tokenizer
+    def load_tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_transformers(self.hf_tokenizer)
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def hf_tokenizer(self) -> Any:
+        """Return transformers' tokenizer, which knows how to build one from GGUF metadata. Raises CheckpointError."""
         return load_hf_tokenizer(self.path.parent, {"gguf_file": self.path.name})
 
 

@@ -51,7 +51,7 @@ def convert_pickled(folder: Path, home: Path, progress: Callable[[str, int, int]
     written, UnsupportedModel.
     """
     read_shape(folder / "config.json")  # an architecture that does not run is refused before the work
-    from .weights import check_tensors  # it imports torch
+    from .tensor_checks import check_tensors
 
     final, files = converted_folder(folder, home), _weight_files(folder)
     try:

@@ -6,25 +6,20 @@ read.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..architecture.config import FAMILIES, ModelShape, shape_from_config
+from ..architecture.config import ModelShape, shape_from_config
 from ..architecture.config_checks import check_of_config
-from ..errors import CheckpointError, ModelNotFound, TriforceError, UnsupportedModel
+from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
+from .json_files import read_json
+from .tokenizer import Tokenizer
+from .tokenizer_files import load_tokenizer
 
-_READ = (  # keys of config.json, beside the family's name
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "tie_word_embeddings", "eos_token_id"),
-    *("attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "quantization_config"),
-    *("max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor"),
-    *("rope_parameters", "rope_scaling", "rope_theta"),
-)
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 
@@ -50,22 +45,9 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def load_tokenizer(self) -> Any:
-        """Return transformers' fast tokenizer. Raises CheckpointError."""
+    def load_tokenizer(self) -> Tokenizer:
+        """Load the tokenizer. Raises CheckpointError."""
         ...
-
-
-def read_json(path: Path) -> dict:
-    """Read a JSON object from a file of a checkpoint; {} if there is no such file. Raises CheckpointError."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {short_text(str(error))}", "fetch the model again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object", "fetch the model again")
-    return value
 
 
 class FolderCheckpoint:
@@ -77,12 +59,7 @@ class FolderCheckpoint:
         if not config:
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
         self.generation = read_json(path / "generation_config.json")
-        try:
-            self.shape = shape_from_config(_hf_config(path, config), self.generation)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise CheckpointError(
-                f"{path / 'config.json'} is not usable: {short_text(str(error))}", "fetch the model again"
-            ) from error
+        self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
         self._files = _weight_files(path)
 
     def files(self) -> list[Path]:
@@ -91,7 +68,7 @@ class FolderCheckpoint:
     def sizes(self) -> dict[str, tuple[int, ...]]:
         sizes = {}
         for name in sorted(set(self._files)):
-            with _opened(self.path / name) as file:
+            with _opened(self.path / name, "np") as file:  # headers only: "pt" would import torch
                 for key in file.keys():  # noqa: SIM118
                     tensor = file.get_slice(key)
                     if key.endswith((".weight", ".bias")) and tensor.get_dtype() not in _FLOATS:
@@ -105,7 +82,7 @@ class FolderCheckpoint:
     @contextmanager
     def tensors(self) -> Iterator[Any]:
         with ExitStack() as stack:
-            files = [stack.enter_context(_opened(self.path / name)) for name in self._files]
+            files = [stack.enter_context(_opened(self.path / name, "pt")) for name in self._files]
             file_of = {key: file for file in files for key in file.keys()}  # noqa: SIM118
 
             def read(name: str, part: tuple[slice, ...] | None = None) -> Any:
@@ -113,29 +90,8 @@ class FolderCheckpoint:
 
             yield read
 
-    def load_tokenizer(self) -> Any:
-        return load_hf_tokenizer(self.path, {})
-
-
-def _hf_config(path: Path, values: dict) -> Any:
-    """Return transformers' config of the keys that the decoder reads, and of no others, which could cost memory."""
-    from transformers import CONFIG_MAPPING
-
-    family = values.get("model_type")
-    if family not in FAMILIES:
-        names = values.get("architectures")
-        names = ", ".join(map(str, names)) if names and isinstance(names, list) else names or "without a name"
-        raise UnsupportedModel(
-            f"the architecture {short_text(str(names))} ({short_text(str(family))}) is not supported",
-            f"what runs: {', '.join(FAMILIES)}",
-        )
-    check_of_config(path / "config.json").check(values)
-    try:
-        return CONFIG_MAPPING[family].from_dict({name: values[name] for name in _READ if name in values})
-    except Exception as error:  # transformers' validators raise many types
-        raise CheckpointError(
-            f"{path / 'config.json'} is not a usable config: {short_text(str(error))}", "fetch the model again"
-        ) from error
+    def load_tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.path, self.shape.family)
 
 
 def _weight_files(path: Path) -> list[str]:
@@ -170,34 +126,16 @@ def _is_there(path: Path) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, framework: str) -> Iterator[Any]:
+    """Yield an open safetensors file. Raises CheckpointError."""
     from safetensors import SafetensorError, safe_open
 
     if path.exists() and not os.access(path, os.R_OK):
         raise CheckpointError(f"{path} may not be read: permission denied", "look at its permissions")
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework=framework) as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is corrupt or truncated: {short_text(str(error))}", "fetch the model again"
         ) from error
-
-
-def load_hf_tokenizer(folder: Path, options: dict) -> Any:
-    """Load transformers' fast tokenizer from a folder. Raises CheckpointError."""
-    from transformers import AutoTokenizer
-
-    files = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    if not options and not any((folder / name).exists() for name in files):
-        raise CheckpointError(f"{folder} has no tokenizer.json", "copy the model's tokenizer files there too")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
-    except TriforceError:
-        raise
-    except Exception as error:  # transformers and tokenizers raise many types for a broken file
-        reason = (str(error).splitlines() or [repr(error)])[0]
-        raise CheckpointError(f"the tokenizer in {folder} cannot be read: {reason}", "fetch the model again") from error
-    if not tokenizer.is_fast:
-        raise CheckpointError(f"the tokenizer in {folder} has no tokenizer.json", "convert it with transformers first")
-    return tokenizer

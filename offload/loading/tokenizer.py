@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError
 from ..events import Event, Finished, Text, Tokens
+from .chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _MARK = "\ue000{}\ue001"  # private-use characters: a placeholder for a message in a rendered template
@@ -17,30 +21,54 @@ _LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
 
 
 class Tokenizer:
-    """Encodes and decodes text with a transformers fast tokenizer."""
+    """Encodes and decodes text, and renders the model's chat template, with the results of transformers' tokenizers.
 
-    def __init__(self, hf: Any) -> None:
-        self._hf = hf
+    Args:
+        backend: a `tokenizers.Tokenizer`, as transformers would configure it.
+        chat_template: a Jinja template, or several by name; None for none.
+        special_tokens: the model's special tokens by transformers' names, such as `bos_token`.
+        splits_special_tokens: whether control tokens in a text are encoded as plain text.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: str | Mapping[str, str] | None,
+        special_tokens: Mapping[str, str],
+        splits_special_tokens: bool = False,
+    ) -> None:
+        self._backend = backend
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._template = ChatTemplate(chat_template, special_tokens) if chat_template else None
+        self._splits_special_tokens = splits_special_tokens
+
+    @classmethod
+    def from_transformers(cls, hf: Any) -> Tokenizer:
+        """Return a tokenizer with the configuration of transformers' fast tokenizer."""
+        return cls(hf.backend_tokenizer, hf.chat_template, hf.special_tokens_map, hf.split_special_tokens)
 
     @property
     def vocabulary(self) -> dict[str, int]:
         """Return every token's id."""
-        return self._hf.get_vocab()
+        return self._backend.get_vocab(with_added_tokens=True)
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._hf.chat_template)
+        """Return whether the model has a chat template."""
+        return self._template is not None
 
     def encode(self, text: str, special_tokens: bool) -> list[int]:
         """Return the token ids of a text; with `special_tokens`, also those around it, such as BOS."""
-        return self._hf(text, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+        return self._encode(text, special_tokens, self._splits_special_tokens).ids
+
+    def _encode(self, text: str, special_tokens: bool, splits_special_tokens: bool) -> tokenizers.Encoding:
+        self._backend.encode_special_tokens = splits_special_tokens
+        return self._backend.encode(text, add_special_tokens=special_tokens)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the start and end of each token in a plain text, in characters."""
-        found = self._hf(
-            text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
-        )
-        return found["offset_mapping"]
+        return self._encode(text, special_tokens=False, splits_special_tokens=True).offsets
 
     def chat(self, user: str, system: str | None) -> list[int]:
         """Return the token ids of one user message in the chat template, up to the answer. Raises PromptError."""
@@ -57,11 +85,11 @@ class Tokenizer:
 
     @property
     def _control_tokens(self) -> list[str]:
-        return [token.content for token in self._hf.added_tokens_decoder.values()]
+        return [token.content for token in self._backend.get_added_tokens_decoder().values()]
 
     def _encode_plainly(self, text: str) -> list[int]:
         """Return the token ids of a text in which control tokens are encoded as plain text."""
-        return self._hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        return self._encode(text, special_tokens=False, splits_special_tokens=True).ids
 
     def _rendered(self, user: str, system: str | None) -> str:
         """Render the chat template. Raises PromptError if it fails or drops a message."""
@@ -69,7 +97,7 @@ class Tokenizer:
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         try:
-            text = self._hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self._template.render(messages)
         except Exception as error:  # templates raise any type
             hint = "leave --system out, or use --raw" if system is not None else "use --raw to go without the template"
             raise PromptError(f"the model's chat template refuses this prompt: {error}", hint) from error
@@ -81,14 +109,11 @@ class Tokenizer:
     def _drops(self, messages: list[dict], one: dict) -> bool:
         """Return whether the rendering stays the same when the content of one message changes."""
         changed = [message | {"content": "something else"} if message is one else message for message in messages]
-        texts = [
-            self._hf.apply_chat_template(x, add_generation_prompt=True, tokenize=False) for x in (messages, changed)
-        ]
-        return texts[0] == texts[1]
+        return self._template.render(messages) == self._template.render(changed)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, without special tokens."""
-        return self._hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._backend.decode(list(ids), skip_special_tokens=True)
 
 
 class StreamDecoder:

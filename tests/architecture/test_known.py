@@ -89,7 +89,7 @@ def test_a_config_file_says_what_transformers_would(tmp_path, family, changes):
     settings = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 8192}
     config = CONFIGS[family](**settings | changes)
     config.save_pretrained(tmp_path)
-    ours, theirs = read_shape(tmp_path / "config.json"), shape_from_config(config, {})
+    ours, theirs = read_shape(tmp_path / "config.json"), shape_from_config(config.to_dict(), {})
     assert {name: getattr(ours, name) for name in DIMENSIONS} == {name: getattr(theirs, name) for name in DIMENSIONS}
     assert ours.parameters == theirs.parameters
     assert ours.kv_bytes(10, 2) == theirs.kv_bytes(10, 2)

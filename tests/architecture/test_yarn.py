@@ -62,7 +62,7 @@ def test_the_factor_is_whole_and_a_context_that_suffices_stays(short_model_dir):
     assert opened.stretched(LENGTH) is opened
     before = opened.checkpoint.shape
     assert opened.stretched(LENGTH + 1).checkpoint.shape.context == 2 * LENGTH
-    assert opened.checkpoint.shape is before and before.hf_config.rope_parameters["rope_type"] == "default"
+    assert opened.checkpoint.shape is before and before.rope_type == "default"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_factor_is_whole_and_a_context_that_suffices_stays(short_model_dir):
 def test_what_cannot_be_stretched_is_refused(family, changes, word):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shape = shape_from_config(make_hf_model(family, **changes).config, {})
+        shape = shape_from_config(make_hf_model(family, **changes).config.to_dict(), {})
     with pytest.raises(UnsupportedModel, match=word) as refused:
         stretched(shape, 2)
     assert refused.value.hint

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("native")
 
 CPU = torch.device("cpu")
 CAPACITY = 100
-TINY = shape_from_config(make_hf_model("llama").config, {})
+TINY = shape_from_config(make_hf_model("llama").config.to_dict(), {})
 
 
 def shape_of(head_dim=16, kv_heads=2, group=3):

@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType, GGUFReader, quants
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.loading.gguf import GGUFCheckpoint
 from offload.loading.hub import open_checkpoint
-from offload.loading.weights import check_tensors
+from offload.loading.tensor_checks import check_tensors
 from tests.support.checkpoints import IDS, logits
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer

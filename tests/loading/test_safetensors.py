@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.loading.safetensors import FolderCheckpoint
-from offload.loading.weights import check_tensors, expected_tensors
+from offload.loading.tensor_checks import check_tensors, expected_tensors
 from tests.support.checkpoints import edit_config, logits
+from tests.support.models import make_hf_model
 
 
 def test_shards_equal_one_file(llama_dir, tmp_path):
@@ -85,6 +86,16 @@ def test_a_number_of_layers_costs_no_time_before_it_is_checked(llama_dir, layers
     with pytest.raises(CheckpointError, match=r"num_hidden_layers is 1000|lacks the tensor model\.layers\.2\."):
         check_tensors(FolderCheckpoint(llama_dir))
     assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_config_with_fewer_layers_than_the_weights_is_refused(tmp_path, layers):
+    """The model would run without its last layers, and answer nonsense."""
+    make_hf_model("llama", num_hidden_layers=3).save_pretrained(tmp_path)
+    check_tensors(FolderCheckpoint(tmp_path))
+    edit_config(tmp_path, num_hidden_layers=layers)
+    with pytest.raises(CheckpointError, match=f"has weights of 3 layers, its config says {layers}"):
+        check_tensors(FolderCheckpoint(tmp_path))
 
 
 def test_the_first_missing_tensor_ends_the_check(llama_dir):

@@ -14,7 +14,7 @@ from offload.loading.tokenizer import StopStrings, StreamDecoder, Tokenizer, str
 from tests.support.models import TEMPLATE, make_tokenizer
 
 HF = make_tokenizer()
-TOKENIZER = Tokenizer(HF)
+TOKENIZER = Tokenizer.from_transformers(HF)
 PROPERTY = settings(max_examples=300, deadline=None, derandomize=True)
 SENTENCEPIECE_TEXT = st.text(st.sampled_from("ab ▁é€😀漢\n"), max_size=12).filter(lambda text: "▁" not in text)
 
@@ -178,5 +178,5 @@ def test_a_template_that_refuses_is_an_error_with_a_hint():
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
     )
     with pytest.raises(PromptError, match="no system") as caught:
-        Tokenizer(picky).chat("Hello", "Be brief.")
+        Tokenizer.from_transformers(picky).chat("Hello", "Be brief.")
     assert "--system" in caught.value.hint

@@ -10,7 +10,8 @@ from transformers import LlamaConfig
 from offload.architecture.config import shape_from_config
 from offload.kernels import triton
 from offload.kernels.ops import TorchOperations
-from offload.loading.weights import expected_sizes, load_model
+from offload.loading.tensor_checks import expected_sizes
+from offload.loading.weights import load_model
 from offload.offloading import factory
 from offload.offloading.factory import TieredStoreFactory, TierSettings
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
@@ -46,7 +47,7 @@ def shape(request):
         vocab_size=vocab,
         max_position_embeddings=131072,
     )
-    return shape_from_config(config, {})
+    return shape_from_config(config.to_dict(), {})
 
 
 @pytest.fixture(params=[True, False], ids=["triton", "torch"])

@@ -4,7 +4,8 @@ import json
 
 import torch
 
-from offload.loading.weights import check_tensors, load_model
+from offload.loading.tensor_checks import check_tensors
+from offload.loading.weights import load_model
 
 CPU = torch.device("cpu")
 IDS = torch.arange(3, 40)

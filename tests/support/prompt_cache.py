@@ -95,7 +95,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 def _start_server():
     """Start the fork server, whose imports are done once, with this process's import path."""
-    _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache", "transformers.models.llama.configuration_llama"])
+    _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:

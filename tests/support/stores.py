@@ -24,7 +24,7 @@ SOME_STORES = ["plain", "blocks", "tiered hybrid 1 resident", "native tiered hyb
 
 @cache
 def tiny_shape() -> ModelShape:
-    return shape_from_config(make_hf_model("llama", **SHAPE).config, {})
+    return shape_from_config(make_hf_model("llama", **SHAPE).config.to_dict(), {})
 
 
 def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store:

@@ -44,12 +44,16 @@ class BenchOutput:
     plot: Path | None
 
 
-def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput) -> int:
-    """Run every method and write the comparison; return the exit code. Raises TriforceError, BrokenPipeError."""
+def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, display: ProgressDisplay) -> int:
+    """Run every method and write the comparison; return the exit code. Closes the display.
+
+    Raises TriforceError, BrokenPipeError.
+    """
     benchmark = open_benchmark(bench, terminal, output.quiet)
     if bench.request.dry_run:
         report = plan_run(benchmark.model, benchmark.settings, benchmark.length, terminal)
         report = replace(report, arguments=bench.request.arguments)
+        display.close()  # the plan is the output
         return print_plan(report, bench.request.command, terminal, output.json)
     status = StatusLine(terminal)  # drawn once a run: a spinner would take time from what is measured
 
@@ -58,7 +62,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput) 
         if not output.quiet:
             status.refresh(lambda: Text(text))
 
-    with closing(ProgressDisplay(terminal, shown=not output.quiet)) as display:
+    with closing(display):
         display.loading(f"loading {benchmark.settings.engine.model}")
         engine = benchmark.model.load(tiers=benchmark.tiers).without_end()
         runs = [MethodRuns(name, _memory(benchmark, method)) for name, method in benchmark.speculations.items()]

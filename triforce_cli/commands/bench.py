@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from offload.config import check_part
+from offload.loading.registry import resolve as resolve_model
 from offload.units import parse_tokens
 
 from ..bench.methods import DEFAULT, parse
 from ..bench.plot import check_plot
 from ..distributed.rank import broadcast
+from ..input.documents import check_files
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft
 from ..options.settings import given_options, resolve
+from ..output.progress import ProgressDisplay
 
 NEW_TOKENS = 128
 
@@ -111,11 +115,13 @@ def bench(
     flags["max_new_tokens"] = NEW_TOKENS if max_new_tokens is None else max_new_tokens
     flags["method"] = "auto"  # --methods takes its place, also where a profile names one
     check_part(flags)
+    check_files(prompt_file or [])
     names = parse(methods) if methods is not None else None
     if plot is not None:
         check_plot(plot)
     terminal = ctx.obj.terminal
     settings = resolve(flags, origins, profile)
+    resolve_model(settings.engine.model)
     warn_unused_draft(settings, names or ["auto"], terminal)
     rest = {"dry_run": dry_run, "extend_context": extend_context, "arguments": given_arguments(ctx)}
     request = Request(settings, ctx.obj.home, ctx.info_name, **rest)
@@ -125,8 +131,10 @@ def bench(
     group = request.group
     text = broadcast(group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
-    from ..bench.benchmark import BenchRequest  # from here on torch is needed
-    from ..bench.run import BenchOutput, run_benchmark
+    with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
+        display.loading("starting")
+        from ..bench.benchmark import BenchRequest  # from here on torch is needed
+        from ..bench.run import BenchOutput, run_benchmark
 
-    output = BenchOutput(json, quiet, plot if group is None or group.rank == 0 else None)
-    return run_benchmark(BenchRequest(request, text, names, context, repeats), terminal, output)
+        output = BenchOutput(json, quiet, plot if group is None or group.rank == 0 else None)
+        return run_benchmark(BenchRequest(request, text, names, context, repeats), terminal, output, display)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
 from ..distributed.rank import broadcast
+from ..input.documents import check_files
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
+from ..output.renderers import renderer_for
 
 
 @option_groups.accepts(option_groups.GENERATION)
@@ -42,12 +45,15 @@ def generate(
       triforce generate -f book.txt "What happens in the end?" --memory 22GiB --dry-run
     """
     check_flags(ctx)
+    check_files(prompt_file or [])
     terminal = ctx.obj.terminal
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
     if code is not None:
         return code
     text = broadcast(request.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
-    from ..run.generate import run_generation  # from here on torch is needed
+    output = parse_output_options(ctx)
+    with closing(renderer_for(terminal, output.json, output.quiet, output.verbose)) as renderer:
+        from ..run.generate import run_generation  # from here on torch is needed
 
-    return run_generation(text, request, terminal, parse_output_options(ctx))
+        return run_generation(text, request, terminal, output, renderer)

@@ -30,7 +30,7 @@ def pull(
       triforce pull Llama-2-7B-128K
     """
     from offload.loading.hub import describe_source, locate, open_checkpoint
-    from offload.loading.weights import check_tensors
+    from offload.loading.tensor_checks import check_tensors
 
     terminal = ctx.obj.terminal
     if source := describe_source(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +12,13 @@ import typer
 from offload.errors import SettingsError
 
 from ..distributed.rank import broadcast
-from ..input.documents import read_documents
+from ..input.documents import check_files, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.settings import refuse_both, refuse_broken_text
+from ..output.renderers import renderer_for
 from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle
 from ..summarize.templates import Templates, load_templates
 
@@ -87,6 +89,7 @@ def summarize(
       triforce summarize long.txt --map-reduce --length "300 words"
     """
     check_flags(ctx)
+    check_files(files)
     refuse_both(ctx.params, "map_reduce", "extend_context", "use one of them for a document that exceeds the context")
     for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
         refuse_broken_text(name, texts)
@@ -102,9 +105,11 @@ def summarize(
     rest = question or [], style, templates, Range(start, end), together, map_reduce
     parts = broadcast(request.group, lambda: (read_documents(files, terminal.stdin, terminal.warn), *rest))
 
-    from ..summarize.summarize import SummaryRequest, run_summaries  # from here on torch is needed
+    output = parse_output_options(ctx)
+    with closing(renderer_for(terminal, output.json, output.quiet, output.verbose)) as renderer:
+        from ..summarize.summarize import SummaryRequest, run_summaries  # from here on torch is needed
 
-    return run_summaries(SummaryRequest(*parts), request, terminal, parse_output_options(ctx))
+        return run_summaries(SummaryRequest(*parts), request, terminal, output, renderer)
 
 
 def _check_template(templates: Templates, path: Path | None, ctx: typer.Context) -> None:

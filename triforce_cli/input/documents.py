@@ -55,6 +55,16 @@ def checked(files: Sequence[Path | str]) -> list[Path]:
     return paths
 
 
+def check_files(files: Sequence[Path | str]) -> None:
+    """Check, without reading, that there are such files. Raises PromptError: before anything slow is imported."""
+    for path in checked(files):
+        if path != STDIN:
+            try:
+                path.stat()
+            except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+                raise _unreadable(path, error) from None
+
+
 def name_of(path: Path) -> str:
     """Return a path's name for people and for the model; bytes that are not text are replaced."""
     return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from offload.config import DRAFTS, Sampling, check_part
+from offload.errors import ModelNotFound
+from offload.levels import has_draft_model
+from offload.loading.registry import draft_error
+from offload.loading.registry import resolve as resolve_model
 from offload.methods import CHOSEN, LOOKUP, METHODS, MODEL
 
 from ..distributed.launch import launch, ranks_to_start
@@ -93,19 +97,33 @@ def check_flags(ctx: typer.Context) -> None:
     refuse_both(params, "quiet", "verbose", "choose one")
     for name, texts in (("--system", [params["system"] or ""]), ("--stop", params["stop"] or [])):
         refuse_broken_text(name, texts)
-    check_part(given_options(ctx)[0])
+    given = given_options(ctx)[0]
+    check_part(given)
+    if "model" in given:
+        resolve_model(given["model"])
 
 
 def parse_request(ctx: typer.Context) -> Request:
     """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
     params = ctx.params
     settings = resolve(*given_options(ctx), params["profile"])
+    _check_models(settings)
     if params["verify"]:
         refuse_unverifiable(settings.sampling(Sampling(temperature=0)))  # the model's own sampling is not known yet
     flags = {name: bool(params[name]) for name in ("raw", "verify", "dry_run", "extend_context")}
     warn_unused_draft(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
     return Request(settings, ctx.obj.home, ctx.info_name, params["system"], **flags, arguments=arguments)
+
+
+def _check_models(settings: Settings) -> None:
+    """Raise ModelNotFound for a name that cannot be a model's: torch is not imported for it."""
+    resolve_model(settings.engine.model)
+    if has_draft_model(settings.speculation):
+        try:
+            resolve_model(settings.speculation.draft_model)
+        except ModelNotFound as error:
+            raise draft_error(error) from error
 
 
 def parse_output_options(ctx: typer.Context) -> OutputOptions:

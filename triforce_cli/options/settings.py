@@ -25,6 +25,7 @@ from offload.config import (
 from offload.errors import SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import default_folder
+from offload.hardware.driver import may_have_gpus
 from offload.hardware.profiles import Profile
 from offload.units import GIB
 
@@ -149,7 +150,9 @@ def _profile_of_this_machine() -> Profile:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the CUDA GPUs that torch sees."""
+    """Return the names of the CUDA GPUs that torch sees. Torch is imported only if there may be one."""
+    if not may_have_gpus():
+        return []
     import torch
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

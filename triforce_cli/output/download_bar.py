@@ -17,6 +17,7 @@ class DownloadBar:
         self._progress = Progress(
             *columns, console=terminal.console(), transient=True, disable=not (shown and terminal.shows_progress)
         )
+        self._terminal = terminal
         self._tasks: dict[str, int] = {}
 
     def __enter__(self) -> DownloadBar:
@@ -24,6 +25,8 @@ class DownloadBar:
 
     def __call__(self, description: str, done: int, total: int) -> None:
         if description not in self._tasks:
+            if not self._tasks and self._terminal.before_line is not None:
+                self._terminal.before_line()  # erases the spinner
             self._progress.start()  # only now: a model that is already on disk needs no bar
             self._tasks[description] = self._progress.add_task(description, total=total)
         self._progress.update(self._tasks[description], completed=done)

@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-from offload.events import Event, Prefilled, Restored, Text
+from offload.events import DraftPrefilled, Event, Prefilled, Restored, Text
 from offload.metrics import Meter, Summary
 
 from .format import rounded
@@ -89,6 +89,8 @@ class JsonOutput:
     def of(self, event: Event, meter: Meter) -> str:
         if isinstance(event, Prefilled):
             return json_line(type="prefill", **asdict(event))
+        if isinstance(event, DraftPrefilled):
+            return json_line(type="draft_prefill", **asdict(event))
         if isinstance(event, Restored):
             return json_line(type="cache", **rounded(asdict(event)))
         if isinstance(event, Text) and event.text:
@@ -207,6 +209,16 @@ class JsonRenderer(StreamRenderer):
 
     def __init__(self, terminal: Terminal, quiet: bool = False, verbose: bool = False) -> None:
         super().__init__(terminal, JsonOutput(), quiet, verbose)
+
+
+def renderer_for(terminal: Terminal, json: bool, quiet: bool, verbose: bool) -> StreamRenderer:
+    """Return the renderer of JSON lines or of text, with the spinner of the start.
+
+    It is shown from here on: importing torch takes seconds.
+    """
+    renderer = (JsonRenderer if json else TextRenderer)(terminal, quiet, verbose)
+    renderer.loading("starting")
+    return renderer
 
 
 def json_line(**fields: Any) -> str:

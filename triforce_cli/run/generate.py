@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from offload.engine import Engine
 from offload.events import Text
@@ -14,8 +15,9 @@ from offload.prompt_cache.prefill import PromptCache
 
 from ..exit_codes import DONE
 from ..options.request import OutputOptions, Request
+from ..output.format import duration
 from ..output.plan import print_plan
-from ..output.renderers import JsonRenderer, Renderer, TextRenderer
+from ..output.renderers import Renderer, StreamRenderer
 from ..output.terminal import Terminal
 from .model_request import ModelRequest, Prompt, open_request
 from .plan import plan_run, plan_tiers
@@ -26,8 +28,11 @@ from .verify import compare, refuse_loss, verification_fields
 class TextGenerator:
     """A loaded model that generates for one prompt after the other, and reuses the prefix shared with the last one."""
 
-    def __init__(self, opened: ModelRequest, engine: Engine, prompt_cache: PromptCache | None = None) -> None:
+    def __init__(
+        self, opened: ModelRequest, engine: Engine, prompt_cache: PromptCache | None = None, load_s: float | None = None
+    ) -> None:
         self._opened = opened
+        self._load_s = load_s
         self._engine = engine
         self._prompt_cache = prompt_cache
 
@@ -55,16 +60,20 @@ class TextGenerator:
             events.close()
             for event in meter.watch([Text(held_text(decoder, stops)[0])]):
                 renderer.event(event)
-            renderer.interrupt(meter.summary("interrupted", **opened.summary_facts(prompt.new_tokens)))
+            renderer.interrupt(meter.summary("interrupted", **self._facts(prompt)))
             raise
         assert meter.finish_reason is not None, "a generation ends with Finished"
-        summary = meter.summary(meter.finish_reason, **opened.summary_facts(prompt.new_tokens))
+        summary = meter.summary(meter.finish_reason, **self._facts(prompt))
         if opened.request.verify:
             events.close()  # returns the session to the engine: a second one would double the KV memory
             self._verify(prompt, meter.ids, summary, renderer)
         else:
             renderer.finish(summary)
         return meter.text
+
+    def _facts(self, prompt: Prompt) -> dict[str, Any]:
+        """Return what the summary of a generation contains beside its numbers."""
+        return self._opened.summary_facts(prompt.new_tokens) | {"load_s": self._load_s}
 
     def _verify(self, prompt: Prompt, emitted: list[int], summary: Summary, renderer: Renderer) -> None:
         """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""
@@ -80,11 +89,6 @@ class TextGenerator:
             raise
         renderer.finish(replace(summary, verify=verify))
         refuse_loss(verify)
-
-
-def renderer_for(terminal: Terminal, output: OutputOptions) -> TextRenderer | JsonRenderer:
-    """Return the renderer that the options ask for."""
-    return (JsonRenderer if output.json else TextRenderer)(terminal, output.quiet, output.verbose)
 
 
 def run_request(
@@ -104,27 +108,32 @@ def run_request(
     if opened.request.dry_run:
         report = plan_run(model, settings, longest, terminal)
         report = replace(report, arguments=opened.request.arguments)
+        renderer.close()  # the plan is the output
         return print_plan(report, opened.request.command, terminal, output.json)
     tiers = plan_tiers(model, settings, longest, terminal)
     renderer.loading(f"loading {settings.engine.model}")
     prompt_cache = open_prompt_cache(model, settings, opened.request.home)
+    started = time.perf_counter()
     engine = model.load(tiers=tiers, prompts=prompt_cache)
     engine.reserve(longest)
-    work(TextGenerator(opened, engine, prompt_cache))
+    load_s = opened.open_s + time.perf_counter() - started
+    if output.verbose:
+        terminal.note(f"model loaded in {duration(load_s)}")
+    work(TextGenerator(opened, engine, prompt_cache, load_s))
     return DONE
 
 
-def run_generation(text: str, request: Request, terminal: Terminal, output: OutputOptions) -> int:
+def run_generation(
+    text: str, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
+) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `run_request`."""
-    renderer = renderer_for(terminal, output)
-    with closing(renderer):
-        opened = open_request(request, terminal, output.quiet)
-        ids = opened.encode(text)
-        if request.extend_context:
-            opened = opened.stretched([ids], terminal)
-        prompt = opened.prompt(ids, text[:LABEL])
-        if output.verbose:
-            opened.print_settings(prompt.new_tokens, terminal)
-        return run_request(
-            opened, prompt.length, terminal, output, renderer, lambda generator: generator.generate(prompt, renderer)
-        )
+    opened = open_request(request, terminal, output.quiet)
+    ids = opened.encode(text)
+    if request.extend_context:
+        opened = opened.stretched([ids], terminal)
+    prompt = opened.prompt(ids, text[:LABEL])
+    if output.verbose:
+        opened.print_settings(prompt.new_tokens, terminal)
+    return run_request(
+        opened, prompt.length, terminal, output, renderer, lambda generator: generator.generate(prompt, renderer)
+    )

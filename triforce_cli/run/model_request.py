@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,6 +49,7 @@ class ModelRequest:
     request: Request
     model: OpenModel
     sampling: Sampling
+    open_s: float = 0.0  # seconds that finding and checking the model took
 
     @property
     def settings(self) -> Settings:
@@ -148,15 +150,16 @@ def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:
 
 def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequest:
     """Find and check the model of a request that generates text. Raises TriforceError."""
-    settings = request.settings
+    settings, started = request.settings, time.perf_counter()
     compared = {name: getattr(request, name) for name in ("system", "raw", "verify", "extend_context")}
     model = open_shared_model(request, settings.speculation, compared, terminal, quiet)
+    open_s = time.perf_counter() - started
     if settings.profile.gpus > 1 and model.group.size == 1 and not ranks_to_start(settings):
         terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
     sampling = settings.sampling(model.sampling)
     if request.verify:
         refuse_unverifiable(sampling)
-    return ModelRequest(request, model, sampling)
+    return ModelRequest(request, model, sampling, open_s)
 
 
 def open_shared_model(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 from offload.errors import PromptError
@@ -12,9 +11,10 @@ from offload.system import default_home
 from ..input.documents import Document
 from ..input.excerpts import Range
 from ..options.request import OutputOptions, Request
+from ..output.renderers import StreamRenderer
 from ..output.sections import Section, sections
 from ..output.terminal import Terminal
-from ..run.generate import TextGenerator, renderer_for, run_request
+from ..run.generate import TextGenerator, run_request
 from ..run.model_request import ModelRequest, Prompt, open_request
 from .instructions import AnswerStyle
 from .map_reduce import MapReduce, part_facts
@@ -45,35 +45,35 @@ class _Task:
     prompt: Prompt | None = None
 
 
-def run_summaries(summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions) -> int:
+def run_summaries(
+    summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
+) -> int:
     """Write the answers one after the other; return the exit code. Raises as `run_request`."""
-    renderer = renderer_for(terminal, output)
-    with closing(renderer):
-        opened = open_request(request, terminal, output.quiet)
-        documents = _documents(summary, opened, terminal, output.quiet)
-        tasks = _tasks(summary, documents, opened)
-        if request.extend_context:
-            opened = opened.stretched([task.ids for task in tasks], terminal)
-        tasks = [_with_prompt(task, opened, summary) for task in tasks]
-        if output.verbose:
-            opened.print_settings(opened.settings.generation.max_new_tokens, terminal)
-        finished = FinishedParts(request.home or default_home(), part_facts(opened), terminal.warn, request.group)
-        reading = MapReduce(opened, summary.templates, finished, terminal, output.quiet)
-        longest = max(_length(task, opened, reading, summary.style) for task in tasks)
+    opened = open_request(request, terminal, output.quiet)
+    documents = _documents(summary, opened, terminal, output.quiet)
+    tasks = _tasks(summary, documents, opened)
+    if request.extend_context:
+        opened = opened.stretched([task.ids for task in tasks], terminal)
+    tasks = [_with_prompt(task, opened, summary) for task in tasks]
+    if output.verbose:
+        opened.print_settings(opened.settings.generation.max_new_tokens, terminal)
+    finished = FinishedParts(request.home or default_home(), part_facts(opened), terminal.warn, request.group)
+    reading = MapReduce(opened, summary.templates, finished, terminal, output.quiet)
+    longest = max(_length(task, opened, reading, summary.style) for task in tasks)
 
-        def work(generator: TextGenerator) -> None:
-            try:
-                for task in tasks:
-                    renderer.section(task.section)
-                    prompt = task.prompt or reading.reduce(*_texts(task, summary.style), generator, renderer)
-                    generator.generate(prompt, renderer)
-            except KeyboardInterrupt:
-                if finished.any_used and not output.quiet:
-                    terminal.note("the finished parts are saved: run the same command again to resume after them")
-                raise
-            finished.clear()
+    def work(generator: TextGenerator) -> None:
+        try:
+            for task in tasks:
+                renderer.section(task.section)
+                prompt = task.prompt or reading.reduce(*_texts(task, summary.style), generator, renderer)
+                generator.generate(prompt, renderer)
+        except KeyboardInterrupt:
+            if finished.any_used and not output.quiet:
+                terminal.note("the finished parts are saved: run the same command again to resume after them")
+            raise
+        finished.clear()
 
-        return run_request(opened, longest, terminal, output, renderer, work)
+    return run_request(opened, longest, terminal, output, renderer, work)
 
 
 def _documents(summary: SummaryRequest, opened: ModelRequest, terminal: Terminal, quiet: bool) -> list[Document]:

@@ -11,7 +11,7 @@ from offload.loading.tokenizer import Tokenizer
 from tests.support.models import make_tokenizer
 from triforce_cli.input.excerpts import Position, Range, parse_position, split
 
-TOKENIZER = Tokenizer(make_tokenizer())
+TOKENIZER = Tokenizer.from_transformers(make_tokenizer())
 PARAGRAPHS = [f"Paragraph {i} is about the {i}th thing. It has two sentences." for i in range(30)]
 TEXT = "\n\n".join(PARAGRAPHS)
 

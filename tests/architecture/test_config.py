@@ -1,0 +1,149 @@
+"""config.json read without transformers, against AutoConfig."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from offload.architecture.config import FAMILIES, shape_from_config
+from offload.architecture.rope import Rope
+from offload.errors import CheckpointError, UnsupportedModel
+
+HEADS = 4
+FACTORS = [1.0 + index / 8 for index in range(8)]
+SCALED = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.5},
+    {"type": "linear", "factor": 3.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0},
+    {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "beta_fast": 16, "mscale": 0.7},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    | {"original_max_position_embeddings": 256},
+    {"rope_type": "llama3", "factor": 32, "low_freq_factor": 1, "high_freq_factor": 2},
+    {"rope_type": "longrope", "short_factor": FACTORS, "long_factor": FACTORS[::-1], "factor": 2.0},
+    {"type": "longrope", "short_factor": FACTORS, "long_factor": FACTORS, "original_max_position_embeddings": 512},
+]
+OPTIONAL = {
+    "hidden_size": st.sampled_from([64, 128]),
+    "num_key_value_heads": st.sampled_from([1, 2, 4, None]),
+    "head_dim": st.sampled_from([16, 32, None]),
+    "intermediate_size": st.integers(1, 500),
+    "num_hidden_layers": st.integers(1, 40),
+    "vocab_size": st.integers(3, 500),
+    "max_position_embeddings": st.integers(16, 5000),
+    "rms_norm_eps": st.sampled_from([1e-5, 1e-6]),
+    "tie_word_embeddings": st.booleans(),
+    "attention_bias": st.booleans(),
+    "mlp_bias": st.booleans(),
+    "sliding_window": st.sampled_from([None, 256]),
+    "use_sliding_window": st.booleans(),
+    "eos_token_id": st.sampled_from([None, 1, [0, 2]]),
+    "hidden_act": st.sampled_from(["silu", "gelu"]),
+    "rope_theta": st.sampled_from([10000.0, 500000, 1e6]),
+    "original_max_position_embeddings": st.just(1024),
+    "torch_dtype": st.just("bfloat16"),
+}
+CONFIGS = st.fixed_dictionaries(
+    {"model_type": st.sampled_from(FAMILIES), "num_attention_heads": st.just(HEADS)}, optional=OPTIONAL
+)
+ROPES = st.one_of(
+    st.just({}),
+    st.sampled_from([None, *SCALED]).map(lambda rope: {"rope_scaling": rope}),
+    st.sampled_from(SCALED).map(lambda rope: {"rope_parameters": rope | {"rope_theta": 20000.0}}),
+)
+
+
+def by_transformers(values, folder):
+    """AutoConfig's config of the values, or None where it refuses them."""
+    (folder / "config.json").write_text(json.dumps(values))
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except Exception:  # its validators raise many types
+        return None
+
+
+def comparable(config):
+    """What a shape has of transformers' config, by the shape's names."""
+    family = config.model_type
+    qwen = family.startswith("qwen")
+    head_dim = getattr(config, "head_dim", None)
+    eos = config.eos_token_id
+    return {
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": head_dim or config.hidden_size // config.num_attention_heads,
+        "intermediate": config.intermediate_size,
+        "vocab": config.vocab_size,
+        "norm_eps": config.rms_norm_eps,
+        "tied_embeddings": config.tie_word_embeddings,
+        "sliding_window": config.sliding_window if qwen or family == "mistral" else None,
+        "max_positions": config.max_position_embeddings,
+        "rope": dict(config.rope_parameters),
+        "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+    }
+
+
+def test_configs_are_read_as_by_transformers(tmp_path):
+    compared = 0
+
+    @settings(max_examples=400, deadline=None, derandomize=True)
+    @given(CONFIGS, ROPES)
+    def check(config, rope):
+        nonlocal compared
+        values = config | rope
+        theirs = by_transformers(values, tmp_path)
+        try:
+            ours = shape_from_config(values, {})
+        except UnsupportedModel:
+            assert values.get("hidden_act") == "gelu"
+            return
+        except CheckpointError:
+            assert theirs is None or theirs.num_attention_heads % theirs.num_key_value_heads
+            return
+        if theirs is None:
+            return  # what only transformers' validators refuse, this decoder computes
+        found = comparable(theirs)
+        if values["model_type"] == "llama":
+            found["sliding_window"] = ours.sliding_window
+        assert {name: getattr(ours, name) for name in found} == found
+        compared += 1
+
+    check()
+    assert compared > 150
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_defaults_are_those_of_transformers(family, tmp_path):
+    values = {"model_type": family}
+    found = comparable(by_transformers(values, tmp_path))
+    ours = shape_from_config(values, {})
+    assert {name: getattr(ours, name) for name in found} == found
+
+
+def test_generation_config_adds_ends_of_sequence():
+    ours = shape_from_config({"model_type": "llama", "eos_token_id": 2}, {"eos_token_id": [2, 7]})
+    assert ours.eos_ids == (2, 7)
+
+
+@pytest.mark.parametrize("rope", SCALED, ids=lambda rope: rope.get("rope_type") or rope["type"])
+@pytest.mark.parametrize("length", [100, 3000])
+def test_rotations_are_bitwise_those_of_transformers(rope, length, tmp_path):
+    values = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": HEADS, "max_position_embeddings": 1024}
+    values |= {"rope_theta": 500000.0, "rope_scaling": rope}
+    config = by_transformers(values, tmp_path)
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        inverse, factor = 1.0 / 500000.0 ** (torch.arange(0, 16, 2).float() / 16), 1.0
+    else:
+        inverse, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+    angles = torch.outer(torch.arange(length).float(), inverse)
+    cos, sin = Rope(shape_from_config(values, {}), length, torch.float32, torch.device("cpu")).rows(0, length)
+    assert torch.equal(cos[:, 0, :8], angles.cos() * factor)
+    assert torch.equal(sin[:, 0, 8:], angles.sin() * factor)

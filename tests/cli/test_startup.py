@@ -1,0 +1,91 @@
+"""What a command imports: torch and transformers take seconds, so they are imported only where they are needed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.terminal import Pty
+
+HEAVY = ("torch", "transformers")
+CODE = """
+import json, sys
+from triforce_cli.app import run, settle_libraries
+settle_libraries()
+code = run(json.loads(sys.argv[1]))
+found = [name for name in {heavy!r} if name in sys.modules]
+print(json.dumps([code, found]), file=sys.stderr)
+"""
+
+
+def imported(args, home):
+    """The exit code of a command line, and which of the heavy modules it has imported."""
+    command = [sys.executable, "-c", CODE.format(heavy=HEAVY), json.dumps(args)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRIFORCE_")}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        env=environment | {"TRIFORCE_HOME": str(home), "TRIFORCE_CONFIG": str(home / "config")},
+    )
+    return tuple(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("method", ["ar", "lookup", "auto"])
+def test_generating_does_without_transformers(method, tiny_model_dir, tmp_path):
+    args = ["generate", "the end", "--model", str(tiny_model_dir), "-n", "2", "--method", method]
+    assert imported(args, tmp_path) == (0, ["torch"])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--version"],
+        ["generate", "--prompt-file", "no-such-file.txt", "Hello"],
+        ["generate"],
+        ["generate", ""],
+        ["generate", "Hello", "--model", "no-such-model"],
+        ["generate", "Hello", "--model", "no-such-model.gguf"],
+        ["generate", "Hello", "--method", "triforce", "--draft", "no-such-model"],
+        ["generate", "Hello", "--method", "no-such-method"],
+        ["generate", "Hello", "--profile", "no-such-profile"],
+        ["generate", "Hello", "--temperature", "-1"],
+        ["generate", "Hello", "--no-such-option"],
+        ["summarize", "no-such-file.txt"],
+        ["summarize"],
+        ["bench", "--prompt-file", "no-such-file.txt"],
+        ["bench", "Hello", "--model", "no-such-model"],
+        ["pull", "no-such-model"],
+    ],
+    ids=" ".join,
+)
+def test_what_can_be_refused_without_torch_is(args, tmp_path):
+    assert imported(args, tmp_path) == (0 if args == ["--version"] else 2, [])
+
+
+def test_pulling_a_model_that_is_there_needs_no_torch(tiny_model_dir, tmp_path):
+    shutil.copytree(tiny_model_dir, tmp_path / "models" / "smollm2-135m")
+    assert imported(["pull"], tmp_path) == (0, [])
+
+
+def test_a_spinner_is_shown_before_torch_is_imported(tiny_model_dir, tmp_path):
+    """torch's import is replaced by an error: the spinner stands before it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(0.3); raise SystemExit(7)")
+    command = [sys.executable, "-m", "triforce_cli", "generate", "Hello", "--model", str(tiny_model_dir)]
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    terminal = Pty()
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=terminal.stream(),
+        env=os.environ | {"PYTHONPATH": path, "TERM": "xterm"},
+        check=False,
+    )
+    assert (done.returncode, "starting" in terminal.output()) == (7, True)
