@@ -15,12 +15,13 @@ import os
 import tempfile
 from pathlib import Path
 
+from pyte import Screen
 from record_terminal import ROOT, draw, record
 
 from offload.system import default_home
 
 WIDTHS = (50, 80, 120)
-ROWS = 60
+ROWS = 75
 BOOK = "examples/frankenstein-opening.txt"
 ASK = ("triforce", "generate", "-f", BOOK, "Who writes these letters?", "-n", "40", "--seed", "1", "--cache")
 BENCH = ("--context", "1000", "--new", "32", "--repeats", "2", "--methods", "lookup,retrieval", "--temperature", "0")
@@ -33,7 +34,7 @@ COMMANDS = {
     "bench": ("triforce", "bench", "-f", BOOK, *BENCH),
     "cache-list": ("triforce", "cache", "list"),
 }
-PREFILL_SECONDS = 12.0  # after its start, when loading is over and much of the prompt is left
+PREFILL_SECONDS = (6, 9, 13, 18, 25, 35)  # after its start: on a busy machine loading takes longer
 
 
 def main() -> None:
@@ -41,7 +42,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *COMMANDS], metavar="NAME", help=", ".join(COMMANDS))
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, metavar="COLUMNS")
-    parser.add_argument("--prefill-at", type=float, default=PREFILL_SECONDS, metavar="SECONDS")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "screenshots", metavar="FOLDER")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
@@ -53,10 +53,19 @@ def main() -> None:
         os.environ["TRIFORCE_HOME"] = str(home)
         for name in args.names or COMMANDS:
             for columns in args.widths:
-                screen = record(COMMANDS[name], columns, ROWS, args.prefill_at if name == "prefill" else None)
+                screen = _prefill(columns) if name == "prefill" else record(COMMANDS[name], columns, ROWS)
                 path = args.output / f"{name}-{columns}.svg"
                 path.write_text(draw(screen, COMMANDS[name]), "utf-8")
                 print(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path, flush=True)
+
+
+def _prefill(columns: int) -> Screen:
+    """Return the screen while the prompt is read, when there is a rate already."""
+    for seconds in PREFILL_SECONDS:
+        screen = record(COMMANDS["prefill"], columns, ROWS, seconds)
+        if any("prefill" in line and " left" in line for line in screen.display):
+            return screen
+    raise SystemExit("the prefill was not seen: is the machine too fast or too busy?")
 
 
 if __name__ == "__main__":

@@ -35,24 +35,29 @@ def bench(
     prompt_file: options.PromptFiles = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods to compare, separated by commas; ar is always included.", show_default=DEFAULT),
+        typer.Option(metavar="LIST", help=options.described("Methods, with commas.", DEFAULT), show_default=False),
     ] = None,
     context: Annotated[
         int | None,
         typer.Option(
-            help="Use the first TOKENS tokens of the text, such as 8000 or 16K.",
-            show_default="all",
+            help=options.described("Use the first tokens: 8000, 16K.", "all"),
+            show_default=False,
             parser=parse_tokens,
-            metavar="TOKENS",
+            metavar="N",
         ),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            "--new", "--max-new-tokens", "-n", help="Tokens to generate in each run.", show_default=str(NEW_TOKENS)
+            "--new",
+            "--max-new-tokens",
+            "-n",
+            metavar="N",
+            help=options.described("Tokens to generate.", str(NEW_TOKENS)),
+            show_default=False,
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each method; medians are shown.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Runs of each method.")] = 3,
     model: options.Model = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -83,10 +88,10 @@ def bench(
     threads: options.Threads = None,
     prefill_chunk: options.PrefillChunk = None,
     dry_run: options.DryRun = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object with every sample instead of a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object, with all samples.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Also draw tokens per second into this file, such as bench.png.", metavar="FILE"),
+        typer.Option("--plot", help="Draw tokens per second: a.png.", metavar="FILE"),
     ] = None,
     quiet: options.Quiet = False,
 ) -> int:

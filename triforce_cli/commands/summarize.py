@@ -22,7 +22,7 @@ from ..output.renderers import renderer_for
 from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle
 from ..summarize.templates import Templates, load_templates
 
-_POSITION = {"parser": parse_position, "metavar": "TOKENS|%", "show_default": False}
+_POSITION = {"parser": parse_position, "metavar": "WHERE", "show_default": False}
 
 
 def _complete_length(incomplete: str) -> list[str]:
@@ -36,35 +36,36 @@ def summarize(
     length: Annotated[
         str | None,
         typer.Option(
-            help="short, medium, long, or a number of words, such as 200.",
-            show_default=DEFAULT_LENGTH,
+            metavar="LENGTH",
+            help=options.described("short, medium, long, or 200 words.", DEFAULT_LENGTH),
+            show_default=False,
             autocompletion=_complete_length,
         ),
     ] = None,
     bullets: Annotated[bool, typer.Option("--bullets", help="Ask for bullet points.")] = False,
-    focus: Annotated[str | None, typer.Option(help="A topic to focus on.", show_default=False)] = None,
+    focus: Annotated[str | None, typer.Option(metavar="TEXT", help="A topic to focus on.", show_default=False)] = None,
     question: Annotated[
         list[str] | None,
-        typer.Option("--question", help="Answer this question instead of summarizing; repeatable.", show_default=False),
+        typer.Option("--question", metavar="TEXT", help="Answer this; repeatable.", show_default=False),
     ] = None,
-    language: Annotated[str | None, typer.Option(help="Write in this language.", show_default=False)] = None,
+    language: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Write in this language.", show_default=False)
+    ] = None,
     prompt: Annotated[
         Path | None,
         typer.Option(
             "--prompt",
-            metavar="TEMPLATE_FILE",
-            help="A prompt template with {document} and {instruction}.",
+            metavar="FILE",
+            help="Template: {document}, {instruction}.",
             show_default=False,
         ),
     ] = None,
-    together: Annotated[bool, typer.Option("--together", help="One summary of all files instead of one each.")] = False,
-    start: Annotated[
-        object, typer.Option("--from", help="Start position: tokens, or percent such as 10%.", **_POSITION)
-    ] = None,
-    end: Annotated[object, typer.Option("--to", help="End position: tokens, or percent.", **_POSITION)] = None,
+    together: Annotated[bool, typer.Option("--together", help="One summary of all files.")] = False,
+    start: Annotated[object, typer.Option("--from", help="Start at: tokens, or percent (10%).", **_POSITION)] = None,
+    end: Annotated[object, typer.Option("--to", help="End at: tokens, or percent.", **_POSITION)] = None,
     map_reduce: Annotated[
         bool,
-        typer.Option("--map-reduce", help="Read a document longer than the context in parts; resumable."),
+        typer.Option("--map-reduce", help="Read a too long document in parts."),
     ] = False,
 ) -> int:
     """Summarize documents, or answer questions about them.

@@ -71,7 +71,7 @@ _MODELS = "model's"
 
 def model_option(default: str | None = None) -> Any:
     """Return the option --model; `default` describes a command's own default."""
-    help = "Name, folder or .gguf file."
+    help = "Name, hub id or path."
     return _setting("model", help, default, "--model", "-m", autocompletion=_complete_model)
 
 
