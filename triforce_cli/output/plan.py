@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from textwrap import fill
 
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
@@ -79,7 +80,8 @@ def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool)
         return DONE
     if measured is not None:
         names = ", ".join(comparison.measured_names)
-        terminal.write(f"measured   on {measured.date}: the rates of {names}, of {measured.machine}\n")
+        text = f"measured   on {measured.date}: the rates of {names}, of {measured.machine}"
+        terminal.write(fill(text, 80, subsequent_indent=" " * 11) + "\n")
     terminal.write(comparison_text([plan for plan, _ in plans]))
     return DONE
 
