@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from textwrap import fill
 
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
@@ -91,7 +92,9 @@ def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool)
         return DONE
     if measured is not None:
         names = ", ".join(comparison.measured_names)
-        terminal.write(f"measured   on {measured.date}: the rates of {names}, of {measured.machine}\n")
+        text = f"measured   on {measured.date}: the rates of {names}, of {measured.machine}"
+        terminal.write(fill(text, terminal.table_width or 80, subsequent_indent=" " * 11) + "
+")
     terminal.print(comparison_text([plan for plan, _ in plans], terminal.table_width))
     return DONE
 
