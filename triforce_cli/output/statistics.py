@@ -59,7 +59,7 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
 
 
 def _times(summary: Summary) -> list[str]:
-    parts = []
+    parts = [] if summary.load_s is None else [f"load {duration(summary.load_s)}"]
     if summary.prefill_tokens_per_s is not None:
         parts.append(f"prefill {rate(summary.prefill_tokens_per_s)}")
     if summary.ttft_s is not None:
