@@ -9,6 +9,7 @@ from .decoder import Model
 from .errors import PromptError
 from .events import Event
 from .kernels.linear import multiplies_natively
+from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .session import Session
@@ -84,7 +85,8 @@ class Engine:
         session = self._session(len(ids) + config.max_new_tokens)
         settings, breakers = speculation or Speculation(), self._breakers(sampling)
         try:
-            yield from session.generate(ids, sampling, config, settings, self.eos_ids, breakers)
+            events = session.generate(ids, sampling, config, settings, self.eos_ids, breakers)
+            yield from generate_on_one_thread(self._kernel_of_all_models(), events)
         finally:
             self.idle_session = session
 
@@ -109,7 +111,8 @@ class Engine:
         sampling = sampling or Sampling(temperature=0)
         sampler = Sampler(sampling, 0, self.model.shape.vocab, self.model.device, self._breakers(sampling))
         try:
-            return replay(session.full, ids, emitted, sampler, generated)
+            with torch_on_one_thread(self._kernel_of_all_models()):
+                return replay(session.full, ids, emitted, sampler, generated)
         finally:
             self.idle_session = session
 
@@ -149,6 +152,12 @@ class Engine:
         if not self.model.shape.rope_depends_on_length:
             capacity = max(capacity, self._reserved)
         return Session(self.model, self.draft, capacity, self._prefill_chunk, self.stores, self.prompts)
+
+    def _kernel_of_all_models(self) -> Kernel | None:
+        """Return the native kernel if it computes all models: only then torch needs no threads of its own."""
+        models = [self.model] if self.draft is None else [self.model, self.draft]
+        kernels = [model.operations.kernel for model in models]
+        return kernels[0] if all(kernels) else None
 
     def without_end(self) -> Engine:
         """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""

@@ -30,6 +30,14 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftPrefilled:
+    """`done` of `total` prompt tokens that a draft model reads are in its cache, after the prefill of the target."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Newly emitted tokens, in order: one from plain decoding, one or more from a verification."""
 
@@ -102,4 +110,4 @@ class Finished:
     reason: str
 
 
-Event = Prefilled | Restored | Tokens | Speculated | Transferred | Text | Finished
+Event = Prefilled | Restored | DraftPrefilled | Tokens | Speculated | Transferred | Text | Finished

@@ -12,6 +12,7 @@ from .methods import LOOKUP, METHODS
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .sequence import TokenSequence
+from .speculation.draft_runner import DraftRunner
 from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, selected_cache
 from .speculation.ngram import LookupDrafter
 from .speculation.runner import Runner, SelectedRunner
@@ -41,7 +42,7 @@ class Session:
         self._lookup = LookupDrafter()
         # The latest runners, with the settings that they were made for.
         self._middle: tuple[Hashable, SelectedRunner] | None = None
-        self._drafting: tuple[Hashable, Runner] | None = None
+        self._drafting: tuple[Hashable, DraftRunner] | None = None
 
     def serves(self, capacity: int) -> bool:
         """Return whether a sequence that may reach `capacity` tokens fits these caches and their RoPE."""
@@ -63,7 +64,7 @@ class Session:
         runners = self._runners(settings, len(ids) + config.max_new_tokens)
         yield from self._prefill()
         if runners.draft is not None:
-            runners.draft.rows(sequence)
+            yield from runners.draft.read(sequence)
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device, breakers)
@@ -125,10 +126,10 @@ class Session:
         self._middle[1].renew()
         return self._middle[1]
 
-    def _draft_for(self, settings: Speculation) -> Runner:
+    def _draft_for(self, settings: Speculation) -> DraftRunner:
         assert self._draft is not None, "the draft model was not loaded"
         key = (settings.sink, settings.window)
         if self._drafting is None or self._drafting[0] != key:
             self._drafting = None  # free its memory first
-            self._drafting = key, Runner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
+            self._drafting = key, DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
         return self._drafting[1]

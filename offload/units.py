@@ -20,7 +20,7 @@ def parse_size(text: str) -> int:
     number, letter, binary = match.groups() if match else ("inf", "", "")
     size = float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " ")
     if not size <= MOST_BYTES:
-        raise SettingsError(f"{short_repr(text)} is no size", "write it like 22GiB, 24GB or 500MiB")
+        raise SettingsError(f"{short_repr(text)} is not a size", "write it like 22GiB, 24GB or 500MiB")
     return int(size)
 
 
@@ -32,7 +32,7 @@ def parse_tokens(text: str) -> int:
     match = _TOKENS.fullmatch(text.strip())
     count = 0 if match is None else float(re.sub("[,_]", "", match[1])) * 1024 ** " km".index(match[2].lower() or " ")
     if not 1 <= count <= MOST_TOKENS or count != int(count):
-        raise SettingsError(f"{short_repr(text)} is no number of tokens", "write it like 8000, 128K or 1M")
+        raise SettingsError(f"{short_repr(text)} is not a number of tokens", "write it like 8000, 128K or 1M")
     return int(count)
 
 

@@ -17,12 +17,12 @@ runtime() {
     printf '%s' "$path"
 }
 
-# build LIBRARY FLAG...: linked without an OpenMP runtime, as setup.py does it.
+# build LIBRARY FLAG...
 build() {
     local library="$1"
     shift
     gcc -std=gnu11 -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
-        -fopenmp -fPIC -Wno-psabi "$@" -c "$root/offload/kernels/native/kernel.c" -o "$library.o"
+        -pthread -fPIC -Wno-psabi "$@" -c "$root/offload/kernels/native/kernel.c" -o "$library.o"
     gcc -shared -fsanitize=address,undefined "$library.o" -lm -o "$library"
 }
 
@@ -38,7 +38,8 @@ build "$work/kernel.so"
 build "$work/emulated.so" -DTRIFORCE_EMULATE
 
 cd "$root"
-tests=(tests/kernels/native/test_attention.py tests/kernels/native/test_rows.py tests/kv_cache/test_block_store.py)
+tests=(tests/kernels/native/test_attention.py tests/kernels/native/test_rows.py tests/kernels/native/test_pool.py
+    tests/kv_cache/test_block_store.py)
 # Python and torch do not free everything at exit, so leaks are not reported. --capture=sys: a report must reach stderr before pytest aborts.
 LD_PRELOAD="$asan $ubsan $cxx" OMP_NUM_THREADS=1 \
     ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \

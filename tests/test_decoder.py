@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from offload.architecture.config import shape_from_config
+from offload.decoder import Model
 from offload.errors import CheckpointError
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.tensor_checks import check_tensors
@@ -58,6 +59,23 @@ def ours(folder, dtype=torch.float32):
 
 def token_ids(count, vocab, seed=0):
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_progress_of_a_pass_counts_its_layers(tmp_path, monkeypatch):
+    make_hf_model("llama").save_pretrained(tmp_path)
+    model = ours(tmp_path)
+    cache, seen = model.new_cache(16), []
+    run_layer = Model._forward_layer
+
+    def watched(self, *args):
+        seen.append(self.pass_tokens)
+        return run_layer(self, *args)
+
+    monkeypatch.setattr(Model, "_forward_layer", watched)
+    model.forward(torch.arange(8), cache)
+    layers = model.shape.layers
+    assert seen == [8 * done / layers for done in range(layers)]
+    assert model.pass_tokens == 0
 
 
 @pytest.fixture(params=CASES)

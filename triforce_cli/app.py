@@ -23,6 +23,7 @@ from offload.errors import Degraded, RankLost, TriforceError, UsageError
 
 from .distributed import rank as ranks
 from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
+from .options.mistakes import explained
 from .options.settings import cache_home
 from .output.terminal import Terminal
 
@@ -131,9 +132,7 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, TriforceError):
         return error.message, error.hint, WRONG_USE if isinstance(error, UsageError) else FAILED
     if isinstance(error, TyperException):
-        ctx = getattr(error, "ctx", None)
-        where = ctx.command_path if ctx is not None else "triforce"
-        return error.format_message(), f"see `{where} --help`", WRONG_USE
+        return *explained(error.format_message(), getattr(error, "ctx", None)), WRONG_USE
     if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
         return f"out of memory: {_first_line(error)}", "use a shorter prompt or a smaller model", FAILED
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,11 +1,10 @@
-"""Microbenchmarks of this machine: read, copy and matrix-product rates, each the median of several runs."""
+"""Microbenchmarks of this machine: read, copy and matrix-product rates; the fastest of several runs counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from statistics import median
 from time import perf_counter
 
 import psutil
@@ -119,7 +118,7 @@ def _link(device: torch.device, sizes: BenchmarkSizes) -> Link | None:
         bandwidth_gb_s=to_device or pageable,  # where pages cannot be pinned, this is what there is
         to_host_gb_s=link_rate(device, free, to_host=True, sizes=sizes),
         pageable_gb_s=pageable,
-        latency_us=small and 1e6 * _median_seconds(small, sizes.seconds),
+        latency_us=small and 1e6 * _fastest_seconds(small, sizes.seconds),
     )
 
 
@@ -158,11 +157,11 @@ def _synchronized(run: Callable[[], object], device: torch.device) -> Callable[[
 
 def _rate(amount: int, run: Callable[[], object], seconds: float) -> float:
     """Return 10^9 units a second, where each run does `amount` units."""
-    return amount / _median_seconds(run, seconds) / 1e9
+    return amount / _fastest_seconds(run, seconds) / 1e9
 
 
-def _median_seconds(run: Callable[[], object], budget: float) -> float:
-    """Return the median seconds of a few runs, after one that warms up threads and devices."""
+def _fastest_seconds(run: Callable[[], object], budget: float) -> float:
+    """Return the seconds of the fastest of a few runs, after one that warms up; other work only ever slows them."""
     run()
     seconds: list[float] = []
     least, most = _RUNS
@@ -170,4 +169,4 @@ def _median_seconds(run: Callable[[], object], budget: float) -> float:
         start = perf_counter()
         run()
         seconds.append(perf_counter() - start)
-    return median(seconds)
+    return min(seconds)

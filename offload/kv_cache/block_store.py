@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,17 @@ class BlockStore(Store):
             self._blocks.flatten(0, 1), self.shape.head_dim, positions, keys.flatten(0, 1), values.flatten(0, 1)
         )
 
+    def dump(self, start: int, end: int) -> Tensor:
+        return self._run(start, end - start).clone(memory_format=torch.contiguous_format)
+
+    def load(self, start: int, kv: Tensor) -> None:
+        copy_bytes(self._run(start, kv.shape[2] * BLOCK), kv)
+
+    def _run(self, start: int, tokens: int) -> Tensor:
+        """View whole blocks, `[layers, kv_heads, blocks, 2 * 16 * head_dim]`."""
+        assert start % BLOCK == tokens % BLOCK == 0, "tokens are copied in whole blocks"
+        return self._blocks[:, :, start // BLOCK : (start + tokens) // BLOCK]
+
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
         count = size // BLOCK
         new = torch.empty((len(rows), count, self._blocks.shape[-1]), dtype=self.dtype)
@@ -82,6 +94,11 @@ class BlockStore(Store):
         assert start % BLOCK == end % BLOCK == chunk % BLOCK == 0, "chunks are whole blocks"
         means = mean_keys(self._blocks[layer][:, start // BLOCK : end // BLOCK], self.shape.head_dim)
         return means.unflatten(1, (-1, chunk // BLOCK)).mean(2)
+
+
+def copy_bytes(target: Tensor, source: Tensor) -> None:
+    """Copy host memory in this thread: torch's threads would take cores from those that read the next tokens."""
+    np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
 
 
 def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

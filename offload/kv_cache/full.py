@@ -110,12 +110,12 @@ class FullCache:
         self._inflight = 0
         self._queries_end = self._length if self._queries is not None else -1
 
-    def restore(self, keys: Tensor, values: Tensor) -> None:
-        """Commit tokens without running them, from rotated keys and values `[layers, kv_heads, tokens, head_dim]`."""
-        end = self._length + keys.shape[2]
+    def restore(self, tokens: int, kv: Tensor) -> None:
+        """Commit tokens without running them, from what `Store.dump` returned."""
+        end = self._length + tokens
         assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
-        self.store.write(self._length, keys, values)
+        self.store.load(self._length, kv)
         self._length, self._inflight, self._queries_end = end, 0, -1
 
     def truncate(self, length: int) -> int:

@@ -62,6 +62,17 @@ class Store(Protocol):
         """Return keys and values as `read` does, as copies in host memory."""
         return tuple(x.to("cpu", copy=True, memory_format=torch.contiguous_format) for x in self.read(start, end))
 
+    def dump(self, start: int, end: int) -> Tensor:
+        """Return a copy of the tokens' KV in host memory, `[layers, kv_heads, ...]` in the layout of its memory.
+
+        With the native kernel, the layout is that of its blocks, and `start` and `end` are multiples of BLOCK.
+        """
+        return torch.stack(self.export(start, end), 3)
+
+    def load(self, start: int, kv: Tensor) -> None:
+        """Store what `dump` of a store for the same kernel returned, from position `start` on."""
+        self.write(start, *kv.unbind(3))
+
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
         """Store keys and values from `gather` in other chunks of the same rows."""
         ...

@@ -30,7 +30,7 @@ class StreamingCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._sink, self._window, self._most = sink, window, inflight
+        self.sink, self.window, self._most = sink, window, inflight
         self._room = sink + 2 * window + 2 * inflight  # about half of it is for rollback
         self._rope = rope
         self._length = 0
@@ -55,25 +55,25 @@ class StreamingCache:
         if stored + tokens > self._room:
             stored = self._compact()
         self._inflight = tokens
-        self._seen = slice(max(stored - self._window, min(self._sink, stored)), stored + tokens)
-        attended = min(self._sink, stored) + self._seen.stop - self._seen.start
+        self._seen = slice(max(stored - self.window, min(self.sink, stored)), stored + tokens)
+        attended = min(self.sink, stored) + self._seen.stop - self._seen.start
         self._positions = self._rope.rows(0, attended)
 
     def _compact(self) -> int:
         """Drop tokens behind the sink, except a window and some for rollback; return how many tokens are left."""
         stored = self._length - self._dropped
-        kept = self._window + (self._room - self._sink - self._window) // 4
+        kept = self.window + (self._room - self.sink - self.window) // 4
         source = slice(stored - kept, stored)
         for tensor in (self._keys, self._values):
-            tensor[:, :, self._sink : self._sink + kept] = tensor[:, :, source].clone()
-        self._dropped += source.start - self._sink
-        return self._sink + kept
+            tensor[:, :, self.sink : self.sink + kept] = tensor[:, :, source].clone()
+        self._dropped += source.start - self.sink
+        return self.sink + kept
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         new = slice(self._seen.stop - self._inflight, self._seen.stop)
         keys, values = self._keys[layer], self._values[layer]
         keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
-        sink = min(self._sink, new.start)
+        sink = min(self.sink, new.start)
         keys, values = (torch.cat((x[:, :sink], x[:, self._seen]), dim=1) for x in (keys, values))
         cos, sin = self._positions
         keys = rotate(keys, (cos.squeeze(1), sin.squeeze(1)))
@@ -83,11 +83,20 @@ class StreamingCache:
         self._length += self._inflight
         self._inflight = 0
 
+    def skip(self, length: int) -> None:
+        """Continue at position `length`, at least the committed one, with the sink alone as if it had been run.
+
+        Committed tokens behind the sink are dropped.
+        """
+        assert length >= self._length >= min(self.sink, length), f"cannot skip from {self._length} to {length}"
+        self._dropped = max(length - self.sink, 0)
+        self._length, self._inflight = length, 0
+
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
         self._inflight = 0
         # Unless a full window is left, or nothing was dropped, queries would see fewer tokens than they should.
-        if self._dropped and length < self._dropped + self._sink + self._window:
+        if self._dropped and length < self._dropped + self.sink + self.window:
             length = self._dropped = 0
         self._length = length
         return length

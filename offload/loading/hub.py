@@ -119,28 +119,27 @@ def _is_sound(path: Path) -> bool:
 
 
 def _from_hub(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
-    if not refresh and (cached := _cached_snapshot(name, home)) is not None:
-        return cached
-    path = _download(name, _HUB_FILES)
-    if not any(path.glob("*.safetensors")):
-        if not refresh:
-            hint = f"`triforce pull {name}` converts pytorch_model.bin once, if the model has that"
-            raise ModelNotFound(f"{name} has no safetensors weights", hint)
+    cached = None if refresh else _cached_snapshot(name)
+    path = cached or _download(name, _HUB_FILES)
+    if refresh and not any(path.glob("*.safetensors")):
         path = _download(name, _PICKLED_FILES)
-    return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
+    if is_pickled(path):
+        return _unpickled(path, name, home, progress, refresh)
+    if not refresh and not any(path.glob("*.safetensors")):
+        hint = f"`triforce pull {name}` converts pytorch_model.bin once, if the model has that"
+        raise ModelNotFound(f"{name} has no safetensors weights", hint)
+    return path
 
 
-def _cached_snapshot(name: str, home: Path) -> Path | None:
-    """Return the hub's cached folder of a model, or its conversion; None if it is absent or incomplete."""
+def _cached_snapshot(name: str) -> Path | None:
+    """Return the hub's cached folder of a model; None if it is absent or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
-        if is_pickled(path):
-            converted = converted_folder(path, home)
-            return converted if converted.is_dir() else None
-        FolderCheckpoint(path)  # an interrupted download leaves a folder without all of its files
+        if not is_pickled(path):
+            FolderCheckpoint(path)  # an interrupted download leaves a folder without all of its files
     except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
         return None
     return path

@@ -6,6 +6,7 @@ Resolving a name reads no file of the model and asks no server. Imports no torch
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,21 +31,22 @@ class HubModel:
 
 
 _LLAMA_2 = "Llama 2 Community License; pickled weights, which `triforce pull` converts once"
-_LLAMA_3 = "Llama 3 Community License; gated: accept it on the model's page, then `hf auth login`"
+_GATED = "Llama {} Community License; gated: accept it on the model's page, then `hf auth login`"
+_LLAMA_3_1, _LLAMA_3_2 = (_GATED.format(version) for version in ("3.1", "3.2"))
 HUB_MODELS = {
     "Llama-2-7B-128K": HubModel("NousResearch/Yarn-Llama-2-7b-128k", _LLAMA_2),
     "Llama-2-13B-128K": HubModel("NousResearch/Yarn-Llama-2-13b-128k", _LLAMA_2),
     "LWM-Text-Chat-128K": HubModel("LargeWorldModel/LWM-Text-Chat-128K", _LLAMA_2),
-    "Llama-3.1-8B": HubModel("meta-llama/Llama-3.1-8B-Instruct", _LLAMA_3),
-    "Llama-3.1-70B": HubModel("meta-llama/Llama-3.1-70B-Instruct", _LLAMA_3),
-    "Llama-3.2-1B": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA_3),
-    "Llama-3.2-3B": HubModel("meta-llama/Llama-3.2-3B-Instruct", _LLAMA_3),
+    "Llama-3.1-8B": HubModel("meta-llama/Llama-3.1-8B-Instruct", _LLAMA_3_1),
+    "Llama-3.1-70B": HubModel("meta-llama/Llama-3.1-70B-Instruct", _LLAMA_3_1),
+    "Llama-3.2-1B": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA_3_2),
+    "Llama-3.2-3B": HubModel("meta-llama/Llama-3.2-3B-Instruct", _LLAMA_3_2),
     "Qwen2.5-7B-1M": HubModel("Qwen/Qwen2.5-7B-Instruct-1M", "Apache 2.0"),
     "Qwen2.5-14B-1M": HubModel("Qwen/Qwen2.5-14B-Instruct-1M", "Apache 2.0"),
     "Qwen3-0.6B": HubModel("Qwen/Qwen3-0.6B", "Apache 2.0"),
     "Qwen3-4B-2507": HubModel("Qwen/Qwen3-4B-Instruct-2507", "Apache 2.0"),
     "Qwen3-8B": HubModel("Qwen/Qwen3-8B", "Apache 2.0"),
-    "Mistral-Nemo": HubModel("mistralai/Mistral-Nemo-Instruct-2407", "Apache 2.0; the hub may ask for your name"),
+    "Mistral-Nemo": HubModel("mistralai/Mistral-Nemo-Instruct-2407", "Apache 2.0; the hub may ask for contact details"),
     "Llama-68M": HubModel("JackFram/llama-68m", "Apache 2.0"),
 }
 EMBEDDED_KNOWN = {"SmolLM2-135M": "smollm2-135m"}  # well-known models that come embedded
@@ -107,8 +109,9 @@ def did_you_mean(name: str) -> str:
     """Return the beginning of a hint, with the closest model; empty if none is close."""
     names = {simplified(known): known for known in KNOWN} | {simplified(name): name for name in EMBEDDED}
     bare = simplified(name)
-    close = difflib.get_close_matches(bare, names, 1) or difflib.get_close_matches(_VARIANT.sub("", bare), names, 1)
-    return f"did you mean {names[close[0]]}? " if close else ""
+    close = difflib.get_close_matches(bare, names, 3) or difflib.get_close_matches(_VARIANT.sub("", bare), names, 3)
+    closest = max(close, key=lambda each: len(os.path.commonprefix([each, bare])), default=None)  # noqa: RUF071
+    return f"did you mean {names[closest]}? " if closest else ""
 
 
 def _well_known(name: str) -> ModelSource | None:

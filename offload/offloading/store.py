@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..kernels.accumulate import Accumulator
+from ..kv_cache.block_store import copy_bytes
 from ..kv_cache.store import Store
 from .host_attention import HostResult
 from .link import Pair
@@ -95,17 +96,39 @@ class TieredStore(TierReader):
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store tokens as in `Store`, in host memory; the next pass fetches the pages that it needs."""
-        tiers, end, resident = self.tiers, start + keys.shape[2], self.tiers.resident_layers
-        self._recover()
-        self.open_pages.flush()
+        tiers, resident = self.tiers, self.tiers.resident_layers
+        self._close_pages()
         if tiers.resident is not None:
             tiers.resident.write(start, keys[:resident], values[:resident])
+        for page, at, tokens in self._pages_between(start, start + keys.shape[2]):
+            for layer, target in enumerate(tiers.pages[:, page], resident):
+                tiers.format.write(target, at, *(x[layer, :, tokens] for x in (keys, values)))
+
+    def load(self, start: int, kv: Tensor) -> None:
+        """Store what `dump` gave as in `Store`, in host memory."""
+        if not self._dumps_blocks:
+            self.write(start, *kv.unbind(3))
+            return
+        tiers, resident, grain = self.tiers, self.tiers.resident_layers, self.grain
+        self._close_pages()
+        if tiers.resident is not None:
+            tiers.resident.load(start, kv[:resident])
+        for page, at, tokens in self._pages_between(start, start + kv.shape[2] * grain):
+            blocks = kv[resident:, :, tokens.start // grain : tokens.stop // grain]
+            first = at // grain
+            copy_bytes(tiers.format.grains(tiers.pages[:, page])[:, :, first : first + blocks.shape[2]], blocks)
+
+    def _close_pages(self) -> None:
+        """Move the open pages to host memory, after a pass that may have been interrupted."""
+        self._recover()
+        self.open_pages.flush()
+
+    def _pages_between(self, start: int, end: int) -> Iterator[tuple[int, int, slice]]:
+        """Yield the pages of tokens: number, first position in the page, and which of the tokens it has."""
         for page in range(start // self.span, -(-end // self.span)):
             base = page * self.span
             first, last = max(base, start), min(base + self.span, end)
-            for layer, target in enumerate(tiers.pages[:, page], resident):
-                some = (x[layer, :, first - start : last - start] for x in (keys, values))
-                tiers.format.write(target, first - base, *some)
+            yield page, first - base, slice(first - start, last - start)
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
         tiers = self.tiers
@@ -120,11 +143,8 @@ class TieredStore(TierReader):
 
     def _pages_of(self, layer: int, start: int, tokens: int) -> Iterator[tuple[Tensor, int, slice]]:
         """Yield the pages of tokens from position `start` on: buffer, first index in it, and which of the tokens."""
-        end = start + tokens
-        for page in range(start // self.span, (end - 1) // self.span + 1):
-            base = page * self.span
-            first, last = max(base, start), min(base + self.span, end)
-            yield self._buffer(layer, page), first - base, slice(first - start, last - start)
+        for page, at, some in self._pages_between(start, start + tokens):
+            yield self._buffer(layer, page), at, some
 
     def _buffer(self, layer: int, page: int) -> Tensor:
         """Return a page of this pass on the device."""

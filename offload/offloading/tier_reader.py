@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from .open_pages import OpenPages
+from .page import NativePageFormat
 from .tiers import Tiers
 
 
@@ -44,6 +45,24 @@ class TierReader:
         if tiers.resident is None:
             return tuple(offloaded)
         return tuple(torch.cat(both) for both in zip(tiers.resident.export(start, end), offloaded, strict=True))
+
+    def dump(self, start: int, end: int) -> Tensor:
+        """Return tokens as in `Store`, copied to host memory."""
+        tiers, grain = self.tiers, self.tiers.format.grain
+        if not self._dumps_blocks:
+            return torch.stack(self.export(start, end), 3)
+        runs = []
+        for page in range(start // self.span, -(-end // self.span)):
+            base, source = page * self.span, self.open_pages.newest(page).cpu()
+            at = slice(max(start - base, 0) // grain, min(end - base, self.span) // grain)
+            runs.append(tiers.format.grains(source)[:, :, at])
+        offloaded = torch.cat(runs, dim=2)
+        return offloaded if tiers.resident is None else torch.cat((tiers.resident.dump(start, end), offloaded))
+
+    @property
+    def _dumps_blocks(self) -> bool:
+        """Return whether `dump` returns the native kernel's blocks, as its other stores do."""
+        return isinstance(self.tiers.format, NativePageFormat)
 
     def _run(self, page: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of some tokens of a page, of all layers that are not resident."""

@@ -8,10 +8,12 @@ from ..architecture.dims import Dimensions
 from ..architecture.footprint import activation_bytes, retrieval_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
-from ..levels import draft_capacity, draft_chunk, has_draft_model, has_middle
+from ..levels import draft_capacity, draft_chunk, drafter_kind, has_draft_model, has_middle
+from ..methods import LOOKUP
 from ..units import GIB, counted, size_text
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
+LOOKUP_BYTES = 470  # a token of the lookup index (speculation/ngram.py), measured on text and on random tokens
 USABLE = 0.97  # of a memory: the rest is lost to fragmentation in the allocator
 
 
@@ -28,6 +30,7 @@ class MemoryEstimate:
     retrieval: int  # selected KV and mean keys
     draft: int  # a draft model's weights, cache and activations
     cuda: int
+    lookup: int  # the n-gram lookup index, which lies in host memory: 0 for a GPU
 
     @property
     def weights(self) -> int:
@@ -39,7 +42,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.activations + self.retrieval + self.draft + self.cuda
+        return self.weights + self.kv + self.activations + self.retrieval + self.draft + self.cuda + self.lookup
 
 
 def estimate(
@@ -78,6 +81,7 @@ def estimate(
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
         cuda=0 if on_cpu else CUDA_BYTES,
+        lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
     )
 
 
@@ -99,6 +103,7 @@ def check_fit(need: MemoryEstimate, free: int) -> None:
         f"KV cache of {counted(need.tokens, 'token')}": need.kv,
         "retrieval cache": need.retrieval,
         "draft model": need.draft,
+        "lookup index": need.lookup,
         "CUDA": need.cuda,
         "activations": need.activations,
     }

@@ -122,6 +122,7 @@ class _Sizes:
             "KV cache": kv * need.layer_kv,
             "retrieval cache": need.retrieval,
             "draft model": need.draft,
+            "lookup index": need.lookup,
             "activations": need.activations,
             "CUDA": need.cuda,
         }
@@ -151,7 +152,7 @@ class _Sizes:
         return 0 if self._need.layer_kv > OPEN_PAGES * self._page else self._layers
 
 
-_ORDER = ("weights", "KV cache", "retrieval cache", "draft model", "staging", "activations", "CUDA")
+_ORDER = ("weights", "KV cache", "retrieval cache", "draft model", "lookup index", "staging", "activations", "CUDA")
 
 
 def _sorted(parts: dict[str, int]) -> dict[str, int]:

@@ -1,57 +1,105 @@
-"""Block files: the KV of one block of a prompt, with a header and a checksum that identify it."""
+"""Block files: the KV of one block of a prompt, with a header and a checksum that identify it.
+
+They are safetensors files. A block is read into memory of its own in one go: what was verified is what is used, even
+if the file changes or its disk fails, which is not so with a file that is mapped.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from ..files import replace_file
 from .header import Header, UnusableBlock
 
+_DTYPES = {"I64": torch.int64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a header
 
-def write_block(path: Path, header: Header, ids: Sequence[int], keys: Tensor, values: Tensor) -> int:
-    """Save keys and values `[layers, kv_heads, tokens, head_dim]`, and return the file's bytes. Raises OSError."""
-    tensors = {"ids": torch.tensor(ids), "keys": keys.contiguous(), "values": values.contiguous()}
-    data = save(tensors, header.texts() | {"checksum": _checksum(tensors)})
+
+class Buffer:
+    """Memory that is used again for each file that is read into it."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> np.ndarray:
+        """Return `size` bytes, uninitialised, which the next call may return again."""
+        if len(self._bytes) < size:
+            self._bytes = np.empty(size, np.uint8)
+        return self._bytes[:size]
+
+
+def write_block(path: Path, header: Header, ids: Sequence[int], kv: Tensor) -> int:
+    """Save KV as `Store.dump` returns it, and return the file's bytes. Raises OSError."""
+    tensors, texts = {"ids": torch.tensor(ids), "kv": kv.contiguous()}, header.texts()
+    data = save(tensors, texts | {"checksum": _checksum(texts, tensors)})
     replace_file(path, data)
     return len(data)
 
 
-def read_block(path: Path, key: str, ids: Sequence[int], part: str = "") -> tuple[Tensor, Tensor, Header]:
-    """Return a file's keys and values, memory-mapped, and its header, after its checksum has been verified.
+def read_block(
+    path: Path, key: str, ids: Sequence[int], part: str = "", buffer: Buffer | None = None
+) -> tuple[Tensor, Header]:
+    """Return a file's KV, which lies in the buffer, and its header, after its checksum has been verified.
 
     Raises FileNotFoundError, and UnusableBlock for a file that is damaged or is not the block `key` of these tokens.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
-            raise UnusableBlock("it is not a regular file")
-        with safe_open(path, framework="pt") as file:
-            texts = file.metadata() or {}
-            if (texts.get("key"), texts.get("part")) != (key, part):
-                raise UnusableBlock("it is a different block")
-            tensors = {name: file.get_tensor(name) for name in ("ids", "keys", "values")}
-            header = Header.read(texts)
+        texts, tensors = _parse(_read(path, buffer or Buffer()))
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UnusableBlock((str(error).splitlines() or [type(error).__name__])[0]) from error
-    if _checksum(tensors) != texts.get("checksum"):
+    except OSError as error:
+        raise UnusableBlock(str(error)) from error
+    if (texts.get("key"), texts.get("part")) != (key, part):
+        raise UnusableBlock("it is a different block")
+    if texts.pop("checksum", None) != _checksum(texts, tensors):
         raise UnusableBlock("its checksum is wrong")
     if tensors["ids"].tolist() != list(ids):
         raise UnusableBlock("it has different tokens")
-    return tensors["keys"], tensors["values"], header
+    return tensors["kv"], Header.read(texts)
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    digest = xxhash.xxh3_128()
+def _read(path: Path, buffer: Buffer) -> np.ndarray:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+        raise UnusableBlock("it is not a regular file")
+    with open(path, "rb", buffering=0) as file:
+        data = buffer.take(os.fstat(file.fileno()).st_size)
+        done = 0
+        while done < len(data) and (count := file.readinto(data[done:])):
+            done += count
+    return data[:done]
+
+
+def _parse(data: np.ndarray) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and tensors of a safetensors file: views, where its library would copy."""
+    try:
+        start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        header = json.loads(data[8:start].tobytes())
+        texts = header.pop("__metadata__", {})
+        if {"ids", "kv"} != set(header):
+            return dict(texts), {}  # of another kind
+        tensors = {name: _tensor(data[start:], **header[name]) for name in ("ids", "kv")}
+        return dict(texts), tensors
+    except _DAMAGE as error:
+        raise UnusableBlock(f"its header is damaged: {type(error).__name__}") from error
+
+
+def _tensor(data: np.ndarray, dtype: str, shape: Sequence[int], data_offsets: tuple[int, int]) -> Tensor:
+    first, last = data_offsets
+    return torch.from_numpy(data[first:last]).view(_DTYPES[dtype]).view(shape)
+
+
+def _checksum(texts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    digest = xxhash.xxh3_128(json.dumps(sorted(texts.items())).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy())

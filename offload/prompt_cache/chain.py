@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..parallel import Group
-from .block import read_block
+from .block import Buffer, read_block
 from .fingerprint import TOKENS, chain
 from .folder import PromptFolder
 from .header import Header, UnusableBlock
@@ -52,10 +52,10 @@ class Prompt:
         """Return a block's tokens."""
         return self._ids[index * TOKENS : (index + 1) * TOKENS]
 
-    def read(self, index: int) -> tuple[Tensor, Tensor, Header]:
-        """Return a block's keys, values and header. Raises FileNotFoundError, UnusableBlock."""
+    def read(self, index: int, buffer: Buffer | None = None) -> tuple[Tensor, Header]:
+        """Return a block's KV, in the buffer, and its header. Raises FileNotFoundError, UnusableBlock."""
         try:
-            block = read_block(self.paths[index], self.keys[index], self.ids(index), self.storage.part)
+            block = read_block(self.paths[index], self.keys[index], self.ids(index), self.storage.part, buffer)
         except UnusableBlock:
             self._damaged.add(index)
             raise
@@ -79,7 +79,7 @@ class Prompt:
         return True
 
     def stored(self, first: int, last: int) -> int:
-        """Return the end of the run of existing blocks that begins at `first`, at most `last`."""
-        while first < last and self.paths[first].exists():
-            first += 1
-        return first
+        """Return the end of the last existing block from `first` on and before `last`; `first` if there is none."""
+        while last > first and not self.paths[last - 1].exists():
+            last -= 1
+        return max(first, last)

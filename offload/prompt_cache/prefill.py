@@ -52,7 +52,7 @@ class SequencePrompts:
     def __init__(
         self, cache: PromptCache, fingerprint: str, runner: Runner, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._cache, self._fingerprint = cache, fingerprint
+        self._cache, self.fingerprint = cache, fingerprint
         self._runner, self._reusable = runner, ReusablePrefix(runner)
         self._clock = clock
 
@@ -74,7 +74,7 @@ class SequencePrompts:
             reusable.mark()
 
     def _prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
-        prompt = Prompt(self._cache.storage, self._fingerprint, sequence.tokens)
+        prompt = Prompt(self._cache.storage, self.fingerprint, sequence.tokens)
         writer = BlockWriter(prompt, self._runner)
 
         def compute(end: int) -> Generator[Prefilled]:

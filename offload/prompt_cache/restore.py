@@ -1,4 +1,4 @@
-"""Restore the stored blocks of one prompt; compute damaged ones again."""
+"""Restore the stored blocks of one prompt; compute damaged and missing ones."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..speculation.runner import Runner
 from .chain import Prompt
 from .fingerprint import TOKENS
 from .header import Header, UnusableBlock
+from .reader import BlockReader
 from .reusable import ReusablePrefix
 
 TRIAL = 1.0  # seconds of reading before it is compared with computing
@@ -25,7 +26,7 @@ _VALID, _DAMAGED, _MISSING = "valid", "damaged", "missing"  # states of a block'
 class Restoration:
     """Restores one prompt's stored blocks into a runner's cache, in order, reading each file once.
 
-    Only damaged blocks are computed again. The blocks after them are restored, because they have the same bits as if
+    Only damaged and missing blocks are computed. The blocks after them are restored: they have the same bits as if
     they were computed.
     """
 
@@ -41,7 +42,7 @@ class Restoration:
         self._prompt, self._runner, self._reusable = prompt, runner, reusable
         self._compute, self._clock = compute, clock
         self._race = Race()
-        self._gap = range(0)  # blocks to compute: the damaged ones, and their neighbours in whole chunks
+        self._gap = range(0)  # blocks to compute: damaged and missing ones, and the others of their chunks
         self._errors: list[str] = []  # of this rank's files
         self._computed = self._size = 0  # tokens computed, bytes read
         self._seconds = 0.0  # of reading and restoring
@@ -55,7 +56,7 @@ class Restoration:
         if stored:
             cached = min(cached, self._reusable.length)  # the tokens after that are dropped
         yield Prefilled(min(cached, len(sequence) - 1), len(sequence))
-        yield from self._read_all(stored, len(sequence))
+        yield from self._restore_all(stored, len(sequence))
         if self._any_damage:
             _warn(self._prompt.storage.group.collect(self._errors))
         if self._size:
@@ -74,41 +75,43 @@ class Restoration:
         last = min(self._prompt.storage.group.collect(reach // unit * unit))
         return range(first, last if last * TOKENS > self._runner.num_cached else first)
 
-    def _read_all(self, stored: range, total: int) -> Generator[Prefilled]:
+    def _restore_all(self, stored: range, total: int) -> Generator[Prefilled]:
+        with BlockReader(self._prompt, stored) as reader:
+            yield from self._restore_from(reader, stored, total)
+
+    def _restore_from(self, reader: BlockReader, stored: range, total: int) -> Generator[Prefilled]:
         group = self._prompt.storage.group
         for index in stored:
             start = self._clock()
-            state, block = self._read(index)
+            state, block = self._read(index, reader)
             states = group.collect(state)
             self._seconds += (reading := self._clock() - start)
-            if _MISSING in states:
-                return
-            if _DAMAGED in states:
+            if set(states) != {_VALID}:
+                self._any_damage = self._any_damage or _DAMAGED in states
                 self._skip(index)
-            elif index >= self._gap.stop:  # earlier ones are computed together with damaged ones
+            elif index >= self._gap.stop:  # earlier ones are computed with the gap
                 yield from self._fill_gap()
                 self._restore_block(index, block, reading)
-                if (index + 1) % self._reusable.blocks == 0:  # else a damaged block may still drop it
+                if (index + 1) % self._reusable.blocks == 0:  # else a gap in the same chunk may still drop it
                     yield Prefilled(self._runner.num_cached, total, restored=True)
                 if self._race.lost:
                     return
 
-    def _read(self, index: int) -> tuple[str, tuple[Tensor, Tensor, Header] | None]:
+    def _read(self, index: int, reader: BlockReader) -> tuple[str, tuple[Tensor, Header] | None]:
         """Return the state of a block's file, and the block if it is valid."""
         try:
-            return _VALID, self._prompt.read(index)
-        except FileNotFoundError:  # another process has just evicted it
+            return _VALID, reader.take()
+        except FileNotFoundError:  # evicted, perhaps just now by another process
             return _MISSING, None
         except UnusableBlock as error:
             self._errors.append(f"{self._prompt.paths[index]}: {error}")
             return _DAMAGED, None
 
     def _skip(self, index: int) -> None:
-        """Add a damaged block to the gap, with the blocks that are computed in the same chunks."""
+        """Add a block to the gap, with the blocks that are computed in the same chunks."""
         unit = self._reusable.blocks
         first = self._gap.start if self._gap else index // unit * unit
         self._gap = range(first, (index // unit + 1) * unit)
-        self._any_damage = True
 
     def _fill_gap(self) -> Generator[Prefilled]:
         """Compute the blocks of the gap."""
@@ -118,12 +121,12 @@ class Restoration:
             self._computed += len(gap) * TOKENS
             yield from self._compute(gap.stop * TOKENS)
 
-    def _restore_block(self, index: int, block: tuple[Tensor, Tensor, Header], reading: float) -> None:
-        """Copy a block into the cache; reading it took `reading` seconds."""
-        keys, values, header = block
+    def _restore_block(self, index: int, block: tuple[Tensor, Header], reading: float) -> None:
+        """Copy a block into the cache, after waiting `reading` seconds for it."""
+        kv, header = block
         start = self._clock()
-        self._runner.restore(index * TOKENS, self._prompt.ids(index), keys, values)
-        self._size += keys.nbytes + values.nbytes
+        self._runner.restore(index * TOKENS, self._prompt.ids(index), kv)
+        self._size += kv.nbytes
         self._seconds += (writing := self._clock() - start)
         self._race.observe(*self._prompt.storage.group.agree((reading + writing, header.prefill_s)))
 

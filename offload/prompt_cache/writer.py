@@ -9,6 +9,8 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
+from torch import Tensor
+
 from ..errors import Degraded
 from ..files import sync_folder
 from ..speculation.runner import Runner
@@ -19,7 +21,7 @@ from .fingerprint import TOKENS
 from .folder import stem_of
 from .header import Header
 
-_HEADER = 2048  # bytes of a file besides keys and values, approximately
+_HEADER = 2048  # bytes of a file besides the KV, approximately
 PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time
 _MAX_PENDING = 2  # blocks copied for the thread and not written yet
 
@@ -28,7 +30,7 @@ class BlockWriter:
     """Saves the blocks of one prompt. The first error is a warning and ends saving."""
 
     def __init__(self, prompt: Prompt, runner: Runner) -> None:
-        self._prompt, self._tokensner = prompt, runner
+        self._prompt, self._runner = prompt, runner
         self._now = time.time()
         self._next = 0
         self._tokens = 0  # that were run
@@ -49,7 +51,7 @@ class BlockWriter:
         self._seconds += seconds
         if self._tokens <= 0:
             return  # the time per token is not known yet
-        whole = min(self._tokensner.num_cached // TOKENS, end)
+        whole = min(self._runner.num_cached // TOKENS, end)
         for index in range(self._next, whole):
             if self._stopped:
                 break
@@ -63,28 +65,28 @@ class BlockWriter:
         prompt, start = self._prompt, index * TOKENS
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "triforce-prompts")
-        keys, values = self._tokensner.cache.store.export(start, start + TOKENS)
+        kv = self._runner.cache.store.dump(start, start + TOKENS)
         parent = prompt.keys[index - 1] if index else ""
         storage = prompt.storage
         header = Header(prompt.keys[index], parent, storage.part, storage.model, storage.label, self._now, seconds)
         while len(self._pending) >= _MAX_PENDING:
             self._settle()
         if not self._stopped:
-            self._pending.append(self._executor.submit(self._write, index, header, keys, values))
+            self._pending.append(self._executor.submit(self._write, index, header, kv))
 
-    def _write(self, index: int, header: Header, keys, values) -> None:
+    def _write(self, index: int, header: Header, kv: Tensor) -> None:
         prompt, path = self._prompt, self._prompt.paths[index]
-        need = keys.nbytes + values.nbytes + _HEADER
+        need = kv.nbytes + _HEADER
         if self._size is None:
             self._size = sum(block.size for block in prompt.folder.blocks())
         if self._size + need > prompt.folder.limit:
             self._make_room(need, index)
         try:
             prompt.folder.make(prompt.fingerprint)
-            size = write_block(path, header, prompt.ids(index), keys, values)
+            size = write_block(path, header, prompt.ids(index), kv)
         except FileNotFoundError:  # another process has just removed the folder while it was empty
             prompt.folder.make(prompt.fingerprint)
-            size = write_block(path, header, prompt.ids(index), keys, values)
+            size = write_block(path, header, prompt.ids(index), kv)
         self._size += size * prompt.storage.group.mates  # every rank writes as much
         prompt.folder.touch(path, self._now)
         self._wrote = True

@@ -24,6 +24,7 @@ from ..levels import TAIL, draft_chunk, drafter_kind
 from ..methods import LOOKUP, METHODS, MODEL, STREAMING
 from ..parallel import ALONE, Group
 from .adaptive import AdaptiveScheduler
+from .draft_runner import DraftRunner
 from .drafter import Drafter, ModelDrafter
 from .level import Level, ModelVerifier, speculate
 from .ngram import LookupDrafter
@@ -72,7 +73,7 @@ class Runners:
 
     full: Runner
     middle: SelectedRunner | None
-    draft: Runner | None
+    draft: DraftRunner | None
     lookup: LookupDrafter
 
 

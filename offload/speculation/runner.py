@@ -75,12 +75,12 @@ class Runner:
         self._last = hidden[-1:]
         yield Prefilled(self.num_cached, len(sequence))
 
-    def restore(self, start: int, ids: Sequence[int], keys: Tensor, values: Tensor) -> None:
+    def restore(self, start: int, ids: Sequence[int], kv: Tensor) -> None:
         """Restore tokens from position `start` on instead of running them; see `FullCache.restore`."""
         self._truncate(start)
         assert start == self.num_cached, "a gap before the restored tokens"
         self._last = None
-        self.cache.restore(keys, values)
+        self.cache.restore(len(ids), kv)
         self._cached += ids
 
     def truncate(self, length: int) -> None:

@@ -5,9 +5,12 @@ import re
 import subprocess
 import sys
 
-from tests.support.command import (
-    COMMAND,
-)
+import typer
+
+from tests.support.command import COMMAND
+from tests.support.paths import ROOT
+from triforce_cli.app import app
+from triforce_cli.options.declarations import PANELS
 
 
 def test_help_answers_with_examples(triforce, process):
@@ -41,3 +44,27 @@ def test_debug_shows_the_traceback(triforce):
     assert result.returncode == 2
     assert "Traceback" in result.stderr
     assert "error: no model at no-such-model" in result.stderr
+
+
+def test_help_of_generate_fits_a_screen_or_two(triforce, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = triforce("generate", "--help").stdout.splitlines()
+    assert len(lines) < 110
+    first = next(number for number, line in enumerate(lines) if line.startswith("╭─ Options"))
+    names = [line.split()[1] for line in lines[first + 1 : first + 12]]
+    assert names == [
+        *("--prompt-file", "--model", "--max-new-tokens", "--temperature", "--system", "--stop", "--seed"),
+        *("--json", "--quiet", "--verbose", "--help"),
+    ]
+    assert lines[first + 12].startswith("╰")  # one line each
+    panels = [line.split("─")[1].strip() for line in lines if line.startswith("╭─ ")]
+    assert panels[2:] == list(dict.fromkeys(PANELS.values()))
+
+
+def test_every_option_of_generate_is_documented():
+    text = (ROOT / "docs" / "options.md").read_text("utf-8")
+    command = typer.main.get_command(app).commands["generate"]
+    options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
+    missing = [name for param in options for name in param.opts if f"`{name}`" not in text]
+    assert len(options) > 30
+    assert missing == []

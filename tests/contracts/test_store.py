@@ -150,6 +150,24 @@ def test_export_gives_copies_of_what_read_gives_in_host_memory(store, rope):
     assert contains(store, rope, IDS)
 
 
+@pytest.mark.parametrize("start", [0, 48, 64])
+def test_what_was_dumped_can_be_loaded_by_a_store_of_its_kind(kind, store, rope, dtype, start):
+    fill(store, rope)
+    dumped = store.dump(start, 144)
+    assert dumped.device.type == "cpu" and dumped.is_contiguous()
+    assert dumped.shape[:2] == (store.shape.layers, store.shape.kv_heads)
+    other = new_store(kind, dtype)
+    if start:
+        fill(other, rope, passes=[start])
+    other.load(start, dumped)
+    dumped.zero_()
+    for ours, theirs in zip(other.read(0, 144), store.read(0, 144), strict=True):
+        assert torch.equal(ours, theirs)
+    assert contains(store, rope, IDS)
+    _, rows = run(other, rope, IDS[:147], 144)
+    assert close(rows[1], definition(IDS[:147], 144, 1, rope, dtype))
+
+
 @pytest.mark.parametrize("start", [0, 40, 64])
 def test_what_was_exported_can_be_written_to_a_store_of_its_kind(kind, store, rope, dtype, start):
     fill(store, rope)

@@ -62,7 +62,7 @@ def test_numbers_may_carry_their_unit(tmp_path):
         ("cores: 8", "cores: 8\n  cores: 9", 13, "host.cores is given twice", "remove one"),
         ("gpus: 1", "gpus: 1\nname: other", 5, "name is given twice", "remove one"),
         ("gpus: 1", "gpus: 2026-02-30", 4, "not valid YAML", ""),
-        ("22GiB", "lots", 14, "options.memory: 'lots' is no size", "22GiB"),
+        ("22GiB", "lots", 14, "options.memory: 'lots' is not a size", "22GiB"),
         ("22GiB", "-1", 14, "options.memory: memory is -1", ""),
         ("60GB", "60GB\n  budget: 3", 16, "options.budget: budget is 3, with chunks of 1", "4 chunks"),
         ("60GB", "60GB\n  budget: 64\n  chunk: 32", 13, "options: budget is 64, with chunks of 32", ""),

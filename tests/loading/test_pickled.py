@@ -209,10 +209,10 @@ def test_a_hub_model_with_pickled_weights(state, llama_dir, tmp_path, home, monk
     llama_dir.rename(snapshot)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("offload.loading.hub._download", lambda name, files: snapshot)
-    with pytest.raises(ModelNotFound) as caught:
+    with pytest.raises(ModelNotFound) as caught:  # found without asking the hub
         locate("someone/tiny", home)
     assert "triforce pull someone/tiny" in caught.value.hint
+    monkeypatch.setattr("offload.loading.hub._download", lambda name, files: snapshot)
     folder = locate("someone/tiny", home, refresh=True)
     assert folder.name.startswith("someone--tiny-")
     assert locate("someone/tiny", home) == folder

@@ -40,7 +40,7 @@ def same(model, found, expected):
 
 
 @pytest.mark.parametrize(("mode", "resident"), MODES)
-@pytest.mark.parametrize("chunk", [23, PAGE, 150, CAPACITY])
+@pytest.mark.parametrize("chunk", [5, PAGE, 150, CAPACITY])
 def test_any_placement_gives_the_full_cache_s_hidden_rows(model, mode, resident, chunk):
     expected = model.forward(id_tensor(CAPACITY), model.new_cache(CAPACITY))
     cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(1)))

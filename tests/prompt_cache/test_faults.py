@@ -21,7 +21,7 @@ from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.header import Header, UnusableBlock, read_header
 from tests.support.models import ids, make_hf_model
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
-from triforce_cli.output.prompt_cache import table
+from triforce_cli.output.prompt_cache import entries_table
 
 
 @pytest.fixture
@@ -144,16 +144,17 @@ def test_the_total_size_counts_shared_blocks_once(model_dir, home):
     found = entries(PromptFolder(home))
     assert [len(entry.blocks) for entry in found] == [7, 7]
     there = sum(path.stat().st_size for path in files(home))
-    assert table(found, PromptFolder(home), time.time()).splitlines()[-1].startswith(f"{there / 2**20:.1f} MiB")
+    text = entries_table(found, PromptFolder(home), time.time(), None).plain
+    assert text.splitlines()[-1].startswith(f"{there / 2**20:.1f} MiB")
 
 
 def test_many_questions_on_one_document_are_one_entry_and_listed_in_linear_time(home, monkeypatch):
-    store, keys, values = PromptFolder(home), *torch.zeros(2, 1, 1, TOKENS, 1).unbind()
+    store, kv = PromptFolder(home), torch.zeros(1, 1, TOKENS, 2, 1)
     store.make("f" * 16)
 
     def put(index, key, parent):
         header = Header(key, parent, "", "m", "", 1.0, 1.0)
-        write_block(store.block("f" * 16, index, key), header, [0] * TOKENS, keys.clone(), values.clone())
+        write_block(store.block("f" * 16, index, key), header, [0] * TOKENS, kv)
 
     for index in range(60):
         put(index, name(f"a{index}"), name(f"a{index - 1}") if index else "")
@@ -177,7 +178,7 @@ def test_with_torch_the_rest_of_the_prefill_begins_at_a_chunk_border(model_dir, 
     if damage == "slow":
         read = restoring.Prompt.read
         monkeypatch.setattr(restoring.Prompt, "read", lambda *args: (time.sleep(0.15), read(*args))[1])
-        monkeypatch.setattr(restoring, "TRIAL", 0.25)
+        monkeypatch.setattr(restoring, "TRIAL", 0.1)
     else:
         path = files(home)[2]
         path.write_bytes(path.read_bytes()[:-9])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from offload.kernels.native.ops import NativeOperations
-from offload.prompt_cache.fingerprint import weights_digest
+from offload.prompt_cache import fingerprint
+from offload.prompt_cache.fingerprint import TOKENS, weights_digest
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import native_kernel
 from tests.support.prompt_cache import LENGTH, engine_on, said
@@ -29,6 +30,15 @@ def test_blocks_of_another_fingerprint_are_not_restored(model_dir, home, tmp_pat
         make_hf_model("llama", head_dim=32, **changes).save_pretrained(other)
     expected, _ = said(engine_on(other, None, **options), prompt)
     assert said(engine_on(other, home, **options), prompt) == (expected, 0)
+
+
+def test_entries_of_another_version_are_ignored(model_dir, home, monkeypatch):
+    prompt = ids(LENGTH)
+    monkeypatch.setattr(fingerprint, "VERSION", fingerprint.VERSION - 1)
+    expected, _ = said(engine_on(model_dir, home), prompt)
+    monkeypatch.undo()
+    assert said(engine_on(model_dir, home), prompt) == (expected, 0)
+    assert said(engine_on(model_dir, home), prompt) == (expected, 7 * TOKENS)
 
 
 def test_the_digest_of_weights_is_cached_until_they_change(tmp_path):

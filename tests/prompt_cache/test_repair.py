@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from offload import GenerationConfig, Sampling
+from offload.decoder import Model
 from offload.errors import Degraded
 from offload.offloading import TierSettings
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS, weights_digest
 from tests.support.models import ids
-from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said, spoil, tensors
+from tests.support.prompt_cache import CHUNK, LENGTH, NEW, engine_on, files, said, spoil, tensors
 
 
 @pytest.mark.parametrize(("chunk", "length", "read"), [(CHUNK, LENGTH, 7), (512, LENGTH, 4), (CHUNK, 4 * TOKENS, 3)])
@@ -60,6 +61,26 @@ def test_valid_blocks_after_damaged_ones_are_restored(model_dir, home, operation
     assert tensors(home) == whole
 
 
+@pytest.mark.parametrize(("chunk", "missing"), [(CHUNK, {0, 3}), (CHUNK, {1, 2, 5}), (96, {1}), (CHUNK, {4, 6})])
+def test_missing_blocks_are_computed_and_those_after_them_restored(
+    model_dir, home, operations, monkeypatch, chunk, missing
+):
+    prompt = ids(LENGTH)
+    expected, _ = said(engine_on(model_dir, home, operations=operations, chunk=chunk), prompt)
+    whole, unit = tensors(home), 1 if operations.kernel else math.lcm(chunk, TOKENS) // TOKENS
+    for path in [files(home)[index] for index in missing]:
+        path.unlink()
+    computed = {index // unit for index in missing}
+    run, lengths = Model.forward, []
+    monkeypatch.setattr(Model, "forward", lambda self, x, cache: (lengths.append(len(x)), run(self, x, cache))[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answer = said(engine_on(model_dir, home, operations=operations, chunk=chunk), prompt)
+    assert answer == (expected, (len(whole) // unit - len(computed)) * unit * TOKENS)
+    assert sum(lengths) - NEW + 1 == LENGTH - answer[1]
+    assert tensors(home) == whole
+
+
 def test_questions_on_a_document_in_memory_repair_their_own_blocks(model_dir, home, native_operations):
     document, ends = ids(LENGTH), (ids(300, 1), ids(300, 2))
     engine = engine_on(model_dir, home, operations=native_operations, room=2000)
@@ -78,10 +99,10 @@ def test_a_valid_cache_is_read_once_and_not_written(model_dir, home, monkeypatch
     prompt = ids(LENGTH)
     said(engine_on(model_dir, home), prompt)
     reads, read = [], restoring.Prompt.read
-    monkeypatch.setattr(restoring.Prompt, "read", lambda self, index: (reads.append(index), read(self, index))[1])
+    monkeypatch.setattr(restoring.Prompt, "read", lambda self, *args: (reads.append(args[0]), read(self, *args))[1])
     monkeypatch.setattr(saving, "write_block", lambda *args: pytest.fail("a valid block is written again"))
     assert said(engine_on(model_dir, home), prompt)[1] == 7 * TOKENS
-    assert reads == list(range(7))
+    assert sorted(reads) == list(range(7))
     assert said(engine_on(model_dir, home), prompt[:500])[1] == 3 * TOKENS
 
 
@@ -91,12 +112,12 @@ def test_damaged_blocks_are_read_once(model_dir, home, monkeypatch):
     for index in (1, 2, 4):
         spoil(files(home)[index])
     reads, read = [], restoring.Prompt.read
-    monkeypatch.setattr(restoring.Prompt, "read", lambda self, index: (reads.append(index), read(self, index))[1])
+    monkeypatch.setattr(restoring.Prompt, "read", lambda self, *args: (reads.append(args[0]), read(self, *args))[1])
     written, write = [], saving.write_block
     monkeypatch.setattr(saving, "write_block", lambda path, *args: (written.append(path), write(path, *args))[1])
     with pytest.warns(Degraded, match="3 files"):
         said(engine_on(model_dir, home), prompt)
-    assert reads == list(range(7))
+    assert sorted(reads) == list(range(7))
     assert written == [files(home)[index] for index in (1, 2, 4)]
 
 

@@ -56,4 +56,4 @@ def test_restoring_from_a_slow_disk_stops(model_dir, home, monkeypatch):
     monkeypatch.setattr(restoring, "TRIAL", 0.25)
     tokens, restored = said(engine_on(model_dir, home), prompt)
     assert tokens == expected
-    assert restored == 2 * TOKENS
+    assert 2 * TOKENS <= restored <= 4 * TOKENS  # two threads read ahead

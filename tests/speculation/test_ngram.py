@@ -1,11 +1,13 @@
 """The suffix index against a rescan of the text, and lookup's proposals."""
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offload.planning.memory import LOOKUP_BYTES
 from offload.sequence import TokenSequence
 from offload.speculation.ngram import LookupDrafter, SuffixIndex
 
@@ -105,3 +107,17 @@ def test_the_index_grows_in_proportion_to_the_text(vocab):
         index.append(rng.randrange(vocab))
     assert index.num_states <= 2 * size
     assert index.num_transitions <= 3 * size
+
+
+@pytest.mark.parametrize("vocab", [100, 50_000])
+def test_the_memory_estimate_counts_the_index(vocab):
+    rng = random.Random(0)
+    tracemalloc.start()
+    try:
+        index = SuffixIndex()
+        for _ in range(10_000):
+            index.append(rng.randrange(1000, 1000 + vocab))
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.8 * LOOKUP_BYTES < size / index.size < 1.1 * LOOKUP_BYTES

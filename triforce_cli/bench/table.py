@@ -45,14 +45,9 @@ def report_text(comparison: Comparison, width: int | None) -> Text:
     columns = (*_COLUMNS, _OUTPUT) if comparison.greedy else _COLUMNS
     rows = comparison.rows()
     cells = [_cells(row, comparison.greedy) for row in rows]
-    return Text().join(
-        [
-            _lines([title(comparison)], width),
-            Text("\n"),
-            table(columns, cells, width),
-            _lines(list(_doubts(rows, comparison.other_load)), width, "yellow"),
-        ]
-    )
+    doubts = _lines(list(_doubts(rows, comparison.other_load)), width, "yellow")
+    parts = [_lines([title(comparison)], width), table(columns, cells, width), *([doubts] if doubts else [])]
+    return Text("\n").join(parts)
 
 
 def _lines(texts: list[str], width: int | None, style: str = "") -> Text:

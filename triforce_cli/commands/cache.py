@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -17,6 +19,7 @@ from offload.units import parse_size, size_text
 
 from ..exit_codes import WRONG_USE
 from ..options import declarations as options
+from ..options.settings import cache_home
 from ..output.prompt_cache import details, entries_table
 from ..output.renderers import json_line
 from ..run.prompt_cache import prompt_folder
@@ -32,6 +35,15 @@ def _parse_age(text: str) -> float:
     if match is None:
         raise SettingsError(f"{text!r} is not an age", "write it like 30m, 12h, 7d or 4w")
     return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+_ID_HELP = "An id from `triforce cache list`, or the beginning of one."
+
+
+def _complete_id(incomplete: str) -> list[tuple[str, str]]:
+    """Return the ids that begin so, each with the beginning of its prompt."""
+    folder = prompt_folder(cache_home(os.environ), Caching().cache_limit)
+    return [(entry.id, entry.label) for entry in entries(folder) if entry.id.startswith(incomplete.lower())]
 
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
@@ -74,19 +86,50 @@ def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> 
 @cache.command()
 def show(
     ctx: typer.Context,
-    id: Annotated[str, typer.Argument(help="An id from `triforce cache list`, or the beginning of one.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help=_ID_HELP, autocompletion=_complete_id)],
     json: Json = False,
 ) -> None:
     """Show the details of one entry."""
-    folder = _folder(ctx)
-    found = [entry for entry in entries(folder) if id and entry.id.startswith(id.lower())]
-    if len(found) != 1:
-        message = "no entry in the prompt cache begins" if not found else f"{len(found)} entries begin"
-        raise SettingsError(f"{message} with {id!r}", "see triforce cache list")
+    entry = _find(entries(_folder(ctx)), id)
     if json:
-        ctx.obj.terminal.write(json_line(type="cache", **_fields(found[0])))
+        ctx.obj.terminal.write(json_line(type="cache", **_fields(entry)))
         return
-    ctx.obj.terminal.write(details(found[0], time.time()))
+    ctx.obj.terminal.write(details(entry, time.time()))
+
+
+def _find(found: Sequence[Entry], id: str) -> Entry:
+    """Return the entry whose id begins so. Raises SettingsError for none and for several."""
+    matching = [entry for entry in found if id and entry.id.startswith(id.lower())]
+    if len(matching) != 1:
+        message = "no entry in the prompt cache begins" if not matching else f"{len(matching)} entries begin"
+        raise SettingsError(f"{message} with {id!r}", "see triforce cache list")
+    return matching[0]
+
+
+@cache.command()
+def rm(
+    ctx: typer.Context,
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help=_ID_HELP, autocompletion=_complete_id)],
+    json: Json = False,
+) -> None:
+    """Remove entries from the prompt cache.
+
+    Blocks that a removed entry shares with others are kept.
+
+    [bold]Examples[/bold]
+
+      triforce cache rm 3f2a
+    """
+    folder = _folder(ctx)
+    found = entries(folder)
+    removed = {entry.id: entry for entry in (_find(found, id) for id in ids)}
+    shared = {block.path for entry in found if entry.id not in removed for block in entry.blocks}
+    blocks = {
+        block.path: block.size for entry in removed.values() for block in entry.blocks if block.path not in shared
+    }
+    for path in blocks:
+        folder.remove(path)
+    _print_removed(ctx, sum(blocks.values()), json)
 
 
 @cache.command()

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from offload.config import check_part
+from offload.prompt_cache.entries import entries
 from offload.units import GIB, counted
 
 from ..options import declarations as options
 from ..options.settings import given_options, resolve
 from ..output.renderers import json_line
+from ..run.prompt_cache import prompt_folder
 
 if TYPE_CHECKING:
     from offload.diagnosis import Device, KernelState, Memory, ModelCache, Processor, Report, Versions
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompts:
+    """The entries of the prompt cache, and the bytes that they take and may take."""
+
+    folder: Path
+    entries: int
+    size_bytes: int
+    limit_bytes: int
 
 
 def doctor(
@@ -52,10 +65,11 @@ def doctor(
 
     terminal = ctx.obj.terminal
     report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)
+    prompts = _examine_prompts(ctx.obj.home, settings.caching.cache_limit)
     if json:
-        terminal.write(json_line(type="doctor", **asdict(report)))
+        terminal.write(json_line(type="doctor", **asdict(report), prompts=asdict(prompts)))
         return
-    rows = list(_rows(report, settings.origins))
+    rows = [*_rows(report, settings.origins), ("prompts", _prompts(prompts))]
     width = max(len(name) for name, _ in rows)
     terminal.write("".join(f"{name:<{width}}  {text}\n" for name, text in rows))
 
@@ -106,8 +120,19 @@ def _kernel(kernel: KernelState, origins: Mapping[str, str]) -> Iterator[tuple[s
     yield "levels", ", ".join(kernel.levels) or "none"
 
 
+def _examine_prompts(home: Path | None, limit: int) -> CachedPrompts:
+    folder = prompt_folder(home, limit)
+    return CachedPrompts(folder.path, len(entries(folder)), sum(block.size for block in folder.blocks()), limit)
+
+
+def _prompts(prompts: CachedPrompts) -> str:
+    count = counted(prompts.entries, "cached prompt")
+    return f"{count}, {_gib(prompts.size_bytes)} of {_gib(prompts.limit_bytes)}, {prompts.folder}"
+
+
 def _cache(cache: ModelCache) -> Iterator[tuple[str, str]]:
-    yield "models", f"{cache.folder}, {_gib(cache.size_bytes)}"
+    size = sum(model.size_bytes for model in cache.models)
+    yield "models", f"{counted(len(cache.models), 'model')}, {_gib(size)}, {cache.folder / 'models'}"
     for model in cache.models:
         yield "", f"{model.name}, {_gib(model.size_bytes)}"
 

@@ -26,8 +26,9 @@ def generate(
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 
-    The prompt is --prompt-file, piped stdin and the argument, joined in that order with a blank line between. Text goes
-    to stdout; progress and statistics go to stderr.
+    The prompt is --prompt-file, piped stdin and the argument, joined in that order with a blank line between.
+    Text goes to stdout; progress and statistics go to stderr. Options can also be set in the environment, such as
+    TRIFORCE_TEMPERATURE=0. docs/options.md says more on each.
 
     [bold]Examples[/bold]
 

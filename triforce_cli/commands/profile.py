@@ -135,6 +135,7 @@ def _measure(target: Target, terminal: Terminal, json: bool, save: bool) -> Meas
 def _list(chosen: Profile | None, width: int | None) -> Text:
     """Return a line for each profile, the chosen one marked."""
     marked = None if chosen is None else chosen.name
-    rows = [("*" if name == marked else " ", name, profiles.load(name).description) for name in profiles.available()]
-    columns = (Column("", style="bold green"), Column("", style="cyan"), Column("", least=16))
+    names = profiles.available()
+    rows = [(f"{'*' if name == marked else ' '} {name}", profiles.load(name).description) for name in names]
+    columns = (Column("", style="cyan"), Column("", least=16))
     return table(columns, rows, width, headed=False).append("\n")

@@ -13,11 +13,41 @@ from offload.units import parse_size, parse_tokens
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 
 
+SAMPLING, SPECULATION, CONTEXT = "Sampling", "Speculative decoding", "Prompt and prompt cache"
+MEMORY, MACHINE = "Memory and offloading", "Machine"
+# The panel of each setting in the help; the others, which everybody uses, stand in the first panel.
+PANELS = {
+    **dict.fromkeys(
+        ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), SAMPLING
+    ),
+    **dict.fromkeys(("dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "no_repeat_ngram"), SAMPLING),
+    **dict.fromkeys(("method", "draft", "gamma1", "gamma2", "budget", "chunk", "rebuild_every"), SPECULATION),
+    **dict.fromkeys(("sink", "window"), SPECULATION),
+    **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
+    **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
+    **dict.fromkeys(
+        ("device", "dtype", "kernel", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"), MACHINE
+    ),
+}
+
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+_NUMBERS += ("dry_multiplier", "dry_base", "host_share")
+_NAMES = ("method", "device", "dtype", "kernel", "offload")
+_METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
+
+
+def described(help: str, default: str) -> str:
+    """Return the help of an option with its default, short enough for one line."""
+    return f"{help} [dim]({default})[/dim]"
+
+
 def _setting(name: str, help: str, default: str | None = None, *names: str, **rest: Any) -> Any:
     """Return an option with the setting's flag and environment variable; `default` describes it, else it is shown."""
-    show_default = default or str(_DEFAULTS[name])
     flags = names or (f"--{name.replace('_', '-')}",)
-    return typer.Option(*flags, envvar=f"TRIFORCE_{name.upper()}", help=help, show_default=show_default, **rest)
+    shown = {"show_default": False, "show_envvar": False, "rich_help_panel": PANELS.get(name)}
+    shown |= {"help": described(help, default or str(_DEFAULTS[name])), "metavar": _METAVARS.get(name, "N")}
+    return typer.Option(*flags, envvar=f"TRIFORCE_{name.upper()}", **shown | rest)
 
 
 def _complete_model(incomplete: str) -> list[str]:
@@ -36,163 +66,134 @@ def _complete_from(*names: str) -> Any:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-_MODELS_ELSE = "the model's, else {}"
+_MODELS = "model's"
 
 
 def model_option(default: str | None = None) -> Any:
     """Return the option --model; `default` describes a command's own default."""
-    help = "A folder (config.json + safetensors), a .gguf file, a hub id, or a name such as Llama-3.1-8B."
+    help = "Name, folder or .gguf file."
     return _setting("model", help, default, "--model", "-m", autocompletion=_complete_model)
 
 
 Model = Annotated[str | None, model_option()]
-Device = Annotated[str | None, _setting("device", "Where to run.", autocompletion=_complete_from(*DEVICES))]
+Device = Annotated[str | None, _setting("device", "cpu or cuda.", autocompletion=_complete_from(*DEVICES))]
 Dtype = Annotated[
     str | None,
-    _setting("dtype", "Type of weights and KV cache; auto is bfloat16.", autocompletion=_complete_from(*DTYPES)),
+    _setting("dtype", "bfloat16, float16, float32.", autocompletion=_complete_from(*DTYPES)),
 ]
 Kernel = Annotated[
     str | None,
     _setting(
         "kernel",
-        "Level of the native kernel on a CPU: avx512, avx2 or portable; auto is the best, off is torch alone.",
+        "avx512, avx2, portable or off.",
         autocompletion=_complete_from(*KERNELS),
     ),
 ]
 Threads = Annotated[int | None, _setting("threads", "CPU threads.", "all cores")]
-PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Tokens run at once while reading the prompt.")]
+PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Prompt tokens per forward pass.")]
 
 Temperature = Annotated[
     float | None,
-    _setting("temperature", "0 is plain greedy; higher is more varied.", _MODELS_ELSE.format(_DEFAULTS["temperature"])),
+    _setting("temperature", "0 is greedy, 1 is varied.", _MODELS),
 ]
 TopP = Annotated[
     float | None,
-    _setting("top_p", "Keep the likeliest tokens up to this sum.", _MODELS_ELSE.format(_DEFAULTS["top_p"])),
+    _setting("top_p", "Keep the likeliest up to this sum.", _MODELS),
 ]
-TopK = Annotated[int | None, _setting("top_k", "Keep this many of the likeliest tokens.", _MODELS_ELSE.format("off"))]
+TopK = Annotated[int | None, _setting("top_k", "Keep this many of the likeliest.", _MODELS)]
 MinP = Annotated[
     float | None,
-    _setting("min_p", "Keep tokens at least this likely relative to the likeliest.", _MODELS_ELSE.format("off")),
+    _setting("min_p", "Least share of the best one's.", _MODELS),
 ]
 RepetitionPenalty = Annotated[
     float | None,
-    _setting("repetition_penalty", "Above 1, tokens that occurred become less likely.", _MODELS_ELSE.format("off")),
+    _setting("repetition_penalty", "Above 1: penalize repeats.", _MODELS),
 ]
-FrequencyPenalty = Annotated[
-    float | None,
-    _setting(
-        "frequency_penalty", "Lower tokens of the output by this for each occurrence.", _MODELS_ELSE.format("off")
-    ),
-]
-PresencePenalty = Annotated[
-    float | None,
-    _setting("presence_penalty", "Lower tokens of the output by this once.", _MODELS_ELSE.format("off")),
-]
-DryMultiplier = Annotated[
-    float | None,
-    _setting("dry_multiplier", "Lower tokens that would extend a repetition (DRY).", _MODELS_ELSE.format("off")),
-]
-DryBase = Annotated[
-    float | None,
-    _setting("dry_base", "DRY grows by this with each repeated token.", _MODELS_ELSE.format(_DEFAULTS["dry_base"])),
-]
-DryAllowedLength = Annotated[
-    int | None,
-    _setting(
-        "dry_allowed_length",
-        "DRY begins after this many repeated tokens.",
-        _MODELS_ELSE.format(_DEFAULTS["dry_allowed_length"]),
-    ),
-]
-DryRange = Annotated[
-    int | None,
-    _setting("dry_range", "DRY looks at this many of the latest tokens; 0 is all.", _MODELS_ELSE.format("all")),
-]
-NoRepeatNgram = Annotated[
-    int | None,
-    _setting("no_repeat_ngram", "Forbid n-grams of this size to occur twice.", _MODELS_ELSE.format("off")),
-]
-Seed = Annotated[int | None, _setting("seed", "Seed of the random draws.", "drawn and reported")]
+FrequencyPenalty = Annotated[float | None, _setting("frequency_penalty", "Penalty for each occurrence.", _MODELS)]
+PresencePenalty = Annotated[float | None, _setting("presence_penalty", "Penalty for any occurrence.", _MODELS)]
+DryMultiplier = Annotated[float | None, _setting("dry_multiplier", "Penalty for repetitions (DRY).", _MODELS)]
+DryBase = Annotated[float | None, _setting("dry_base", "Its growth for each token.", _MODELS)]
+DryAllowedLength = Annotated[int | None, _setting("dry_allowed_length", "Repeated tokens without it.", _MODELS)]
+DryRange = Annotated[int | None, _setting("dry_range", "Latest tokens that it looks at.", _MODELS)]
+NoRepeatNgram = Annotated[int | None, _setting("no_repeat_ngram", "Forbid n-grams to occur twice.", _MODELS)]
+Seed = Annotated[int | None, _setting("seed", "Random seed.", "random")]
 MaxNewTokens = Annotated[
     int | None,
-    _setting("max_new_tokens", "Stop after this many tokens.", None, "--max-new-tokens", "-n"),
+    _setting("max_new_tokens", "Most tokens to generate.", None, "--max-new-tokens", "-n"),
 ]
 AnswerTokens = Annotated[
     int | None,
-    _setting("max_new_tokens", "Stop after this many tokens.", "by the length", "--max-new-tokens", "-n"),
+    _setting("max_new_tokens", "Most tokens to generate.", "by --length", "--max-new-tokens", "-n"),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="End before this text; repeatable. Never printed.", show_default=False),
+    typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.", show_default=False),
 ]
 
 Method = Annotated[
     str | None,
-    _setting("method", "Method of decoding; all are lossless.", autocompletion=_complete_from(*METHODS)),
+    _setting("method", "Decoding method; all are lossless.", autocompletion=_complete_from(*METHODS)),
 ]
 Draft = Annotated[
     str | None,
     _setting(
         "draft",
-        "Drafter: lookup (repeated text), none, or a model.",
+        "Drafter: lookup, none, or a model.",
         autocompletion=_complete_from(*DRAFTS),
     ),
 ]
-Sink = Annotated[int | None, _setting("sink", "First tokens that small caches always keep.")]
+Sink = Annotated[int | None, _setting("sink", "First tokens that small caches keep.")]
 Window = Annotated[int | None, _setting("window", "Latest tokens that a draft model sees.")]
 Budget = Annotated[int | None, _setting("budget", "Tokens in the retrieval cache.")]
 Chunk = Annotated[int | None, _setting("chunk", "Tokens that are retrieved together.")]
-RebuildEvery = Annotated[
-    int | None, _setting("rebuild_every", "Retrieve again after this many tokens.", "when acceptance falls")
-]
-Gamma1 = Annotated[int | None, _setting("gamma1", "Tokens drafted for the retrieval level.", "adaptive")]
-Gamma2 = Annotated[int | None, _setting("gamma2", "Tokens drafted for a full verification.", "adaptive")]
+RebuildEvery = Annotated[int | None, _setting("rebuild_every", "Retrieve again after N tokens.", "adaptive")]
+Gamma1 = Annotated[int | None, _setting("gamma1", "Drafted for the retrieval cache.", "adaptive")]
+Gamma2 = Annotated[int | None, _setting("gamma2", "Drafted for the full cache.", "adaptive")]
 
 Offload = Annotated[
     str | None,
     _setting(
         "offload",
-        "How KV in host memory is attended to: none, stream, host or hybrid; auto takes the plan's choice.",
+        "none, stream, host or hybrid.",
         autocompletion=_complete_from(*OFFLOADS),
     ),
 ]
 _SIZE = {"parser": parse_size, "metavar": "SIZE"}
-Memory = Annotated[int | None, _setting("memory", "Device memory to use, such as 22GiB.", "what is free", **_SIZE)]
+Memory = Annotated[int | None, _setting("memory", "Device memory, such as 22GiB.", "free", **_SIZE)]
 HostMemory = Annotated[
     int | None,
-    _setting("host_memory", "Host memory to use, such as 64GiB.", "what is free", **_SIZE),
+    _setting("host_memory", "Host memory, such as 64GiB.", "free", **_SIZE),
 ]
-ResidentLayers = Annotated[
-    int | None, _setting("resident_layers", "Layers whose KV stays on the device.", "as many as fit")
-]
+ResidentLayers = Annotated[int | None, _setting("resident_layers", "Layers with KV on the device.", "most")]
 HostShare = Annotated[
     float | None,
-    _setting("host_share", "Part of the other KV that the host attends to, 0 to 1.", "so that both end together"),
+    _setting("host_share", "The host's part of the KV.", "balanced"),
 ]
 LinkRate = Annotated[
     float | None,
-    _setting("link_gb_s", "Simulated link in GB/s, on a CPU.", "none", "--link", metavar="GB/S"),
+    _setting("link_gb_s", "Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
 ]
 Cache = Annotated[
     bool | None,
     typer.Option(
         "--cache/--no-cache",
         envvar="TRIFORCE_CACHE",
-        help="Save the prompt's KV on disk, and reuse what is saved.",
-        show_default="prompts over 2,000 tokens",
+        help=described("Keep prompts' KV on disk.", "long ones"),
+        show_default=False,
+        show_envvar=False,
+        rich_help_panel=CONTEXT,
     ),
 ]
 CacheLimit = Annotated[
     int | None,
-    _setting("cache_limit", "Disk for prompts; removes the least recently used.", "20GiB", **_SIZE),
+    _setting("cache_limit", "Disk space for it.", "20GiB", **_SIZE),
 ]
 TensorParallel = Annotated[
     int | None,
-    _setting("tensor_parallel", "Split the model among this many GPUs, or processes.", "the profile's GPUs"),
+    _setting("tensor_parallel", "GPUs that share the model.", "profile's"),
 ]
-JoinTimeout = Annotated[float | None, _setting("join_timeout", "Time to wait for the other ranks.", metavar="SECONDS")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and load nothing.")]
+JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait for the other ranks.", metavar="SECONDS")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; load nothing.", rich_help_panel=MEMORY)]
 ContextLength = Annotated[
     int | None,
     typer.Option(
@@ -209,26 +210,29 @@ ProfileName = Annotated[
     typer.Option(
         "--profile",
         envvar="TRIFORCE_PROFILE",
-        help="A profile's name, or a YAML file.",
-        show_default="by the hardware found",
+        help=described("Hardware profile, or a YAML file.", "found"),
+        metavar="NAME",
+        show_default=False,
+        show_envvar=False,
+        rich_help_panel=MACHINE,
         autocompletion=complete_profile,
     ),
 ]
 PromptFiles = Annotated[
     list[str] | None,
     typer.Option(
-        "--prompt-file", "-f", help="Read the prompt from a file; repeatable; - is stdin.", show_default=False
+        "--prompt-file", "-f", metavar="FILE", help="Read a file; repeatable; - is stdin.", show_default=False
     ),
 ]
-System = Annotated[str | None, typer.Option(help="A system message for the chat template.", show_default=False)]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue the text unchanged, without the chat template.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Decode again plainly, and compare. Greedy decoding only.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message.", show_default=False)]
+Raw = Annotated[bool, typer.Option("--raw", help="Use no chat template.", rich_help_panel=CONTEXT)]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Compare with plain decoding (greedy).", rich_help_panel=SPECULATION)
+]
 ExtendContext = Annotated[
     bool,
-    typer.Option("--extend-context", help="Stretch a context that is too short by YaRN; answers get worse."),
+    typer.Option("--extend-context", help="Extend the context (YaRN).", rich_help_panel=CONTEXT),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics and no progress, only the text.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also print the resolved settings, and where they came from.")
-]
+Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print settings and all statistics.")]

@@ -25,6 +25,9 @@ _SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2")
 def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str:
     """Return the whole line of `triforce <command>`: the plan's flags, then the other arguments that were given."""
     flags = flags_of(plan)
+    for argument in arguments:
+        if argument.option == "--profile":  # perhaps a file, which its name alone does not find
+            flags[flags.index("--profile") + 1] = argument.values[0]
     others = [argument for argument in arguments if argument.option is None or argument.option not in flags]
     options = [part for each in others if each.option is not None for part in (each.option, *each.values)]
     words = [word for each in others if each.option is None for word in each.values]

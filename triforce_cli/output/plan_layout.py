@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from .wrapping import wrapped
+from .wrapping import JOINER, hanging, wrapped
 
 STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")  # of a bar's segments, in order
-_INDENT = " " * 11  # of the facts, which stand behind their names
+_INDENT = 11  # cells of the names of facts
 
 
 def laid_out(text: str, marks: str, columns: int) -> Text:
@@ -21,7 +21,8 @@ def laid_out(text: str, marks: str, columns: int) -> Text:
         elif line.startswith("triforce "):
             found.append("\n".join(command_lines(line, columns)), "bold")
         else:
-            found.append("\n".join(_indented(line, columns)))
+            is_fact = line[_INDENT - 1 : _INDENT] == " "
+            found.append("\n".join(hanging(line, _INDENT, columns) if is_fact else wrapped(line, columns)))
         found.append("\n")
     return found
 
@@ -33,16 +34,7 @@ def _colored(line: str, marks: str) -> Text:
 
 def _as_segments(legend: str) -> str:
     """Return a bar's legend with no line break within one of its entries."""
-    return "  ".join(entry.replace(" ", "\0") for entry in legend.split("  "))
-
-
-def _indented(line: str, columns: int) -> list[str]:
-    """Return the line wrapped; a fact's further lines are indented as its first one."""
-    name, fact = line[: len(_INDENT)], line[len(_INDENT) :]
-    if len(line) <= columns or not name.endswith(" ") or columns < 40:
-        return wrapped(line, columns)
-    first, *rest = wrapped(fact, columns - len(_INDENT))
-    return [name + first, *(_INDENT + each for each in rest)]
+    return "  ".join(entry.replace(" ", JOINER) for entry in legend.split("  "))
 
 
 def command_lines(command: str, columns: int) -> list[str]:

@@ -22,9 +22,9 @@ WIDTH = 60  # cells of a bar
 DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
 _EMPTY = "."
 _USUAL_WIDTH = 80  # of a table that is not written to a terminal
-_HEAD = ("profile", "resident", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
+_HEAD = ("profile", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
 # In a narrow terminal the columns with the highest number are left out first.
-_DROPPED = {"resident": 6, "host": 5, "ar ms": 4, "device": 3, "TTFT": 2, "method": 1}
+_DROPPED = {"host": 5, "ar ms": 4, "device": 3, "TTFT": 2, "method": 1}
 _LEFT = ("profile", "method")  # columns; the others are numbers
 
 
@@ -54,7 +54,7 @@ def hardware_lines(hardware: Hardware) -> Iterator[str]:
     assumed = {name: " (assumed)" if name in hardware.assumed else "" for name in ("host bandwidth", "host rate")}
     if hardware.device == "cuda":
         count = "" if hardware.gpus == 1 else f"{hardware.gpus} x "
-        rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s bf16"
+        rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s {hardware.dtype}"
         yield f"GPU        {count}{_gib(hardware.memory)}, {rates}, link {hardware.link / 1e9:g} GB/s"
     memory = "memory not known" if hardware.host_memory is None else f"{_gib(hardware.host_memory)} free"
     rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s{assumed['host bandwidth']}"
@@ -147,7 +147,10 @@ def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
     """
     fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.chosen.tbt.seconds)
     width = width or _USUAL_WIDTH
-    parts = [Text("\n".join(wrapped(visible(f"{_model(plans[0])}; memory in GiB"), width)) + "\n")]
+    context = _model(plans[0]).replace("; ", "\ncontext    ")
+    head = f"{context}\nmemory     in GiB, on each device and on the host; ar is plain decoding"
+    lines = (each for line in head.splitlines() for each in wrapped(visible(line), width))
+    parts = [Text("\n".join(lines) + "\n")]
     if fitting:
         columns = [Column(name, right=name not in _LEFT, dropped=_DROPPED.get(name, 0)) for name in _HEAD]
         columns[0] = Column("profile", least=12, style="cyan")
@@ -160,10 +163,9 @@ def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
 
 def _cells(plan: Plan) -> tuple[str, ...]:
     memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
-    layers = f"{plan.placed.resident_layers}/{plan.request.shape.layers}"
     times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
     chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}x")
-    return (plan.request.hardware.name, layers, *memory, *times, *chosen)
+    return (plan.request.hardware.name, *memory, *times, *chosen)
 
 
 def _gib(size: int | None) -> str:

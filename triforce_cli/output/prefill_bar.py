@@ -15,6 +15,7 @@ from offload.metrics import Meter
 
 from .format import rate
 from .segments import Segment, fitted
+from .terminal import Terminal
 
 _LONGEST, _SHORTEST = 40, 6  # cells of the bar
 
@@ -26,11 +27,14 @@ class PrefillBar(Progress):
     thread than the pass.
     """
 
-    def __init__(self, console: Console, label: str, meter: Meter, pass_tokens: Callable[[], float] | None) -> None:
+    def __init__(
+        self, terminal: Terminal, label: str, meter: Meter, pass_tokens: Callable[[], float] | None = None
+    ) -> None:
         self._pass_tokens = pass_tokens
         self._event = Prefilled(0, 0)
         self._restores = False
-        column = _Line(console, label, meter, lambda: self._restores)
+        console = terminal.console()
+        column = _Line(console, lambda: terminal.size()[0], label, meter, lambda: self._restores)
         # It must not touch sys.stdout, which belongs to the text.
         super().__init__(column, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
 
@@ -53,17 +57,19 @@ class PrefillBar(Progress):
 class _Line(ProgressColumn):
     """The whole line, fitted to the terminal's width."""
 
-    def __init__(self, console: Console, label: str, meter: Meter, restores: Callable[[], bool]) -> None:
+    def __init__(
+        self, console: Console, columns: Callable[[], int], label: str, meter: Meter, restores: Callable[[], bool]
+    ) -> None:
         super().__init__(Column(no_wrap=True))
-        self._console, self._label, self._meter, self._restores = console, label, meter, restores
+        self._console, self._columns = console, columns
+        self._label, self._meter, self._restores = label, meter, restores
 
     def render(self, task: Task) -> Text:
-        meter, columns = self._meter, self._console.width - 1
-        cached = meter.cached_tokens
+        columns, cached = self._columns() - 1, self._meter.cached_tokens
         segments = [
             Segment(f"{int(task.completed):,}/{int(task.total or 0):,} tokens"),
             *self._speed(task),
-            *([Segment(f"{cached:,} from the cache", "green", dropped=3)] if cached else []),
+            *([Segment(f"{cached:,} from the cache", "green", dropped=2)] if cached and not self._restores() else []),
         ]
         label = Text(self._label, style="bold")
         facts = fitted(segments, columns - label.cell_len - _SHORTEST - 2)
@@ -83,7 +89,7 @@ class _Line(ProgressColumn):
         speed = computed / seconds
         left = math.ceil((task.total - task.completed) / speed)
         return [
-            Segment(rate(speed), "cyan", dropped=2),
+            Segment(rate(speed), "cyan", dropped=3),
             Segment(f"{left // 60}:{left % 60:02d} left", "cyan", dropped=1),
         ]
 

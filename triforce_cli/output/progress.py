@@ -99,7 +99,7 @@ class ProgressDisplay:
         if not isinstance(self._bar, PrefillBar):
             facts = self._facts
             label = f"{facts.label} · prefill" if facts.label else "prefill"
-            self._bar = PrefillBar(self._terminal.console(), label, facts.meter, facts.pass_tokens)
+            self._bar = PrefillBar(self._terminal, label, facts.meter, facts.pass_tokens)
             self._bar.observe(event)
             self._bar.start()
         else:

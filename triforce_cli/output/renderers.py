@@ -7,13 +7,13 @@ import re
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-from offload.events import Event, Prefilled, Restored, Text
+from offload.events import DraftPrefilled, Event, Prefilled, Restored, Text
 from offload.metrics import Meter, Summary
 
 from .format import rounded
 from .progress import ProgressDisplay, RunFacts
 from .sections import Part, Section
-from .statistics import detail_lines, statistics_line
+from .statistics import INDENT, detail_lines, statistics_line
 from .terminal import Terminal
 from .verification import verification_line
 
@@ -89,6 +89,8 @@ class JsonOutput:
     def of(self, event: Event, meter: Meter) -> str:
         if isinstance(event, Prefilled):
             return json_line(type="prefill", **asdict(event))
+        if isinstance(event, DraftPrefilled):
+            return json_line(type="draft_prefill", **asdict(event))
         if isinstance(event, Restored):
             return json_line(type="cache", **rounded(asdict(event)))
         if isinstance(event, Text) and event.text:
@@ -182,7 +184,7 @@ class StreamRenderer:
         if not self._quiet:
             self._terminal.note(self._label + statistics_line(summary))
             for line in detail_lines(summary) if self._verbose else ():
-                self._terminal.note(line)
+                self._terminal.note(line, INDENT)
             if summary.verify is not None and summary.verify["lossless"]:  # otherwise an error is raised with it
                 self._terminal.note(verification_line(summary.verify))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,14 @@ class Part:
     number: int
     parts: int
     round: int
+    document: str
 
     @property
     def label(self) -> str:
-        """The name for people: `part 2 of 7`."""
+        """The name for people: `book.txt, part 2 of 7`."""
         later = f" of round {self.round}" if self.round > 1 else ""
-        return f"part {self.number} of {self.parts}{later}"
+        names = ", ".join(Path(name).name for name in _one_line(self.document).split(", "))
+        return f"{names}, part {self.number} of {self.parts}{later}"
 
 
 def sections(names: list[str], questions: list[str | None]) -> list[list[Section]]:

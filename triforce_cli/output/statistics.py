@@ -10,6 +10,7 @@ from offload.units import GIB, counted
 from .format import accepted, duration, milliseconds, percent, rate, size
 from .wrapping import SEPARATOR
 
+INDENT = 10  # cells of the names in `detail_lines`
 _ENDINGS = {"length": "stopped at the token limit", "interrupted": "interrupted"}
 _REASONS = {"eos": "end-of-sequence token", "stop": "stop string", "length": "token limit"}
 
@@ -37,10 +38,11 @@ def _written(summary: Summary) -> str:
 
 
 def detail_lines(summary: Summary) -> list[str]:
-    """Return a line for each group of numbers, for `--verbose`; missing values are left out."""
-    rows = [(name, SEPARATOR.join(texts)) for name, texts in _details(summary) if texts]
-    width = max(len(name) for name, _ in rows)
-    return [f"{name:<{width}}  {text}" for name, text in rows]
+    """Return a line for each group of numbers, for `--verbose`; missing values are left out.
+
+    The numbers begin behind `INDENT` cells.
+    """
+    return [f"{name:<{INDENT}}{SEPARATOR.join(texts)}" for name, texts in _details(summary) if texts]
 
 
 def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
@@ -49,10 +51,7 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     yield "decoding", [f"{name} {percent(share)}" for name, share in summary.time_share.items() if share > 0]
     if summary.link_bytes is not None:
         yield "link", [f"{size(summary.link_bytes)}, busy {percent(summary.link_utilisation or 0.0)} of the time"]
-    yield (
-        "end",
-        [{"eos": "end-of-sequence token", "stop": "stop string"}.get(summary.finish_reason, summary.finish_reason)],
-    )
+    yield "end", [_REASONS.get(summary.finish_reason, summary.finish_reason)]
     yield "seed", [] if summary.seed is None else [str(summary.seed)]
     if summary.peak_memory_bytes is not None:
         yield "memory", [f"{summary.peak_memory_bytes / GIB:.1f} GiB at most"]
@@ -60,6 +59,8 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
 
 def _times(summary: Summary) -> list[str]:
     parts = [] if summary.load_s is None else [f"load {duration(summary.load_s)}"]
+    if summary.restored_tokens_per_s is not None:
+        parts.append(f"reading the cache {rate(summary.restored_tokens_per_s)}")
     if summary.prefill_tokens_per_s is not None:
         parts.append(f"prefill {rate(summary.prefill_tokens_per_s)}")
     if summary.ttft_s is not None:

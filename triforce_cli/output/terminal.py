@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .cursor import Cursor, visible
-from .wrapping import wrapped
+from .wrapping import hanging
 
 COLORS = ("auto", "always", "never")
 _RED, _YELLOW, _CYAN = "1;31", "1;33", "1;36"
@@ -159,9 +159,12 @@ class Terminal:
         if self.stderr_is_terminal and not (self.stdout_is_terminal and self._line_open):
             self.draw("\n")
 
-    def note(self, text: str) -> None:
-        """Print one line to stderr. On a terminal, this and all messages are wrapped between words."""
-        self._lines(("", "", text))
+    def note(self, text: str, indent: int = 0) -> None:
+        """Print one line to stderr. On a terminal, this and all messages are wrapped between words.
+
+        Further lines are indented by `indent` cells.
+        """
+        self._lines(("", "", text), indent=indent)
 
     def warn(self, text: str) -> None:
         """Print one line to stderr: `warning: …`."""
@@ -171,13 +174,13 @@ class Terminal:
         """Print two lines to stderr: `error: …` and, if there is a hint, `hint: …`."""
         self._lines(("error:", _RED, message), *([("hint:", _CYAN, hint)] if hint else []))
 
-    def _message(self, label: str, style: str, text: str) -> str:
+    def _message(self, label: str, style: str, text: str, indent: int) -> str:
         """Return a message with its label in colour, wrapped on a terminal."""
         line = f"{label} {_one_line(text)}" if label else _one_line(text)
-        text = "\n".join(wrapped(line, self.size()[0])) if self.stderr_is_terminal else line
+        text = "\n".join(hanging(line, indent, self.size()[0])) if self.stderr_is_terminal else line
         return f"\x1b[{style}m{label}\x1b[0m{text[len(label) :]}" if label and self.color else text
 
-    def _lines(self, *messages: tuple[str, str, str]) -> None:
+    def _lines(self, *messages: tuple[str, str, str], indent: int = 0) -> None:
         """Print messages to stderr, each a label, its style and a text."""
         if self.before_line is not None:
             self.before_line()
@@ -186,7 +189,7 @@ class Terminal:
                 self.end_line()
             except OSError:
                 pass  # the next write to stdout raises it; the message must still be printed
-        self.draw("".join(f"{self._message(*message)}\n" for message in messages))
+        self.draw("".join(f"{self._message(*message, indent)}\n" for message in messages))
 
     def draw(self, text: str) -> None:
         """Write raw text to stderr, escape sequences included. Nothing is raised if stderr is closed."""

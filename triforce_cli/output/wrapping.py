@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 SEPARATOR = " · "  # between the segments of a line
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|%|[kKMGT]?i?B)(?!\w))")  # a number and its unit are one word
-_JOINER = "\0"  # stands for a space at which no line is broken
+JOINER = "\ue000"  # stands for a space at which no line is broken
 
 
 def wrapped(text: str, columns: int) -> list[str]:
@@ -17,22 +17,31 @@ def wrapped(text: str, columns: int) -> list[str]:
     A line break between segments replaces their separator.
     """
     lines = [""]
-    for segment in _BEFORE_UNIT.sub(_JOINER, text).split(SEPARATOR):
+    for segment in _BEFORE_UNIT.sub(JOINER, text).split(SEPARATOR):
         joined = f"{lines[-1]}{SEPARATOR}{segment}" if lines[-1] else segment
         if cell_len(joined) <= columns:
             lines[-1] = joined
         else:
             lines += [""] if lines[-1] else []
             _add_words(lines, segment.split(" "), columns)
-    return [line.replace(_JOINER, " ") for line in lines]
+    return [line.replace(JOINER, " ") for line in lines]
+
+
+def hanging(text: str, indent: int, columns: int) -> list[str]:
+    """Return the line wrapped, with all but its first line indented; not indented where little room is left."""
+    if cell_len(text) <= columns or columns < 4 * indent:
+        return wrapped(text, columns)
+    first, *rest = wrapped(text[indent:], columns - indent)
+    return [text[:indent] + first, *(" " * indent + line for line in rest)]
 
 
 def _add_words(lines: list[str], words: list[str], columns: int) -> None:
     """Add words to the last line, and to new lines where it is full."""
     lines[-1] = words[0]
     for word in words[1:]:
-        if cell_len(lines[-1]) + 1 + cell_len(word) <= columns:
-            lines[-1] += f" {word}"
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(joined) <= columns:
+            lines[-1] = joined
         else:
             lines[-1] = lines[-1].rstrip()
             lines.append(word)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+import psutil
+
 from offload.errors import SettingsError, TriforceError, UnusableMeasurement
 from offload.hardware import calibration
 from offload.hardware.calibration import Measured
@@ -40,9 +42,9 @@ def load_measured(terminal: Terminal) -> Measured | None:
 
 
 def load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
-    """Return the saved rates of this machine; without any, measure for about a second and save them.
+    """Return the saved rates of this machine; without any, measure for about a second, and save what a quiet one gives.
 
-    What cannot be measured or saved is left to data sheets: None. `on_gpu`: measure the first GPU too.
+    What cannot be measured is left to data sheets: None. `on_gpu`: measure the first GPU too.
     """
     measured = load_measured(terminal)
     folder = config_home(os.environ)
@@ -56,10 +58,16 @@ def load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
         measured = measure("cuda:0" if on_gpu else "cpu", processor_name(), sizes=QUICK)
         if on_gpu and (measured.gpu is None or measured.link is None):
             return None
-        calibration.save(measured, folder)
+        if is_quiet():
+            calibration.save(measured, folder)
     except (TriforceError, RuntimeError, AssertionError):  # torch without CUDA, a GPU in use, a read-only folder
         return None
     return measured
+
+
+def is_quiet() -> bool:
+    """Return whether the machine can be measured: half of its cores were free in the last minute."""
+    return psutil.getloadavg()[0] <= (psutil.cpu_count() or 1) / 2
 
 
 def save_measured(measured: Measured, terminal: Terminal) -> None:

@@ -23,6 +23,7 @@ from ..options.request import Request
 from ..options.settings import Settings, refuse_unverifiable
 from ..output.download_bar import DownloadBar
 from ..output.progress import RunFacts
+from ..output.settings_text import settings_lines
 from ..output.terminal import Terminal
 from .machine import peak_memory
 
@@ -114,10 +115,25 @@ class ModelRequest:
         }
 
     def print_settings(self, new_tokens: int, terminal: Terminal) -> None:
-        """Print every setting to stderr, and where it came from."""
-        for name, value in self.resolved(new_tokens).items():
-            origin = self.settings.origins.get(name, "")
-            terminal.note(f"{name}: {value}" + (f"  ({origin})" if origin else ""))
+        """Print every setting to stderr, and its origin."""
+        resolved = self.resolved(new_tokens)
+        rows = [(name, value, self._origin(name)) for name, value in resolved.items()]
+        width = terminal.size()[0] if terminal.stderr_is_terminal else 120
+        for line in settings_lines(rows, width):
+            terminal.note(line)
+
+    def _origin(self, name: str) -> str:
+        """Return what gave a setting its value: flag, environment, profile, model or default."""
+        if name in self.settings.origins:
+            return self.settings.origins[name]
+        if name in ("raw", "system", "context"):
+            given = {"raw": self.request.raw, "system": self.request.system, "context": self.request.extend_context}
+            return "flag" if given[name] else "model" if name == "context" else "default"
+        if name == "seed":
+            return "random"
+        usual = Sampling()
+        is_model_s = hasattr(usual, name) and getattr(self.model.sampling, name) != getattr(usual, name)
+        return "model" if is_model_s else "default"
 
 
 def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:

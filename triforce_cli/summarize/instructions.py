@@ -70,4 +70,4 @@ class AnswerStyle:
             raise SettingsError(
                 f"length is {self.length!r}", f"use {', '.join(LENGTHS)}, or a number of words, such as 200"
             )
-        return f"in about {words} words", _TOKENS_A_WORD * words + _AT_LEAST
+        return "in one word" if words == 1 else f"in about {words} words", _TOKENS_A_WORD * words + _AT_LEAST

@@ -11,6 +11,7 @@ from typing import Any
 from offload.errors import PromptError, TriforceError
 from offload.units import counted
 
+from ..input.documents import Document
 from ..input.excerpts import split
 from ..output.renderers import StreamRenderer
 from ..output.sections import Part
@@ -38,23 +39,23 @@ class MapReduce:
         self._new_tokens = request.settings.generation.max_new_tokens
         self._note_tokens = min(self._new_tokens, request.context // _SHARE)
 
-    def check(self, document: str, note_taking: str, instruction: str) -> None:
+    def check(self, document: Document, note_taking: str, instruction: str) -> None:
         """Raise PromptError if the instructions leave no room for a part in the context."""
-        self._parts(document, note_taking, 1)
+        self._parts(document.text, note_taking, 1, document.name)
         self._room(self._templates.notes, instruction, self._new_tokens)
 
     def reduce(
-        self, document: str, note_taking: str, instruction: str, generator: TextGenerator, renderer: StreamRenderer
+        self, document: Document, note_taking: str, instruction: str, generator: TextGenerator, renderer: StreamRenderer
     ) -> Prompt:
         """Take notes until they fit, and return the prompt that asks for the answer.
 
         Raises TriforceError if the notes are empty or do not shrink.
         """
-        text, ids, round = document, self._encode_notes(document, instruction), 0
+        text, ids, round = document.text, self._encode_notes(document.text, instruction), 0
         while len(ids) + self._new_tokens > self._request.context:
             round, before = round + 1, len(ids)
-            parts = self._parts(text, note_taking, round)
-            self._announce_finished(parts, round)
+            parts = self._parts(text, note_taking, round, document.name)
+            self._announce_finished(parts)
             notes = [self._note(part, prompt, generator, renderer) for part, prompt in parts]
             text = "\n\n".join(note.strip() for note in notes if note.strip())
             if not text:
@@ -70,14 +71,16 @@ class MapReduce:
     def _encode_notes(self, text: str, instruction: str) -> list[int]:
         return self._request.encode(self._templates.notes.filled(text, instruction))
 
-    def _announce_finished(self, parts: Sequence[tuple[Part, Prompt]], round: int) -> None:
+    def _announce_finished(self, parts: Sequence[tuple[Part, Prompt]]) -> None:
         """Print how many parts an earlier run has finished."""
         count = sum(self._finished.find(prompt.ids) is not None for _, prompt in parts)
         if count and not self._quiet:
-            which = f" of round {round}" if round > 1 else ""
-            self._terminal.note(f"{count} of {counted(len(parts), 'part')}{which} reused from an earlier run")
+            first = parts[0][0]
+            which = f" of round {first.round}" if first.round > 1 else ""
+            total = counted(len(parts), "part")
+            self._terminal.note(f"{first.document}: {count} of {total}{which} reused from an earlier run")
 
-    def _parts(self, text: str, note_taking: str, round: int) -> list[tuple[Part, Prompt]]:
+    def _parts(self, text: str, note_taking: str, round: int, name: str) -> list[tuple[Part, Prompt]]:
         template = self._templates.part if round == 1 else self._templates.notes
         room = self._room(template, note_taking, self._note_tokens)
         overlap = int(_OVERLAP * room) if round == 1 else 0
@@ -85,7 +88,7 @@ class MapReduce:
         ids = [self._request.encode(template.filled(each, note_taking)) for each in texts]
         prompts = [Prompt(each, self._note_tokens) for each in ids]
         assert all(prompt.length <= self._request.context for prompt in prompts), "a part that does not fit"
-        return [(Part(number, len(prompts), round), prompt) for number, prompt in enumerate(prompts, 1)]
+        return [(Part(number, len(prompts), round, name), prompt) for number, prompt in enumerate(prompts, 1)]
 
     def _room(self, template: Template, instruction: str, new_tokens: int) -> int:
         """Return the tokens of text that fit beside an instruction; encoded apart, a part may take a few more.

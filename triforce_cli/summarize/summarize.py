@@ -69,7 +69,7 @@ def run_summaries(
                 generator.generate(prompt, renderer)
         except KeyboardInterrupt:
             if finished.any_used and not output.quiet:
-                terminal.note("finished parts are kept: the same command goes on from there")
+                terminal.note("the finished parts are saved: run the same command again to resume after them")
             raise
         finished.clear()
 
@@ -125,7 +125,7 @@ def _length(task: _Task, opened: ModelRequest, reading: MapReduce, style: Answer
     return opened.context  # as much as the notes may take
 
 
-def _texts(task: _Task, style: AnswerStyle) -> tuple[str, str, str]:
+def _texts(task: _Task, style: AnswerStyle) -> tuple[Document, str, str]:
     """Return the document, the instruction for notes on its parts, and the instruction for the answer."""
     question = task.section.question
-    return task.document.text, style.note_taking(question), style.instruction(question)
+    return task.document, style.note_taking(question), style.instruction(question)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from offload.errors import SettingsError
 
-from ..input.documents import read
+from ..input.documents import STDIN, read
 
 _LIMIT = 16 * 2**20  # bytes of a template
 _PLACEHOLDERS = re.compile(r"\{(document|instruction)\}")
@@ -48,6 +48,10 @@ def load_templates(path: Path | None = None) -> Templates:
 
     Raises PromptError if the file cannot be read, SettingsError if {document} is not in it exactly once.
     """
+    if path == STDIN:
+        raise SettingsError(
+            "--prompt takes a template file, not standard input", "give the file, or leave it out; a document may be -"
+        )
     if path is None:
         return Templates(*(_packaged(name) for name in ("document", "part", "notes")))
     text = read(path, None, lambda warning: None, _LIMIT)

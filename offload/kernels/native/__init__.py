@@ -2,5 +2,13 @@
 
 from .kernel import Kernel, find_kernel
 from .library import LEVELS, KernelUnavailable
+from .threads import generate_on_one_thread, torch_on_one_thread
 
-__all__ = ["LEVELS", "Kernel", "KernelUnavailable", "find_kernel"]
+__all__ = [
+    "LEVELS",
+    "Kernel",
+    "KernelUnavailable",
+    "find_kernel",
+    "generate_on_one_thread",
+    "torch_on_one_thread",
+]

@@ -43,6 +43,7 @@ class Kernel:
         self._attend, self._merge = library.triforce_attend, library.triforce_merge
         self._linear = library.triforce_linear
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
+        self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
     def append(self, call: Append) -> None:
         """Rotate queries and keys, and store keys and values in their blocks."""
@@ -74,6 +75,14 @@ class Kernel:
         """Write silu(gate) * up of rows `[rows, gate and up]` to `y` `[rows, width]`; return `y`."""
         self._gate(self._handle, ctypes.byref(rows_call(x, y)))
         return y
+
+    def limit_torch(self, limited: bool) -> None:
+        """Limit torch's operations in the calling thread to one thread, or undo that. See `torch_on_one_thread`."""
+        self._limit_torch(limited)
+
+    def parked_workers(self) -> int:
+        """Return how many of the pool's threads are given up now, because other processes need their processors."""
+        return self._parked()
 
 
 def _check(failed: int) -> None:

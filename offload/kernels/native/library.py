@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("avx512", "avx2", "portable")  # the best first
-LAYOUT = 2  # as in types.h
+LAYOUT = 3  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
@@ -89,10 +89,10 @@ def library_path() -> Path:
 def open_library(path: Path | None = None) -> ctypes.CDLL:
     """Load and return this installation's library, or the build at `path`. Raises KernelUnavailable.
 
-    It is linked without an OpenMP runtime. Its symbols resolve to the runtime that torch has loaded, so that there are
-    not two thread pools.
+    It has threads of its own. How many, it asks the OpenMP runtime that torch has loaded, so that OMP_NUM_THREADS and
+    `torch.set_num_threads` apply to both.
     """
-    import torch  # noqa: F401  (its OpenMP must be there first)
+    import torch  # noqa: F401  (its OpenMP runtime must be loaded first)
 
     try:
         library = ctypes.CDLL(str(path or library_path()))
@@ -110,6 +110,7 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
+    library.triforce_limit_torch.argtypes, library.triforce_limit_torch.restype = (ctypes.c_int,), None
     return library
 
 

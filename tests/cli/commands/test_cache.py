@@ -4,8 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from offload.prompt_cache.entries import Entry
+from offload.prompt_cache.folder import PromptFolder, Stored
+from triforce_cli.output.prompt_cache import entries_table
 
 BOOK = "It was on a dreary night of November that I beheld the accomplishment of my toils. " * 8  # 600 bytes
 
@@ -87,6 +92,49 @@ def test_list_show_prune_and_clear(ask, triforce_here):
     assert triforce_here("cache", "clear")[0] == 2  # nobody to ask
     assert triforce_here("cache", "clear", "--yes")[0] == 0
     assert json.loads(triforce_here("cache", "list", "--json")[1])["entries"] == []
+
+
+def test_rm_removes_entries_and_keeps_shared_blocks(ask, triforce_here, tmp_path):
+    def listed():
+        return json.loads(triforce_here("cache", "list", "--json")[1])["entries"]
+
+    ask("When did he behold the accomplishment of his toils?")
+    (tmp_path / "book.txt").write_text(BOOK[:300] + "Another book begins like that one and goes on for itself. " * 12)
+    ask("Who?")
+    first, second = listed()
+    refused = triforce_here("cache", "rm", "zz")
+    assert (refused[0], refused[1]) == (2, "") and "triforce cache list" in refused[2]
+    code, out, _ = triforce_here("cache", "rm", second["id"][:6], "--json")
+    assert code == 0
+    assert 0 < json.loads(out)["removed"] <= second["size"]
+    (left,) = listed()
+    assert (left["id"], left["tokens"]) == (first["id"], first["tokens"])
+    assert all(os.path.exists(path) for path in first["blocks"])
+    assert triforce_here("cache", "rm", first["id"])[0] == 0
+    assert listed() == []
+
+
+def test_the_shell_completes_ids(ask, triforce_here, tmp_path):
+    ask("Who?")
+    (entry,) = json.loads(triforce_here("cache", "list", "--json")[1])["entries"]
+    program = "import sys; sys.argv = ['triforce']; from triforce_cli.entry import main; main()"
+    for command in ("rm", "show"):
+        line = {"COMP_WORDS": f"triforce cache {command} {entry['id'][:2]}", "COMP_CWORD": "3"}
+        env = os.environ | {"_TRIFORCE_COMPLETE": "complete_bash", "TRIFORCE_HOME": str(tmp_path / "home")} | line
+        found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
+        assert found.stdout.split() == [entry["id"]]
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_the_list_fits_the_terminal(width):
+    block = Stored(Path("/cache/a/000000-abc.safetensors"), 132 * 2**20, 0.0)
+    entry = Entry("1b743498", "smollm2-135m", "examples/frankenstein.txt", 5888, 2, block.size, 0.0, 0.0, 3, (block,))
+    folder = PromptFolder(Path("/home/somebody/.cache/triforce/prompts"))
+    lines = entries_table([entry], folder, 7200.0, width).plain.splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[1].startswith("1b743498   5,888  132.0 MiB")
+    assert ("smollm2-135m" in lines[1]) == (width > 60)
+    assert "examples/frank" in lines[1]
 
 
 @pytest.mark.parametrize("wrong", [("prune", "--older-than", "soon"), ("prune", "--to", "much"), ("show", ""), ()])

@@ -143,9 +143,12 @@ def test_models_in_the_cache_folder(doctor, tmp_path):
     found = model_cache(tmp_path / "home")
     assert found.size_bytes == 543
     assert [(model.name, model.size_bytes) for model in found.models] == [("large", 500), ("small", 3)]
-    assert [line.split() for line in doctor().splitlines()[-2:]] == [
-        [f"{n},", "0.00", "GiB"] for n in ("large", "small")
-    ]
+    shown = [line.split() for line in doctor().splitlines()[-4:]]
+    assert shown[0][:4] == ["models", "2", "models,", "0.00"]
+    assert shown[1:3] == [[f"{n},", "0.00", "GiB"] for n in ("large", "small")]
+    assert shown[3][:4] == ["prompts", "0", "cached", "prompts,"]
+    prompts = json.loads(doctor("--json"))["prompts"]
+    assert (prompts["entries"], prompts["size_bytes"], prompts["limit_bytes"]) == (0, 0, 20 * 2**30)
 
 
 def test_the_read_rate_is_measured_where_memory_is_free():

@@ -34,7 +34,8 @@ def test_profile_plans_a_model_without_its_weights(triforce):
         assert word in result.stdout
     command = shlex.split(result.stdout.splitlines()[-1])
     assert command[:2] == ["triforce", "generate"]
-    flags = ["--gpu" if part == "--profile" else part for part in command[2:]]
+    assert command[-2:] == ["-f", "book.txt"]
+    flags = ["--gpu" if part == "--profile" else part for part in command[2:-2]]
     again = triforce("profile", *flags, "--context", "127K").stdout
     assert again.splitlines()[:9] == result.stdout.splitlines()[:9]
     assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
@@ -43,15 +44,57 @@ def test_profile_plans_a_model_without_its_weights(triforce):
 def test_profile_compares_all_profiles(triforce):
     result = triforce("profile", "--compare", "--model", "llama-3.1-8b", "--context", "32K")
     assert result.returncode == 0
-    assert {line.split()[0] for line in result.stdout.splitlines()[3:]} >= {"a100", "cpu", "rtx-4090", "2x-rtx-4090"}
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines[5:] if line]
+    assert {row[0] for row in rows} >= {"a100", "rtx-4090", "2x-rtx-4090"}
+    shown = json.loads(triforce("profile", "--compare", "--model", "llama-3.1-8b", "--context", "32K", "--json").stdout)
+    fast = {plan["hardware"]["name"]: plan["chosen"]["tbt"]["seconds"] for plan in shown["plans"] if plan["fits"]}
+    assert [row[0] for row in rows if row[0] in fast] == sorted(fast, key=fast.get)
     plans = json.loads(triforce("profile", "--compare", "--model", "llama-3.1-8b", "--json").stdout)["plans"]
     assert {plan["hardware"]["name"] for plan in plans} >= {"a100", "cpu"}
+
+
+def test_a_comparison_counts_the_profiles_that_are_too_small(triforce):
+    result = triforce("profile", "--compare", "--model", "Llama-2-7B-128K", "--memory", "20GiB", "--offload", "none")
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " profiles too small: " in result.stdout
+    assert not any(line.startswith("rtx-4090 ") for line in lines)
+
+
+def test_profile_says_where_a_known_model_comes_from(triforce):
+    result = triforce("profile", "--gpu", "a100", "--model", "llama-3.1-8b", "--context", "8K")
+    assert "weights    meta-llama/Llama-3.1-8B-Instruct: Llama 3.1 Community License; gated" in result.stdout
+    assert "weights" not in triforce("profile", "--gpu", "a100", "--model", "smollm2-135m").stdout.split("memory")[0]
+
+
+def test_a_context_beyond_the_models_own(triforce):
+    args = ("profile", "--gpu", "a100", "--model", "Qwen3-8B", "--context", "128K")
+    assert_error(triforce(*args), 2, "exceeds the 40,960", "--extend-context", "summarize --map-reduce")
+    line = triforce(*args, "--extend-context").stdout.splitlines()[-1]
+    assert " --extend-context -f book.txt" in line
+
+
+def test_float16_hardware_says_so(triforce):
+    result = triforce("profile", "--gpu", "t4", "--model", "llama-3.1-8b", "--context", "8K")
+    assert "TFLOP/s fp16" in result.stdout
+    assert "TFLOP/s bf16" not in result.stdout
+
+
+def test_the_default_model_is_what_help_says(triforce):
+    text = " ".join(triforce("profile", "--help").stdout.replace("│", " ").split())
+    assert "smollm2-135m on a CPU, Llama-3.1-8B on a GPU" in text
+    no_model = {"TRIFORCE_MODEL": ""}
+    assert "model      Llama-3.1-8B, " in triforce("profile", "--gpu", "a100", env=no_model).stdout
+    assert "model      smollm2-135m, " in triforce("profile", "--gpu", "cpu", env=no_model).stdout
 
 
 def test_profile_refuses_what_does_not_fit_and_suggests_changes(triforce):
     args = ("profile", "--gpu", "4090", "--model", "llama-2-7b-128k", "--offload", "none")
     result = triforce(*args)
     assert result.returncode == 1
+    assert "triforce generate" not in result.stdout
     error, hint = result.stderr.splitlines()
     assert "131,072 tokens do not fit" in error
     assert "--offload auto" in hint
@@ -63,6 +106,8 @@ def test_profile_refuses_what_does_not_fit_and_suggests_changes(triforce):
 
 def test_wrong_use_of_profile(triforce):
     assert_error(triforce("profile", "--gpu", "rtx-4900"), 2, "rtx-4900", "did you mean rtx-4090?")
+    assert_error(triforce("profile", "--gpu", "rtx"), 2, "it may mean", "rtx-4090", "rtx-3060")
+    assert_error(triforce("profile", "--gpu", "4090", "--compare"), 2, "--gpu 4090", "leave out")
     assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-9b"), 2, "did you mean Llama-3.1-8B?")
     assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-8b", "--context", "1M"), 2, "1,048,576")
     assert_error(triforce("profile", "--context", "long"), 2, "128K")

@@ -3,13 +3,19 @@
 import os
 import re
 
+import pytest
+
+from offload.events import Prefilled, Restored
+from offload.metrics import Meter
 from tests.support.command import (
     STATISTICS,
     STORY,
     on_a_terminal,
     uncolored,
 )
-from tests.support.terminal import Screen
+from tests.support.terminal import Pty, Screen
+from triforce_cli.output.prefill_bar import PrefillBar
+from triforce_cli.output.terminal import Terminal
 
 
 def test_a_terminal_shows_the_bar_and_keeps_only_text_and_statistics(endless_model_dir, tmp_path, triforce):
@@ -48,3 +54,44 @@ def test_no_status_line_under_text_that_comes_back_through_a_pipe(on_a_terminal_
         _, output = on_a_terminal_here(*STORY, stdout=pipe)
     assert "decode · " not in output
     assert STATISTICS.search(output)
+
+
+def prefill_lines(columns):
+    """Return the lines that the bar shows: while it restores, after that, and within the next chunk."""
+    tty = Pty(columns, 10)
+    terminal = Terminal(None, tty.stream(), None, {"TERM": "xterm", "NO_COLOR": "1"})
+    meter, passed = Meter(2000), [0.0]
+    bar = PrefillBar(terminal, "prefill", meter, lambda: passed[0])
+    shown = []
+
+    def show():
+        list(bar.get_renderables())
+        shown.append(bar.columns[0].render(bar.tasks[0]).plain)
+
+    for event in (Prefilled(0, 2000), Prefilled(1000, 2000, True)):
+        meter.observe(event)
+        bar.observe(event)
+    show()
+    for event in (Restored(1000, 10**6, 0.0), Prefilled(1500, 2000)):
+        meter.observe(event)
+        if isinstance(event, Prefilled):
+            bar.observe(event)
+    show()
+    for tokens in (250.0, 400.0, 0.0):
+        passed[0] = tokens
+        show()
+    tty.output()
+    return shown
+
+
+@pytest.mark.parametrize("columns", range(20, 121, 5))
+def test_the_prefill_bar_moves_within_a_chunk_and_names_restored_tokens(columns):
+    reading, computed, later, *last = prefill_lines(columns)
+    assert all(len(line) < columns for line in (reading, computed, later, *last))
+    if columns >= 45:
+        assert "1,000/2,000 tokens" in reading and "1,500/2,000 tokens" in computed and "1,750/2,000" in later
+        assert all("1,900/2,000" in line for line in last)  # it does not go back before the next event
+        assert last[0].count("━") > later.count("━") > computed.count("━") > 0
+    if columns >= 80:
+        assert "reading the cache" in reading and "reading the cache" not in computed
+        assert "1,000 from the cache" in computed and " left" in computed

@@ -1,5 +1,7 @@
 """A plan on the command line: its flags, and bars."""
 
+import shlex
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,7 +9,7 @@ from offload.config import Placement
 from offload.planning.plan import make_plan
 from offload.units import GIB
 from tests.support.planning import request
-from triforce_cli.output.plan_flags import flags_of
+from triforce_cli.output.plan_flags import Argument, command_line, flags_of
 from triforce_cli.output.plan_text import WIDTH, bar
 
 
@@ -22,6 +24,25 @@ def test_the_flags_of_a_plan_stand_for_it():
     assert flags[flags.index("--memory") + 1] == "12GiB"
     hybrid = flags_of(make_plan(request(placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25))))
     assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.250"]
+
+
+def test_a_command_line_has_the_given_arguments_beside_the_plans_flags():
+    plan = make_plan(request(gpu="a100", tokens=8192))
+    given_ones = [
+        Argument(None, ("-- what?",)),
+        Argument("--model", ("ignored",)),
+        Argument("--profile", ("./my a100.yaml",)),
+        Argument("-f", ("a.txt",)),
+        Argument("-f", ("b.txt",)),
+        Argument("--raw"),
+    ]
+    line = command_line("generate", plan, given_ones)
+    words = shlex.split(line)
+    assert words[:2] == ["triforce", "generate"]
+    assert words[-7:] == ["-f", "a.txt", "-f", "b.txt", "--raw", "--", "-- what?"]
+    assert words.count("--model") == words.count("--profile") == 1
+    assert words[words.index("--model") + 1] == "Llama-3.1-8B"
+    assert words[words.index("--profile") + 1] == "./my a100.yaml"
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(0, 10**12))

@@ -282,7 +282,7 @@ def test_statistics_leave_out_missing_values():
     nothing |= dict.fromkeys(("tokens_per_s", "peak_memory_bytes", "seed"))
     found = summary(finish_reason="interrupted", prefilled_tokens=512, new_tokens=0, **nothing)
     assert statistics_line(found) == "512 of 6,057 tokens read · 0 written · interrupted"
-    assert detail_lines(found) == ["end  interrupted"]
+    assert detail_lines(found) == ["end       interrupted"]
     assert " · 1 written" in statistics_line(summary(new_tokens=1, tokens_per_s=None))
 
 

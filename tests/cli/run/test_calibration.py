@@ -65,7 +65,7 @@ def measures(monkeypatch):
     asked = []
 
     def find(found):
-        monkeypatch.setattr(measure, "measure", lambda device, processor: asked.append(device) or found)
+        monkeypatch.setattr(measure, "measure", lambda device, processor, sizes=None: asked.append(device) or found)
         return asked
 
     return find
@@ -80,7 +80,9 @@ def triforce(tiny_model_dir, config, machine, monkeypatch, capsys):
         monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
     for name, value in chosen.items():
         monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
+    monkeypatch.setattr(measure, "QUICK", SMALL)
     monkeypatch.setattr(measure, "measure", partial(measure.measure, sizes=SMALL))
+    monkeypatch.setattr(measuring, "is_quiet", lambda: True)
 
     def call(*args):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
@@ -115,8 +117,40 @@ def test_this_machine_is_measured_shown_saved_and_used(triforce, config):
     assert f"{found.host.bf16_gflops:,.0f} GFLOP/s\n" in out
 
 
+@pytest.mark.parametrize("args", [("profile",), ("generate", "Once", "--dry-run"), ("bench", "Once", "--dry-run")])
+def test_plans_for_this_machine_measure_it_once(triforce, config, args):
+    code, out, err = triforce(*args)
+    assert (code, err) == (0, "")
+    found = load(config)
+    assert found.host.bandwidth_gb_s > 0
+    assert f"measured   on {found.date}: the rates above, of {found.machine}" in out
+    assert "assumed" not in out
+    file = config / "measured.yaml"
+    before = file.stat().st_mtime_ns
+    assert "measured   on" in triforce(*args)[1]
+    assert file.stat().st_mtime_ns == before
+
+
+def test_a_busy_machine_is_measured_but_not_remembered(triforce, config, monkeypatch):
+    monkeypatch.setattr(measuring, "is_quiet", lambda: False)
+    assert "measured   on" in triforce("profile")[1]
+    assert load(config) is None
+
+
+def test_a_folder_that_cannot_be_written_leaves_data_sheets(triforce, config):
+    config.write_text("a file")
+    code, out, _ = triforce("profile")
+    assert code == 0 and "(assumed)" in out
+
+
+def test_other_hardware_is_not_measured(triforce, config):
+    for args in (["--gpu", "4090"], ["--compare"]):
+        assert triforce("profile", *args, *SMALL_MODEL)[0] == 0
+    assert load(config) is None
+
+
 def test_json_carries_what_was_measured(triforce, config):
-    assert json.loads(triforce("profile", "--json")[1])["measured"] is None
+    assert json.loads(triforce("profile", "--gpu", "cpu", "--json")[1])["measured"] is None
     now = json.loads(triforce("profile", "--measure", "--json")[1])
     assert now["profile"] == asdict(load_profile("cpu"))  # the data sheet
     assert now["plan"]["hardware"]["host_flops"] == now["measured"]["host"]["bf16_gflops"] * 1e9
@@ -175,7 +209,6 @@ def test_an_unusable_file_is_a_warning(triforce, config):
 @pytest.mark.parametrize("command", [("generate",), ("bench", "--new", "4")])
 def test_a_dry_run_uses_saved_rates(triforce, config, command):
     args = (*command, "Once upon a time", "--dry-run")
-    assert json.loads(triforce(*args, "--json")[1])["measured"] is None
     save(HOST, config)
     shown = json.loads(triforce(*args, "--json")[1])
     assert shown["measured"] == asdict(HOST)
@@ -195,7 +228,7 @@ def test_a_known_gpu_takes_its_measured_rates(triforce, machine, config, measure
     assert (code, err) == (0, "")
     assert "24.00 GiB, 950 GB/s, 158 TFLOP/s bf16, link 24.1 GB/s" in out
     assert "--profile rtx-4090" in out
-    assert "rates of 2x-rtx-4090, rtx-4090, of" in triforce("profile", "--compare", *SMALL_MODEL)[1]
+    assert "rates of 2x-rtx-4090, 4x-rtx-4090, rtx-4090, of" in triforce("profile", "--compare", *SMALL_MODEL)[1]
 
 
 def test_the_gpu_asked_for_is_measured(triforce, machine, measures):

@@ -29,6 +29,7 @@ def test_a_dry_run_that_does_not_fit(triforce):
         result = triforce(command, "Once upon a time", "-n", "50", "--dry-run", "--memory", "100K", "--offload", "none")
         assert result.returncode == 1
         assert "which does not fit" in result.stdout
+        assert "triforce" not in result.stdout
         error, hint = result.stderr.splitlines()
         assert error.startswith("error: ")
         assert "may be used" in error
@@ -42,13 +43,57 @@ def test_a_memory_limit_is_enforced(triforce):
 
 @pytest.mark.parametrize("command", ["generate", "summarize", "bench"])
 def test_a_dry_run_ends_with_its_own_command(triforce, tmp_path, command):
-    """The printed command runs once the prompt or the documents are added."""
+    """The line runs as it stands."""
     book = tmp_path / "book.txt"
     book.write_text("The cat sat on the mat. " * 20)
-    asked = [book] if command == "summarize" else ["-f", book]
-    line = triforce(command, *asked, "--dry-run", "--budget", "64", "-n", "8").stdout.splitlines()[-1]
+    asked = {
+        "generate": ["--prompt-file", book, "Who sat?", "--system", "Be brief."],
+        "summarize": [book, "--length", "20", "--from", "10%", "--no-cache"],
+        "bench": ["--prompt-file", book, "--methods", "ar,lookup", "--repeats", "1"],
+    }[command]
+    line = triforce(command, *asked, "--dry-run", "--budget", "64", "-n", "8", "--seed", "3").stdout.splitlines()[-1]
     program, *args = shlex.split(line)
     assert (program, args[0]) == ("triforce", command)
-    assert not {str(book), "-f", "--dry-run"} & set(args)
-    again = triforce(*args, *asked, "--dry-run", "-n", "8")
-    assert (again.returncode, again.stderr, again.stdout.splitlines()[-1]) == (0, "", line)
+    assert {str(book), "8", "3", "64", *map(str, asked)} <= set(args)
+    assert "--dry-run" not in args
+    again = triforce(*args, "--dry-run")
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (0, line)
+    done = triforce(*args)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_command_of_a_plan_extends_the_context_and_names_the_draft(triforce, tmp_path, tiny_model_dir):
+    book = tmp_path / "book.txt"
+    book.write_text("The cat sat on the mat. " * 900)
+    for command in ("generate", "bench"):
+        args = (command, "-f", book, "--extend-context", "-n", "4", "--prefill-chunk", "256")
+        args += ("--draft", tiny_model_dir) if command == "generate" else ("--methods", "ar", "--repeats", "1")
+        line = triforce(*args, "--dry-run").stdout.splitlines()[-1]
+        words = shlex.split(line)[1:]
+        assert "--extend-context" in words
+        assert command == "bench" or words[words.index("--draft") + 1] == str(tiny_model_dir)
+        done = triforce(*words)
+        assert done.returncode == 0, done.stderr
+        assert "the context is stretched" in done.stderr
+    assert_error(triforce("generate", "-f", book, "-n", "4"), 2, "summarize --map-reduce")
+
+
+def test_the_command_of_a_profile_runs(triforce, tmp_path, tiny_model_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("The cat sat on the mat. " * 20)
+    shown = triforce("profile", "--gpu", "cpu", "--model", tiny_model_dir, "--draft", tiny_model_dir, "--context", "1K")
+    words = shlex.split(shown.stdout.splitlines()[-1])[1:]
+    done = triforce(*words, "-n", "4")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_draft_that_no_method_uses_is_a_warning(triforce, tmp_path):
+    text = ("Once upon a time", "-n", "2", "--draft", "someone/draft")
+    for method, why in (("ar", "uses no drafter"), ("lookup", "drafts by lookup")):
+        done = triforce("generate", *text, "--method", method)
+        assert done.returncode == 0
+        assert f"warning: --draft someone/draft is not used: --method {method} {why}" in done.stderr
+    done = triforce("bench", *text, "--methods", "ar", "--repeats", "1")
+    assert "--draft someone/draft is not used" in done.stderr
+    assert "not used" not in triforce("generate", "Once", "-n", "2", "--method", "ar").stderr

@@ -28,8 +28,8 @@ def test_same_seed_same_text_and_only_text_on_stdout(triforce, process):
 
 
 def test_reported_seed_reproduces_the_text(triforce):
-    first = triforce("generate", "Once", *PLAIN)
-    seed = re.search(r"seed (\d+)", first.stderr)[1]
+    first = triforce("generate", "Once", *PLAIN, "-v")
+    seed = re.search(r"^seed +(\d+)", first.stderr, re.M)[1]
     assert triforce("generate", "Once", *PLAIN, "--seed", seed).stdout == first.stdout
     assert triforce("generate", "Once", *PLAIN).stdout != first.stdout
 
@@ -47,7 +47,7 @@ def test_json_lines(triforce):
     for key in ("prompt_tokens", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s", "seed", "model", "method"):
         assert done[key] is not None, key
     text = "".join(event["text"] for event in events if event["type"] == "text")
-    assert text == triforce(*args).stdout
+    assert text.rstrip("\n") + "\n" == triforce(*args).stdout  # which ends with a newline
 
 
 def test_stop_strings_end_the_text_and_are_not_printed(triforce):

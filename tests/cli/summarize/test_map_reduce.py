@@ -73,9 +73,9 @@ def test_an_interrupted_run_is_resumed(triforce_here, tiny_model_dir, book, tmp_
         process.stderr.readline()  # by now the first part is saved
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert line.startswith("part 1 of ")
+    assert re.match(r"book\.txt, part 1 of \d+: ", line)
     assert (process.returncode, out) == (130, "")
-    assert err.endswith("finished parts are kept: the same command goes on from there\n")
+    assert err.endswith("the finished parts are saved: run the same command again to resume after them\n")
     files = finished_parts(tmp_path / "home")
     assert files and all(path.suffix == ".json" for path in files)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}

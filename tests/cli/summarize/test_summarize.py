@@ -173,6 +173,12 @@ def test_own_templates(triforce, story):
     refused(triforce("summarize", story(), "--prompt", only, "--question", "Why?"), "--question", "{instruction}")
 
 
+def test_one_word_and_a_template_from_standard_input(triforce, story):
+    assert AnswerStyle("1").instruction() == "Summarize the text above in one word."
+    assert AnswerStyle("2 words").instruction() == "Summarize the text above in about 2 words."
+    refused(triforce("summarize", story(), "--prompt", "-"), "--prompt takes a template file", "give the file")
+
+
 def test_wrong_use(triforce, story, tmp_path):
     path = story()
     refused(triforce("summarize"), "FILE")

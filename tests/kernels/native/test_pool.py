@@ -1,0 +1,209 @@
+"""The kernel's thread pool: the same bits on any thread, beside other processes, after a fork; and a clean exit."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from offload.kernels.native import find_kernel, generate_on_one_thread, torch_on_one_thread
+from offload.kernels.native.layout import pack_weight
+from tests.support.native_kernel import DTYPES, attention, draw, fill_blocks
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.xdist_group("native")
+
+LOOP = "while True: pass"
+FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what a thread waits for")
+
+
+class Work:
+    """Calls of each kind, for decoding and for prefill, and their results by one thread."""
+
+    def __init__(self, kernel, dtype):
+        self._kernel, self._dtype = kernel, dtype
+        self._weight, self._norm = pack_weight(draw(500, 96, dtype=dtype, seed=1)), draw(96, dtype=dtype, seed=2)
+        self._x = {rows: draw(rows, 96, dtype=dtype, seed=rows) for rows in (1, 200)}
+        self._blocks = fill_blocks(*(draw(2, 1300, 64, dtype=dtype, seed=seed) for seed in (3, 4)))
+        self._q = {tokens: draw(tokens, 6, 64, dtype=dtype, seed=tokens) for tokens in (1, 100)}
+
+    def run(self):
+        """Return the results of all calls."""
+        found = []
+        for rows, x in self._x.items():
+            found.append(self._kernel.linear(x, self._weight, None, None, torch.empty(rows, 500, dtype=self._dtype)))
+            found.append(self._kernel.norm(x, self._norm, 1e-5, torch.empty_like(x)))
+            found.append(self._kernel.gate(x, torch.empty(rows, 48, dtype=self._dtype)))
+        for q in self._q.values():
+            found += attention(self._kernel, q, self._blocks, 1200)
+        return found
+
+
+def same(found, expected):
+    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@contextmanager
+def busy_processes(count):
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", LOOP]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def run_for(seconds, work, until):
+    """Work until `until()` is true; return whether it was within the time."""
+    end = time.monotonic() + seconds
+    while not until():
+        if time.monotonic() > end:
+            return False
+        work.run()
+    return True
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_and_busy_processes_change_no_bit(kernel, set_threads, dtype):
+    work = Work(kernel, dtype)
+    set_threads(1)
+    expected = work.run()
+    for threads in (2, 3, 4):
+        set_threads(threads)
+        assert all(same(work.run(), expected) for _ in range(5)), threads
+    with busy_processes(os.cpu_count()):
+        assert all(same(work.run(), expected) for _ in range(20))
+
+
+def test_concurrent_callers_get_their_own_results(set_threads):
+    """More callers than the pool has jobs: the others run their loops alone."""
+    set_threads(3)
+    works = [Work(find_kernel(), dtype) for dtype in DTYPES * 3]
+    expected = [work.run() for work in works]
+    wrong, start = [], threading.Barrier(len(works))
+
+    def call(number):
+        start.wait()
+        wrong.extend(number for _ in range(30) if not same(works[number].run(), expected[number]))
+
+    callers = [threading.Thread(target=call, args=(number,)) for number in range(len(works))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert not wrong and not any(caller.is_alive() for caller in callers)
+
+
+@FORK
+def test_a_forked_child_starts_threads_of_its_own(kernel, set_threads):
+    set_threads(3)
+    work = Work(kernel, torch.float32)
+    expected = work.run()  # the parent's threads exist
+    child = os.fork()
+    if child == 0:
+        with torch_on_one_thread(kernel):  # the threads of torch's OpenMP runtime do not survive a fork
+            os._exit(0 if same(work.run(), expected) and same(work.run(), expected) else 7)
+    end = time.monotonic() + 60
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            pytest.fail("the child hangs")
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(found[1]) == 0
+    assert same(work.run(), expected), "the parent's pool still works"
+
+
+def test_the_process_ends_while_a_thread_is_in_the_kernel():
+    code = """
+import threading, torch
+torch.set_num_threads(3)
+from tests.kernels.native.test_pool import Work, find_kernel
+def call():
+    work = Work(find_kernel(), torch.float32)
+    while True:
+        work.run()
+        ready.set()
+ready = threading.Event()
+threading.Thread(target=call, daemon=True).start()
+assert ready.wait(60)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+@LINUX
+def test_threads_that_compete_are_parked_and_come_back(set_threads):
+    """Many more threads than processors keep each other waiting."""
+    kernel = find_kernel()
+    set_threads(4 * os.cpu_count() + 4)
+    work = Work(kernel, torch.float32)
+    assert run_for(60, work, lambda: kernel.parked_workers() > 0)
+    set_threads(1)
+    assert run_for(10, work, lambda: kernel.parked_workers() == 0)
+
+
+@LINUX
+def test_signals_are_left_to_the_main_thread(set_threads):
+    set_threads(2)
+    Work(find_kernel(), torch.float32).run()
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        masks[task.name] = int(status["SigBlk"], 16)
+    interrupt = 1 << signal.SIGINT - 1
+    assert not masks[str(os.getpid())] & interrupt
+    assert any(mask & interrupt for mask in masks.values())
+
+
+def test_torch_is_limited_to_one_thread_only_within_the_block(set_threads):
+    kernel = find_kernel()
+    set_threads(3)
+    with torch_on_one_thread(kernel):
+        assert torch.get_num_threads() == 1
+        with torch_on_one_thread(kernel):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 3
+    with pytest.raises(ZeroDivisionError), torch_on_one_thread(kernel):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 3
+    with torch_on_one_thread(None):
+        assert torch.get_num_threads() == 3
+
+
+def test_a_generator_is_limited_and_its_consumer_is_not(set_threads):
+    set_threads(3)
+    seen, closed = [], []
+
+    def events():
+        try:
+            for number in range(3):
+                seen.append((torch.get_num_threads(), (yield number)))
+        finally:
+            closed.append(True)
+        return "result"
+
+    def consume():
+        result = yield from generate_on_one_thread(find_kernel(), events())
+        yield result
+
+    consumer = consume()
+    found = [next(consumer)]
+    for answer in ("a", "b", "c"):
+        assert torch.get_num_threads() == 3
+        found.append(consumer.send(answer))
+    assert found == [0, 1, 2, "result"] and closed == [True]
+    assert seen == [(1, "a"), (1, "b"), (1, "c")]
+
+    abandoned = generate_on_one_thread(find_kernel(), events())
+    next(abandoned)
+    abandoned.close()
+    assert closed == [True, True] and torch.get_num_threads() == 3
