@@ -71,7 +71,8 @@ def instrumented() -> None:
     code = run(COMMAND)
     ended = time.time()
     seconds["other"] = ended - started - sum(seconds.values())
-    print(json.dumps({"code": code, "ended": ended, "seconds": seconds}), file=sys.stderr)
+    print(json.dumps({"ended": ended, "seconds": seconds}), file=sys.stderr)
+    sys.modules["triforce_cli.entry"].exit_without_teardown(code)
 
 
 def run_timed(arguments: list[str], expected: int = 0) -> tuple[float, str, float]:

@@ -24,11 +24,11 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     finish(code)
     if "torch" in sys.modules:
-        _exit_without_teardown(code)
+        exit_without_teardown(code)
     sys.exit(code)
 
 
-def _exit_without_teardown(code: int) -> None:
+def exit_without_teardown(code: int) -> None:
     """End the process as the interpreter does, but do not free its objects one by one.
 
     After torch was imported and a model loaded, freeing takes up to half a second, and the system frees all memory

@@ -58,7 +58,7 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
 
 
 def _times(summary: Summary) -> list[str]:
-    parts = []
+    parts = [] if summary.load_s is None else [f"load {duration(summary.load_s)}"]
     if summary.restored_tokens_per_s is not None:
         parts.append(f"reading the cache {rate(summary.restored_tokens_per_s)}")
     if summary.prefill_tokens_per_s is not None:

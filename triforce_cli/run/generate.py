@@ -15,7 +15,6 @@ from offload.prompt_cache.prefill import PromptCache
 
 from ..exit_codes import DONE
 from ..options.request import OutputOptions, Request
-from ..output.format import duration
 from ..output.plan import print_plan
 from ..output.renderers import Renderer, StreamRenderer
 from ..output.terminal import Terminal
@@ -117,8 +116,6 @@ def run_request(
     engine = model.load(tiers=tiers, prompts=prompt_cache)
     engine.reserve(longest)
     load_s = opened.open_s + time.perf_counter() - started
-    if output.verbose:
-        terminal.note(f"model loaded in {duration(load_s)}")
     work(TextGenerator(opened, engine, prompt_cache, load_s))
     return DONE
 

@@ -213,12 +213,12 @@ def test_details_for_verbose_alone():
     outputs = []
     for verbose in (False, True):
         out, err = stream(), stream()
-        TextRenderer(Terminal(out, err, stream(), {}), verbose=verbose).finish(summary(**SPECULATION))
+        TextRenderer(Terminal(out, err, stream(), {}), verbose=verbose).finish(summary(**SPECULATION, load_s=1.25))
         outputs.append(written(err).splitlines())
     assert outputs[0] == outputs[1][:1] == [statistics_line(summary())]
     assert outputs[1][1:] == [
         "method    auto · lookup→full 83 % · draft→retrieval 40 % · 3.2 tokens/verification",
-        "times     prefill 426/s · TTFT 14.3 s · TBT 46 ms (p95 52)",
+        "times     load 1.2 s · prefill 426/s · TTFT 14.3 s · TBT 46 ms (p95 52)",
         "decoding  draft 2 % · verify 98 %",
         "end       end-of-sequence token",
         "seed      42",
