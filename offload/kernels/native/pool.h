@@ -25,7 +25,7 @@ enum {
     IDLE_SPIN_NS = 300000, /* above the time between two kernel calls of a token */
     JOIN_SPIN_NS = 50000,  /* a caller waits longer only for a thread that is not running */
     LONG_RUN_NS = 300000,  /* only after runs of this length; others were not interrupted */
-    WINDOW_NS = 20000000,  /* the time between two checks, at least */
+    WINDOW_NS = 50000000,  /* the time between two checks, at least */
     CONTENDED = 4,         /* a thread that waits for a processor in 1/CONTENDED of the time has a competitor */
     LONG_ROWS = 64,        /* a call of so many rows is prefill, not decoding or verification */
 };
