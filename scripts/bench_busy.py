@@ -82,7 +82,9 @@ class Measured:
         found = [child.stdout.readline() for child in self._children]
         if not all(found):
             sys.exit("a measured process has ended: see its message above")
-        return tuple(json.loads(found[0]))
+        rate, gaps = json.loads(found[0])
+        print(f"  {rate:.0f} tokens/s of prefill, {statistics.median(gaps):.1f} ms a token", file=sys.stderr)
+        return rate, gaps
 
     def run(self, run: int) -> tuple[float, list[float]]:
         self.start(run)

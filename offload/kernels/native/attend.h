@@ -123,7 +123,8 @@ INLINE void NAME(gather)(const struct attention *a, struct NAME(work) *w, const 
 }
 
 /* Return a copy of a block's values with zeros after the first `tokens`; uninitialised memory there may be NaN. */
-TARGET static const char *NAME(pad_tail)(const struct attention *a, struct NAME(work) *w, const char *values, int tokens) {
+TARGET static const char *NAME(pad_tail)(const struct attention *a, struct NAME(work) *w, const char *values,
+                                         int tokens) {
     int64_t dim = a->head_dim;
     memcpy(w->last, values, BLOCK * dim * (a->wide ? 4 : 2));
     for (int t = tokens; t < BLOCK; t++)

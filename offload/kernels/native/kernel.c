@@ -1,9 +1,9 @@
 /*
  * Attention, linears and norms for a host CPU, near its memory bandwidth.
  *
- * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once per level (portable, AVX2 with FMA,
- * AVX-512 with bf16 dot products); the caller takes a level for which `triforce_level` is not NULL. Functions return 0,
- * or 1 if an allocation failed.
+ * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once a level
+ * (portable, AVX2 with FMA, AVX-512 with bf16 dot products); the caller takes a level for which `triforce_level` is not
+ * NULL. Functions return 0, or 1 if an allocation failed.
  */
 #include <math.h>
 #include <stdlib.h>

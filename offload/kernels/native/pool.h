@@ -24,13 +24,13 @@ enum {
     PARTS = 4,             /* a thread takes the remaining range / (PARTS * threads) at once */
     IDLE_SPIN_NS = 300000, /* above the time between two kernel calls of a token */
     JOIN_SPIN_NS = 50000,  /* a caller waits longer only for a thread that is not running */
-    LONG_RUN_NS = 300000,  /* runs from this length are checked for preemption */
-    PREEMPTED_NS = 500000, /* run-queue wait that counts as contention, and at least 1/20 of the time */
-    FIRST_PARK_NS = 200000000,
-    LONGEST_PARK_NS = 2000000000,
+    LONG_RUN_NS = 300000,  /* only after runs of this length; others were not interrupted */
+    WINDOW_NS = 50000000,  /* the time between two checks, at least */
+    CONTENDED = 4,         /* a thread that waits for a processor in 1/CONTENDED of the time has a competitor */
     LONG_ROWS = 64,        /* a call of so many rows is prefill, not decoding or verification */
-    TRIAL_NS = 1000000000, /* contention within this time of the last park doubles the next one */
 };
+static const int64_t FIRST_PARK_NS = 400000000, LONGEST_PARK_NS = 3200000000;
+static const int64_t TRIAL_NS = 1000000000; /* contention within this time of the last park doubles the next one */
 
 typedef int pool_task(const void *context, int64_t first, int64_t last); /* returns 1 on failure, else 0 */
 
@@ -115,12 +115,11 @@ static int64_t run_queue_wait(void) {
 /* Whether other threads competed for this thread's processor since the last check. `begun` is the start of its run. */
 static int is_contended(struct wait_time *w, int64_t begun) {
     int64_t now = now_ns();
-    if (now - begun < LONG_RUN_NS)
+    if (now - begun < LONG_RUN_NS || now - w->at < WINDOW_NS)
         return 0;
     struct wait_time last = *w;
     *w = (struct wait_time){run_queue_wait(), now};
-    int64_t waited = w->waited - last.waited, limit = (now - last.at) / 20;
-    return last.at && waited > (limit > PREEMPTED_NS ? limit : PREEMPTED_NS);
+    return last.at && w->waited - last.waited > (now - last.at) / CONTENDED;
 }
 
 /* Park a worker; for longer if contention follows soon after the last time, which is extended if it is not over. */
@@ -155,7 +154,7 @@ static int visit_jobs(int index, int parked) {
     for (struct job *j = pool.jobs; j < pool.jobs + MAX_JOBS; j++) {
         if (!atomic_load(&j->open))
             continue;
-        atomic_fetch_add(&j->visitors, 1); /* before `open` is read: the caller closes the job, then waits for visitors */
+        atomic_fetch_add(&j->visitors, 1); /* before `open` is read; a caller closes the job, then waits */
         if (atomic_load(&j->open) && index < j->threads - 1 && (j->is_long || !parked) && j->next < j->count) {
             take_parts(j);
             found = 1;

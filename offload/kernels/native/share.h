@@ -36,13 +36,15 @@ INLINE int64_t NAME(row_at)(const struct attention *a, int head, int64_t r) {
     return r / a->group * a->kv_heads * a->group + head * a->group + r % a->group;
 }
 
-NOINLINE static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows, struct NAME(partial) p) {
+NOINLINE static void NAME(finish)(const struct attention *a, int head, int64_t first, int rows,
+                                  struct NAME(partial) p) {
     int dim = a->head_dim;
     for (int r = 0; r < rows; r++) {
         int64_t at = NAME(row_at)(a, head, first + r);
         if (a->lse)
             a->lse[at] = p.maximum[r] * 0.693147181f + logf(p.sum[r]);
-        NAME(finish_row)(p.out + r * dim, p.sum[r], dim, (char *)a->out + at * dim * (a->narrow_out ? 2 : 4), a->narrow_out);
+        char *to = (char *)a->out + at * dim * (a->narrow_out ? 2 : 4);
+        NAME(finish_row)(p.out + r * dim, p.sum[r], dim, to, a->narrow_out);
     }
 }
 
@@ -63,7 +65,8 @@ struct NAME(group) {
 INLINE struct NAME(group) NAME(group_at)(const struct NAME(split) *s, int64_t number) {
     int64_t first = number / s->a->kv_heads * ROW_GROUP, left = s->rows - first;
     int rows = left < ROW_GROUP ? (int)left : ROW_GROUP;
-    return (struct NAME(group)){(int)(number % s->a->kv_heads), rows, first, NAME(visible_keys)(s->a, first + rows - 1)};
+    int64_t end = NAME(visible_keys)(s->a, first + rows - 1);
+    return (struct NAME(group)){(int)(number % s->a->kv_heads), rows, first, end};
 }
 
 INLINE void NAME(load_group)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g) {

@@ -1,4 +1,4 @@
-/* The kernel's argument structs and the constants of its memory layout. Mirrored by offload/kernels/native/library.py. */
+/* The kernel's argument structs and memory layout, which offload/kernels/native/library.py mirrors. */
 #ifndef TRIFORCE_TYPES_H
 #define TRIFORCE_TYPES_H
 
