@@ -93,8 +93,7 @@ def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool)
     if measured is not None:
         names = ", ".join(comparison.measured_names)
         text = f"measured   on {measured.date}: the rates of {names}, of {measured.machine}"
-        terminal.write(fill(text, terminal.table_width or 80, subsequent_indent=" " * 11) + "
-")
+        terminal.write(fill(text, terminal.table_width or 80, subsequent_indent=" " * 11) + "\n")
     terminal.print(comparison_text([plan for plan, _ in plans], terminal.table_width))
     return DONE
 
