@@ -33,7 +33,7 @@ def parts_of(out):
 def test_parts_then_their_notes(triforce_here, book, tmp_path):
     code, out, err = triforce_here("summarize", book, *ARGS)
     assert code == 0, err
-    labels = re.findall(r"^part (\d+) of (\d+): .*prompt tokens", err, re.MULTILINE)
+    labels = re.findall(r"^book\.txt, part (\d+) of (\d+): .*tokens read", err, re.MULTILINE)
     count = int(labels[0][1])
     assert count >= 4 and labels == [(str(number), str(count)) for number in range(1, count + 1)]
     assert len(err.splitlines()) == count + 1
