@@ -180,9 +180,6 @@ class ConfigCheck:
             merged.setdefault("rope_theta", values["rope_theta"])
         if values.get("partial_rotary_factor") is not None:
             merged.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
-        # transformers prefers the value outside, for the types that have one.
-        if "original_max_position_embeddings" in values and merged["rope_type"] in ("llama3", "yarn", "longrope"):
-            merged["original_max_position_embeddings"] = values["original_max_position_embeddings"]
         return merged
 
     def token_ids(self, value: Any, name: str = "eos_token_id") -> tuple[int, ...]:

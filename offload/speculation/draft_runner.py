@@ -27,7 +27,7 @@ class DraftRunner(Runner):
         self._sink, self._tail = cache.sink, WINDOWS * cache.window
 
     def read(self, sequence: TokenSequence) -> Generator[DraftPrefilled]:
-        """Bring the cache in step with the sequence, a chunk at a time; counts are of the tokens that are run."""
+        """Run the tokens that the cache lacks and can keep, a chunk at a time; counts are of the tokens that are run."""
         self._skip(sequence)
         first, end = self.num_cached, len(sequence)
         if first < end:
@@ -41,8 +41,8 @@ class DraftRunner(Runner):
     def _skip(self, sequence: TokenSequence) -> None:
         """If the cache is far behind, run what is missing of the sink, and drop all tokens before the last windows."""
         first = len(sequence) - self._tail
-        if self._agreed(sequence) < len(sequence) or self._last is None:
-            self._cut(min(self.num_cached, len(sequence) - 1))  # the cache may start over
+        if self._matching_prefix(sequence) < len(sequence) or self._last is None:
+            self._truncate(min(self.num_cached, len(sequence) - 1))  # the cache may start over
         while self.num_cached < min(self._sink, first):
             self._run(sequence.tokens[self.num_cached : min(self._sink, first, self.num_cached + self.chunk)])
         if self.num_cached < first:

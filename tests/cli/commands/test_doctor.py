@@ -14,7 +14,7 @@ from offload.kernels.native import LEVELS
 from tests.support.paths import ROOT
 from triforce_cli.app import run
 
-NAMES = ["triforce", "device", "processor", "cores", "memory", "kernel", "levels", "OpenMP", "models"]
+NAMES = ["triforce", "device", "processor", "cores", "memory", "kernel", "levels", "OpenMP", "models", "prompts"]
 
 
 # Several command lines in one process, each with what it writes.
@@ -93,7 +93,7 @@ def test_lines_of_text(doctor):
 def test_one_json_object(doctor, tmp_path):
     (line,) = doctor("--json", "--device", "cpu").splitlines()
     found = json.loads(line)
-    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "versions"]
+    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "prompts", "versions"]
     assert (found["type"], found["device"]["used"], found["memory"]["read_gb_s"]) == ("doctor", "cpu", None)
     assert found["memory"]["total_bytes"] >= found["memory"]["free_bytes"] > 0
     assert found["processor"]["name"] and found["processor"]["logical_cores"] >= 1
