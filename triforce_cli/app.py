@@ -132,7 +132,7 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, TriforceError):
         return error.message, error.hint, WRONG_USE if isinstance(error, UsageError) else FAILED
     if isinstance(error, TyperException):
-        return *explained(error.format_message(), getattr(error, "ctx", None)), WRONG_USE
+        return *explained(error.format_message(), *(getattr(error, name, None) for name in ("ctx", "param"))), WRONG_USE
     if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
         return f"out of memory: {_first_line(error)}", "use a shorter prompt or a smaller model", FAILED
     if isinstance(error, OSError) and error.errno is not None:

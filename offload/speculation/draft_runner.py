@@ -27,7 +27,7 @@ class DraftRunner(Runner):
         self._sink, self._tail = cache.sink, WINDOWS * cache.window
 
     def read(self, sequence: TokenSequence) -> Generator[DraftPrefilled]:
-        """Run the tokens that the cache lacks and can keep, a chunk at a time; counts are of the tokens that are run."""
+        """Run the tokens that the cache lacks and can keep, a chunk at a time; counts are of the tokens to run."""
         self._skip(sequence)
         first, end = self.num_cached, len(sequence)
         if first < end:

@@ -22,10 +22,11 @@ _INSTEAD = {  # what other programs call it
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 
 
-def explained(message: str, ctx: Any) -> tuple[str, str]:
+def explained(message: str, ctx: Any, param: Any = None) -> tuple[str, str]:
     """Return the message of a usage error in plain words, and a hint that names what was probably meant.
 
-    `ctx` is the context of the command that could not be parsed; None where there is none.
+    `ctx` is the context of the command that could not be parsed, `param` the parameter with the wrong value; None where
+    there is none.
     """
     where = ctx.command_path if ctx is not None else "triforce"
     see = f"see `{where} --help`"
@@ -35,7 +36,14 @@ def explained(message: str, ctx: Any) -> tuple[str, str]:
     if match := _OPTION.search(message):
         meant = _meant_option(match[1], [name for param in ctx.command.params for name in param.opts])
         return f"there is no option {match[1]}", f"did you mean {meant}? {see}" if meant else see
+    if ctx is not None and param is not None and _is_from_environment(ctx, param):
+        return message, f"the value is that of the environment variable {param.envvar}; {see}"
     return message, see
+
+
+def _is_from_environment(ctx: Any, param: Any) -> bool:
+    source = ctx.get_parameter_source(param.name)
+    return source is not None and source.name == "ENVIRONMENT"
 
 
 def _meant_command(name: str, known: list[str], where: str) -> str:

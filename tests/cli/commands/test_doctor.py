@@ -87,13 +87,14 @@ def test_lines_of_text(doctor):
     assert found["triforce"].endswith(")") and f"torch {torch.__version__}" in found["triforce"]
     assert "GiB free" in found["memory"] and "GB/s" not in found["memory"]
     assert f"{torch.get_num_threads()} thread" in found["cores"]
-    assert found["models"].endswith("home, 0.00 GiB")
+    assert found["models"].startswith("0 models, 0.00 GiB, ") and found["models"].endswith("models")
+    assert found["prompts"].startswith("0 cached prompts, 0.00 GiB of ") and found["prompts"].endswith("prompts")
 
 
 def test_one_json_object(doctor, tmp_path):
     (line,) = doctor("--json", "--device", "cpu").splitlines()
     found = json.loads(line)
-    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "prompts", "versions"]
+    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "versions", "prompts"]
     assert (found["type"], found["device"]["used"], found["memory"]["read_gb_s"]) == ("doctor", "cpu", None)
     assert found["memory"]["total_bytes"] >= found["memory"]["free_bytes"] > 0
     assert found["processor"]["name"] and found["processor"]["logical_cores"] >= 1

@@ -75,7 +75,7 @@ def test_the_command_of_a_plan_extends_the_context_and_names_the_draft(triforce,
         assert command == "bench" or words[words.index("--draft") + 1] == str(tiny_model_dir)
         done = triforce(*words)
         assert done.returncode == 0, done.stderr
-        assert "the context is stretched" in done.stderr
+        assert "the context is extended" in done.stderr
     assert_error(triforce("generate", "-f", book, "-n", "4"), 2, "summarize --map-reduce")
 
 

@@ -21,13 +21,15 @@ def test_every_method_gives_the_text_of_plain_decoding(triforce, tiny_model_dir,
     code, out, err = triforce("generate", PROMPT, *GREEDY, "--method", method, *sizes, "--verify", "--json", "-v")
     lines = [json.loads(line) for line in out.splitlines()]
     assert code == 0, err
-    assert {line["type"] for line in lines} == {"prefill", "text", "done"}
+    drafts_by_model = method in ("auto", "naive", "streaming", "triforce", "retrieval")
+    assert {line["type"] for line in lines} - {"draft_prefill"} == {"prefill", "text", "done"}
+    assert drafts_by_model or "draft_prefill" not in out
     assert "".join(line["text"] for line in lines if line["type"] == "text").rstrip("\n") == plain.rstrip("\n")
     end = lines[-1]
     assert (end["method"], end["settings"]["budget"], end["settings"]["gamma1"]) == (method, 64, 3)
     assert end["verify"]["lossless"] and end["verify"]["tokens"] == end["new_tokens"]
     assert end["tokens_per_verification"] >= 1
-    assert sum(end["time_share"].values()) == pytest.approx(1)
+    assert sum(end["time_share"].values()) == pytest.approx(1, abs=1e-3)
     assert re.search(rf"^method +{method}\b", err, re.M)
     assert err.splitlines()[-1].startswith("verify: ")
     if method != "auto":  # which may find that nothing pays
