@@ -119,10 +119,11 @@ def execute(arguments: Sequence[str], prompt: str) -> Outcome:
 
 
 def _text(written: str, is_json: bool) -> str:
+    """Return the generated text, without the newline that ends a text on stdout."""
     if not is_json:
-        return written
+        return written.rstrip("\n")
     events = map(json.loads, written.splitlines())
-    return "".join(event["text"] for event in events if event["type"] == "text")
+    return "".join(event["text"] for event in events if event["type"] == "text").rstrip("\n")
 
 
 class Fuzzer:

@@ -9,7 +9,7 @@ import typer
 
 from tests.support.command import COMMAND
 from tests.support.paths import ROOT
-from triforce_cli.app import app
+from triforce_cli.commands.generate import generate
 from triforce_cli.options.declarations import PANELS
 
 
@@ -63,7 +63,9 @@ def test_help_of_generate_fits_a_screen_or_two(triforce, monkeypatch):
 
 def test_every_option_of_generate_is_documented():
     text = (ROOT / "docs" / "options.md").read_text("utf-8")
-    command = typer.main.get_command(app).commands["generate"]
+    app = typer.Typer()
+    app.command()(generate)
+    command = typer.main.get_command(app)
     options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
     missing = [name for param in options for name in param.opts if f"`{name}`" not in text]
     assert len(options) > 30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from functools import cache
 
 import torch
@@ -26,7 +25,7 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
     if head_dim % 16 or head_dim > 256:
         return f"heads of {head_dim} numbers: multiples of 16 up to 256 are supported"
     if device.type == "cpu":
-        return None if os.environ.get("TRITON_INTERPRET") == "1" else "there is no GPU"
+        return None if _is_interpreted() else "there is no GPU"
     if device.type != "cuda" or torch.version.hip:
         return f"no kernel for {device.type}"
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
@@ -37,6 +36,12 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
 def serves(q: Tensor) -> bool:
     """Return whether Triton attends with these queries `[tokens, heads, head_dim]`: a few rows on a GPU."""
     return q.device.type == "cuda" and len(q) <= ROWS and _works(q.device, q.dtype, q.shape[-1])
+
+
+def _is_interpreted() -> bool:
+    from triton import knobs
+
+    return knobs.runtime.interpret
 
 
 @cache
