@@ -63,7 +63,7 @@ def test_help_of_generate_fits_a_screen_or_two(triforce, monkeypatch):
 
 def test_every_option_of_generate_is_documented():
     text = (ROOT / "docs" / "options.md").read_text("utf-8")
-    app = typer.Typer()
+    app = typer.Typer(add_completion=False)
     app.command()(generate)
     command = typer.main.get_command(app)
     options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
