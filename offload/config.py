@@ -164,7 +164,7 @@ class Caching:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """How many ranks share the model, each with its own device. It does not change the text.
+    """The number of ranks that share the model, each with its own device. It does not change the text.
 
     `tensor_parallel` None is one rank for each GPU of the profile; `join_timeout` is the seconds to wait for all ranks.
     """

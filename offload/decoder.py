@@ -67,8 +67,9 @@ class Model:
 
     @property
     def pass_tokens(self) -> float:
-        """How far the forward pass under way is: its tokens times the share of layers that it has run; 0 between
-        passes. Any thread may ask, such as that of a progress bar."""
+        """Return the progress of the current forward pass: its tokens times the share of its layers that are done.
+
+        It is 0 between passes. Any thread may ask, such as that of a progress bar."""
         tokens, layers = self._progress
         return tokens * layers / self.shape.layers
 
@@ -112,7 +113,7 @@ class Model:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether the weights of all layers stay at fixed addresses, as CUDA graphs require."""
+        """Return whether the weights of all layers stay at fixed addresses, as CUDA graphs require."""
         return isinstance(self._layers, list)
 
     def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:

@@ -26,7 +26,7 @@ class SettingsError(UsageError):
 
 
 class ModelNotFound(UsageError):
-    """Nothing that could be a model stands where the user pointed."""
+    """There is no model at the given path, name or hub id."""
 
 
 class UnsupportedModel(UsageError):

@@ -63,22 +63,22 @@ class Text:
 class LevelStatistics:
     """Statistics of one drafter and one verifier so far. `drafter` is "none" for plain steps; times in seconds.
 
-    Drafted tokens after a rejected one are not judged.
+    Drafted tokens after a rejected one are not verified.
     """
 
     drafter: str
     verifier: str
     verifications: int = 0
     drafted: int = 0
-    judged: int = 0
+    verified: int = 0
     accepted: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
 
     @property
     def acceptance(self) -> float | None:
-        """The acceptance rate, accepted / judged tokens; None if no token was judged."""
-        return self.accepted / self.judged if self.judged else None
+        """The acceptance rate, accepted / verified tokens; None if no token was verified."""
+        return self.accepted / self.verified if self.verified else None
 
     def plus(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> LevelStatistics:
         """Return the statistics with one more verification."""
@@ -87,7 +87,7 @@ class LevelStatistics:
             self.verifier,
             self.verifications + 1,
             self.drafted + drafted,
-            self.judged + min(accepted + 1, drafted),
+            self.verified + min(accepted + 1, drafted),
             self.accepted + accepted,
             self.draft_s + draft_s,
             self.verify_s + verify_s,

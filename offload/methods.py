@@ -28,12 +28,12 @@ class Method:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether the method requires a draft model."""
+        """Return whether the method requires a draft model."""
         return self.drafter == MODEL
 
     @property
     def speculates(self) -> bool:
-        """Whether anything is drafted; otherwise the target decodes token by token."""
+        """Return whether anything is drafted; otherwise the target decodes token by token."""
         return self.drafter is not None or self.middle is not None
 
 

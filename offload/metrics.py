@@ -209,7 +209,7 @@ def tokens_per_verification(levels: Sequence[LevelStatistics]) -> float | None:
 
 
 def acceptance(levels: Sequence[LevelStatistics]) -> dict[str, float]:
-    """Return acceptance rates by "drafter -> verifier", without pairs that judged no token."""
+    """Return acceptance rates by "drafter -> verifier", without pairs that verified no token."""
     return {f"{row.drafter} -> {row.verifier}": row.acceptance for row in levels if row.acceptance is not None}
 
 

@@ -1,4 +1,4 @@
-"""How much slower is triforce beside another busy process? Ratios from one run, plain decoding and prefill.
+"""Measure how much slower triforce is beside another busy process. Ratios from one run, plain decoding and prefill.
 
     python scripts/bench_busy.py                        quiet against one busy process
     python scripts/bench_busy.py --against OTHER/TREE   the same for another checkout, in turns with this one
@@ -30,7 +30,7 @@ WANTED = 1.5  # times the quiet figure, at most
 
 @dataclass
 class Figures:
-    """What the runs of one condition have measured."""
+    """The measurements of all runs of one condition."""
 
     rates: list[float] = field(default_factory=list)  # prefilled tokens a second, a run
     gaps: list[float] = field(default_factory=list)  # milliseconds between tokens, all runs

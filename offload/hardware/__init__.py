@@ -1,1 +1,1 @@
-"""What computes: profiles, data sheets, and what was measured on this machine."""
+"""The hardware: profiles, data sheets, and measurements of this machine."""

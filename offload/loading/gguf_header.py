@@ -19,7 +19,7 @@ _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 1
 
 
 class _Damage(ValueError):
-    """What is damaged; its message does not name the file."""
+    """A damaged header; the message does not name the file."""
 
 
 class _Cursor:

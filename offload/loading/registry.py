@@ -54,7 +54,7 @@ EMBEDDED_KNOWN = {"SmolLM2-135M": "smollm2-135m"}  # well-known models that come
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What a model's name stands for.
+    """The source that a model's name resolves to.
 
     Args:
         kind: "embedded", "path" or "hub".

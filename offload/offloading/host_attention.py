@@ -13,7 +13,7 @@ from .page import PageFormat
 
 
 class HostResult(NamedTuple):
-    """What attention to some pages gave, and the seconds that it took.
+    """The result of host attention to some pages, and the seconds that it took.
 
     For queries on the CPU the partial result of each page, in order; for a GPU their sum, an accumulator's state in
     pinned memory, which goes up in one copy.

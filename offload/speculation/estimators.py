@@ -25,7 +25,7 @@ class Acceptance:
         return (self._accepted + self._prior * self._weight) / (self._judged + self._weight)
 
     def observe(self, cycle: int, drafted: int, accepted: int) -> None:
-        """Count a verification. Tokens after the first rejected one were not judged."""
+        """Count a verification. Tokens after the first rejected one were not verified."""
         self._decay(cycle)
         self._accepted += accepted
         self._judged += min(accepted + 1, drafted)
@@ -33,8 +33,8 @@ class Acceptance:
             self._accepted, self._judged = self._accepted * 32 / self._judged, 32.0
 
     @property
-    def judged(self) -> float:
-        """The number of judged tokens behind the estimate, decayed."""
+    def verified(self) -> float:
+        """The number of verified tokens behind the estimate, decayed."""
         return self._judged
 
     def _decay(self, cycle: int) -> None:

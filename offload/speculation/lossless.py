@@ -35,7 +35,7 @@ class Divergence:
 
     @property
     def is_tie(self) -> bool:
-        """Whether rounding alone can explain the divergence: each logit may be off by the noise."""
+        """Return whether rounding alone can explain the divergence: each logit may be off by the noise."""
         return self.margin <= 2 * self.noise
 
 
@@ -55,7 +55,7 @@ class Choice:
 
     @property
     def within_rounding(self) -> bool:
-        """Whether the same model may choose another token on another machine."""
+        """Return whether the same model may choose another token on another machine."""
         return self.margin <= self.noise
 
 
@@ -69,12 +69,12 @@ class Replay:
 
     @property
     def equal(self) -> bool:
-        """Whether the outputs are the same, token for token."""
+        """Return whether the outputs are the same, token for token."""
         return not self.divergences
 
     @property
     def lossless(self) -> bool:
-        """Whether the outputs are the same but for floating-point ties."""
+        """Return whether the outputs are the same but for floating-point ties."""
         return all(divergence.is_tie for divergence in self.divergences)
 
 

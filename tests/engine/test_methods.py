@@ -75,7 +75,7 @@ def test_the_statistics_add_up(endless_engine):
     assert sum(row.verifications for row in upper) == len(runs)
     assert sum(row.verifications + row.accepted for row in upper) == 61
     for row in last.levels:
-        assert row.accepted <= row.judged <= row.drafted
+        assert row.accepted <= row.verified <= row.drafted
         assert row.acceptance is None or 0 <= row.acceptance <= 1
 
 

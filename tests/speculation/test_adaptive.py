@@ -113,7 +113,7 @@ def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
     for limit, first in ((10, 7), (10, 7), (10, 7), *((0, 8),) * 20):  # then there is no room for a draft
         chosen, gamma = scheduler.choose(TokenSequence([0]), limit)
         scheduler.observe(Cycle(chosen, first, gamma, 0, 0.0, step(gamma + 1)))
-    assert scheduler.acceptance(drafter, drafter.draft_kind(None)).judged <= 1  # one guess
+    assert scheduler.acceptance(drafter, drafter.draft_kind(None)).verified <= 1  # one guess
 
 
 def test_a_fixed_draft_length_is_only_cut_by_the_limit():
@@ -136,7 +136,7 @@ def test_acceptance_follows_observations_and_decays_to_the_prior():
     assert abs(rate.rate(2000) - 0.5) < 0.01
 
 
-def test_tokens_after_a_rejected_one_are_not_judged():
+def test_tokens_after_a_rejected_one_are_not_verified():
     rate = Acceptance(prior=0.5, weight=0.001)
     rate.observe(0, 8, 3)
     assert abs(rate.rate(0) - 3 / 4) < 0.01

@@ -41,7 +41,7 @@ class Cursor:
 
     @property
     def settled(self) -> bool:
-        """Whether the cursor certainly stands on an empty cell, so that erasing from here on loses nothing."""
+        """Return whether the cursor certainly stands on an empty cell, so that erasing from here on loses nothing."""
         return self.exact and self.column < self.width
 
     def copy(self) -> Cursor:

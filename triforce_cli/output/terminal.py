@@ -62,7 +62,7 @@ class Terminal:
 
     @property
     def text_may_show(self) -> bool:
-        """Whether the text on stdout may appear on the same screen: directly, or through a pipe (`| tee a.txt`)."""
+        """Return whether stdout may appear on the same screen: directly, or through a pipe (`| tee a.txt`)."""
         try:
             mode = os.fstat(self._stdout.fileno()).st_mode
         except (AttributeError, OSError, ValueError):
@@ -71,7 +71,7 @@ class Terminal:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether something may be drawn on stderr and erased again."""
+        """Return whether something may be drawn on stderr and erased again."""
         return self.stderr_is_terminal and not self.dumb
 
     def size(self) -> tuple[int, int]:

@@ -36,7 +36,7 @@ class FinishedParts:
 
     @property
     def any_used(self) -> bool:
-        """Whether this run has found or saved any."""
+        """Return whether this run has found or saved any."""
         return bool(self._used)
 
     def find(self, ids: list[int]) -> str | None:
