@@ -34,11 +34,11 @@ def exit_without_teardown(code: int) -> None:
     After torch was imported and a model loaded, freeing takes up to half a second, and the system frees all memory
     anyway.
     """
-    try:
-        threading._shutdown()  # waits for threads that write prompts, as the interpreter does
-        atexit._run_exitfuncs()
-    except KeyboardInterrupt:
-        code = INTERRUPTED
+    for finish in (threading._shutdown, atexit._run_exitfuncs):  # the first waits for threads that write prompts
+        try:
+            finish()
+        except KeyboardInterrupt:
+            code = INTERRUPTED
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -6,6 +6,7 @@ of a row do not depend on the keys of other rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from .attention import Partial
 from .native import Kernel
 from .native.calls import merge_call
 
+_LN2 = math.log(2)
 Attend = Callable[[Tensor, Tensor, int, bool], Any]  # page, queries, seen, causal -> a partial result
 
 
@@ -73,6 +75,7 @@ class TorchAccumulator:
         max_lse.copy_(new_max)
 
     def add_state(self, state: Tensor) -> None:
+        state = state.to(self._out.device, non_blocking=True)
         other_max, other_total, other_out = state[..., 0], state[..., 1], state[..., 2:]
         self.add(slice(None), Partial(other_out / other_total.unsqueeze(-1), other_max + other_total.log()))
 
@@ -105,10 +108,14 @@ class KernelAccumulator:
         self._kernel.merge(merge_call(self._state[rows], part))
 
     def add_state(self, state: Tensor) -> None:
+        state = state.clone()
+        state[..., 0] /= _LN2
         self.add(slice(None), state.unsqueeze(0))
 
     def state(self) -> Tensor:
-        return self._state
+        state = self._state.clone()
+        state[..., 0] *= _LN2  # the kernel's maximum is that of logits in powers of two
+        return state
 
     def output(self) -> Tensor:
         out = torch.empty_like(self._like)

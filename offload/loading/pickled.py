@@ -37,8 +37,10 @@ def is_pickled(folder: Path) -> bool:
 
 
 def converted_folder(folder: Path, home: Path) -> Path:
-    """Return where the conversion of a folder is, or would be; another name as soon as its weight files change."""
-    files = [(file.name, stat.st_size, stat.st_mtime_ns) for file in _weight_files(folder) for stat in [file.stat()]]
+    """Return where the conversion of a folder is, or would be; another name as soon as one of its files changes."""
+    copied = sorted(file for pattern in _COPIED for file in folder.glob(pattern))
+    sources = [*_weight_files(folder), *copied]
+    files = [(file.name, stat.st_size, stat.st_mtime_ns) for file in sources for stat in [file.stat()]]
     key = hashlib.sha256(repr([str(folder.resolve()), files]).encode()).hexdigest()[:16]
     return home / "models" / f"{_readable_name(folder)}-{key}"
 
@@ -69,7 +71,7 @@ def convert_pickled(folder: Path, home: Path, progress: Callable[[str, int, int]
         _write_shards(files, ready, progress)
         for pattern in _COPIED:
             for file in folder.glob(pattern):
-                if file.name != "pytorch_model.bin.index.json":
+                if file.name not in (_INDEX, "pytorch_model.bin.index.json"):
                     shutil.copyfile(file, ready / file.name)
         sync_folder(ready)
         check_tensors(FolderCheckpoint(ready))

@@ -16,6 +16,7 @@ from ..errors import ModelNotFound, TriforceError
 from .bundled import EMBEDDED
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_LONGEST_HUB_ID = 96
 EVERY_FORM = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or a name: " + ", ".join(
     dict.fromkeys([*EMBEDDED, *KNOWN])
 )
@@ -85,9 +86,17 @@ def resolve(name: str) -> ModelSource:
     if path.suffix != ".gguf":
         if (source := _well_known(name)) is not None:
             return source
-        if HUB_ID.fullmatch(name):
+        if is_hub_id(name):
             return ModelSource("hub", name, known_name(name), _note_of(name))
     raise ModelNotFound(f"no model at {name[:80]}", did_you_mean(name) + EVERY_FORM)
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether the hub accepts a name as `owner/model`; others would be an error of its library."""
+    parts = name.split("/")
+    if not HUB_ID.fullmatch(name) or len(name) > _LONGEST_HUB_ID or name.endswith(".git"):
+        return False
+    return not any(part[0] in "-." or part[-1] in "-." or "--" in part or ".." in part for part in parts)
 
 
 def draft_error(error: TriforceError) -> TriforceError:

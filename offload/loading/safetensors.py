@@ -102,6 +102,8 @@ def _weight_files(path: Path) -> list[str]:
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise CheckpointError(f"{path / 'model.safetensors.index.json'} has no weight map", "fetch the model again")
         files = sorted(set(shards.values()))
+        if outside := [name for name in files if Path(name).name != name]:
+            raise CheckpointError(f"{path} names weights outside of the folder: {outside[0]}", "fetch the model again")
     elif (path / "model.safetensors").exists():
         files = ["model.safetensors"]
     else:

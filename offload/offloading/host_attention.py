@@ -34,7 +34,9 @@ class HostAttention:
     def __init__(self, format: PageFormat, bandwidth: float | None = None) -> None:
         self._format = format.host
         self._bandwidth = bandwidth
-        self._pool = ThreadPoolExecutor(1, "host-attention")
+        # OpenMP's number of threads belongs to a thread: the new one takes over this one's.
+        threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(1, "host-attention", torch.set_num_threads, (threads,))
 
     def submit(self, pages: Tensor, q: Tensor) -> Future[HostResult]:
         """Attend to all tokens of pages `[n, numbers]`; the rotated `q` must not change until the result is ready."""

@@ -57,7 +57,7 @@ def read_block(
         texts, tensors = _parse(_read(path, buffer or Buffer()))
     except FileNotFoundError:
         raise
-    except OSError as error:
+    except (OSError, MemoryError) as error:  # MemoryError: a file of an absurd size
         raise UnusableBlock(str(error)) from error
     if (texts.get("key"), texts.get("part")) != (key, part):
         raise UnusableBlock("it is a different block")

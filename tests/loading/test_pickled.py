@@ -168,6 +168,19 @@ def test_changed_weights_are_converted_again(state, llama_dir, home):
     assert torch.equal(weights(second)[name], weights(first)[name] + 1)
 
 
+def test_an_index_of_other_weights_is_not_taken_over(state, llama_dir, home):
+    (llama_dir / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    assert set(weights(pull(llama_dir, home))) == set(state)
+
+
+def test_a_corrected_config_is_converted_again(state, llama_dir, home):
+    first = pull(llama_dir, home)
+    (llama_dir / "generation_config.json").write_text('{"temperature": 0.123}')
+    second = pull(llama_dir, home)
+    assert second != first
+    assert "0.123" in (second / "generation_config.json").read_text()
+
+
 def test_an_interrupted_conversion_leaves_nothing_and_starts_anew(state, llama_dir, home):
     """Killed after the first of its files: the next call removes the remains and converts."""
     code = f"""

@@ -104,6 +104,13 @@ def test_the_first_missing_tensor_ends_the_check(llama_dir):
     assert names[0] == "model.embed_tokens.weight" and names[-1].startswith("model.layers.3.")
 
 
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/model.safetensors", "a/model.safetensors"])
+def test_weights_outside_of_the_folder_are_refused(llama_dir, name):
+    (llama_dir / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(CheckpointError, match="outside of the folder"):
+        FolderCheckpoint(llama_dir)
+
+
 def test_weights_in_whole_numbers_are_refused(llama_dir):
     file = llama_dir / "model.safetensors"
     tensors = load_file(file)

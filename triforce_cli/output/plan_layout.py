@@ -18,7 +18,7 @@ def laid_out(text: str, marks: str, columns: int) -> Text:
             found.append_text(_colored(line, marks))
         elif line[:1] in marks and line:
             found.append_text(Text("\n").join(_colored(each, marks) for each in wrapped(_as_segments(line), columns)))
-        elif line.startswith("triforce "):
+        elif line.startswith("triforce ") and line[_INDENT - 1 : _INDENT] != " ":  # not the fact about that method
             found.append("\n".join(command_lines(line, columns)), "bold")
         else:
             is_fact = line[_INDENT - 1 : _INDENT] == " "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from ...errors import Degraded
 
 ROWS = 64  # tokens of a pass at most: a prompt's chunks are bound by arithmetic, which torch's kernels do better
 PLAIN, BLOCKS = 0, 1  # layouts of keys and values, see attend.py
@@ -46,4 +49,17 @@ def _is_interpreted() -> bool:
 
 @cache
 def _works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    return why_not(device, dtype, head_dim) is None
+    """Return whether the kernels run, by running them once: they are compiled then, which needs a C compiler."""
+    if why_not(device, dtype, head_dim) is not None:
+        return False
+    from .accumulate import attend_stored
+
+    try:
+        with torch.inference_mode():
+            rows = torch.zeros((ROWS, 1, head_dim), dtype=dtype, device=device)
+            attend_stored(rows, rows.transpose(0, 1), rows.transpose(0, 1))
+    except Exception as error:  # of the compiler, the driver, or a GPU with too little shared memory
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(f"Triton's kernels are not used, and steps will be slower: {reason[0]}", Degraded, stacklevel=2)
+        return False
+    return True

@@ -61,6 +61,8 @@ def _attend(
     kv_heads, group = len(keys), heads // len(keys)
     rows = tokens * group
     block = min(_ROWS_A_PROGRAM, max(_LEAST_ROWS, 1 << (rows - 1).bit_length()))
+    width = 1 << (head_dim - 1).bit_length()
+    stages = 1 if width * q.element_size() >= 512 else 2  # of loads in flight, in 99 KB of shared memory
     grid = (kv_heads, -(-rows // block), len(state))
     attend.attend_kernel[grid](
         q, keys, values, state, q if table is None else table, q if length is None else length,
@@ -70,7 +72,7 @@ def _attend(
         GROUP=group, HEAD_DIM=head_dim, LAYOUT=layout, CAUSAL=causal, FRESH=fresh, CHUNK=chunk,
         HAS_SEEN=length is not None,
         WIDEN=q.device.type == "cpu",
-        BLOCK_M=block, BLOCK_N=_KEYS_A_STEP, BLOCK_D=1 << (head_dim - 1).bit_length(),
+        BLOCK_M=block, BLOCK_N=_KEYS_A_STEP, BLOCK_D=width, num_stages=stages,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from offload.planning.plan import make_plan
 from offload.units import GIB
 from tests.support.planning import request
 from triforce_cli.output.plan_flags import Argument, command_line, flags_of
+from triforce_cli.output.plan_layout import laid_out
 from triforce_cli.output.plan_text import WIDTH, bar
 
 
@@ -53,3 +54,14 @@ def test_bars_are_as_long_as_their_sum(sizes, free):
     assert len(drawn.rstrip(".")) == round(WIDTH * sum(sizes) / whole)
     for size, mark in zip(sizes, "abcdefg", strict=False):
         assert abs(drawn.count(mark) - WIDTH * size / whole) <= 1
+
+
+def test_the_fact_about_the_method_triforce_is_wrapped_between_words():
+    text = (
+        "triforce   109 ms a token, 9.2 tokens/s, 6.4x; bound by host memory\ntriforce generate -f book.txt --seed 1\n"
+    )
+    lines = laid_out(text, "█", 40).plain.splitlines()
+    assert all(len(line) <= 40 for line in lines)
+    assert " ".join(" ".join(lines[:-1]).split()).startswith(
+        "triforce 109 ms a token, 9.2 tokens/s, 6.4x; bound by host memory"
+    )
