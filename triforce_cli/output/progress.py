@@ -10,7 +10,7 @@ import psutil
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from offload.events import Event, Prefilled, Tokens
+from offload.events import DraftPrefilled, Event, Prefilled, Tokens
 from offload.metrics import Meter, tokens_per_verification
 from offload.units import GIB, counted
 
@@ -73,6 +73,8 @@ class ProgressDisplay:
             return
         if isinstance(event, Prefilled):
             self._prefilled(event)
+        elif isinstance(event, DraftPrefilled):
+            self._draft_prefilled(event)
         elif isinstance(event, Tokens):
             self._hide_bar()
             if self._terminal.stdout_is_terminal or not self._terminal.text_may_show:
@@ -104,6 +106,13 @@ class ProgressDisplay:
             self._bar.start()
         else:
             self._bar.observe(event)
+
+    def _draft_prefilled(self, event: DraftPrefilled) -> None:
+        text = f"the draft model reads {event.done:,}/{event.total:,} tokens"
+        if self._bar is None or isinstance(self._bar, PrefillBar):
+            self.loading(text)
+        else:
+            self._bar.update(self._bar.task_ids[0], description=text)
 
     def _show_bar(self, *columns: ProgressColumn) -> Progress:
         """Start and return a bar that leaves no trace. It must not touch sys.stdout, which belongs to the text."""

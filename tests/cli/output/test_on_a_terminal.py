@@ -39,6 +39,11 @@ def test_a_terminal_shows_the_bar_and_keeps_only_text_and_statistics(endless_mod
     assert kept[: len(letters)] == letters
 
 
+def test_the_tokens_that_a_draft_model_reads_are_shown(on_a_terminal_here, tiny_model_dir):
+    _, output = on_a_terminal_here(*STORY, "--draft", tiny_model_dir, "--method", "naive")
+    assert re.search(r"the draft model reads [\d,]+/[\d,]+ tokens", uncolored(output))
+
+
 def test_no_color_and_dumb_terminals_are_respected(on_a_terminal_here):
     _, output = on_a_terminal_here(*STORY, env={"NO_COLOR": "1"})
     assert "decode · " in uncolored(output)
