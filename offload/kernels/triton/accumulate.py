@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import ROWS
+from .constants import ROWS
 
 Operands = Callable[[Tensor], tuple[Tensor, Tensor, int]]  # page -> keys, values, layout
 

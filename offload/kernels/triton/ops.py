@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import PLAIN
+from .constants import PLAIN
 
 _MOST_SPLITS = 16  # stripes of keys in the smallest page
 _KEYS_A_STEP = 64  # keys that a program takes at once
