@@ -17,7 +17,7 @@ BOOKS = {
     "moby-dick": DATA / "moby-dick-opening.txt",
     "pride-and-prejudice": DATA / "pride-and-prejudice-opening.txt",
 }
-PROMPT, NEW = 2000, 128
+PROMPT, NEW = 2000, 64
 METHODS = [("auto", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("streaming", "lookup")]
 MORE = [("retrieval", "none"), ("naive", "model"), ("triforce", "model"), ("auto", "model")]
 
