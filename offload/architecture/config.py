@@ -167,6 +167,11 @@ def _refuse_family(config: Mapping[str, Any]) -> None:
     )
 
 
+def default_of(family: str, name: str) -> Any:
+    """Return what a family's config has for an absent value; None where it follows from others."""
+    return (_DEFAULTS | _FAMILY_DEFAULTS[family]).get(name)
+
+
 def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
     """Return a checked config with transformers' defaults for absent values. Raises CheckpointError."""
     values = _DEFAULTS | _FAMILY_DEFAULTS[config["model_type"]] | dict(config)

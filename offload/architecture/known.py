@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
-from .config import FAMILIES, positions_of
+from .config import FAMILIES, default_of, positions_of
 from .config_checks import check_of_config, window_in_use
 from .dims import Dimensions
 
@@ -104,13 +104,17 @@ def _shape(config: dict[str, Any], file: Path) -> PlanShape:
             raise CheckpointError(f"{name} is None in {file}", "correct config.json")
         return default if value is None else value
 
+    def usual(name: str, otherwise: int) -> int:
+        own = default_of(config["model_type"], name) if name not in config else None  # null is not absence
+        return own or otherwise
+
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     return PlanShape(
         layers=number("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=number("num_key_value_heads", heads),
-        head_dim=number("head_dim", hidden // heads),
+        kv_heads=number("num_key_value_heads", usual("num_key_value_heads", heads)),
+        head_dim=number("head_dim", usual("head_dim", hidden // heads)),
         intermediate=number("intermediate_size"),
         vocab=number("vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),

@@ -141,3 +141,15 @@ def test_planning_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("absent", ["num_key_value_heads", "head_dim"])
+def test_absent_values_are_those_that_the_model_will_have(tmp_path, family, absent):
+    config = {"model_type": family, "hidden_size": 512, "num_attention_heads": 64, "num_hidden_layers": 2}
+    config |= {"intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 128}
+    config |= {"num_key_value_heads": 64, "head_dim": 16}
+    del config[absent]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    planned, run = read_shape(tmp_path / "config.json"), shape_from_config(config, {})
+    assert (planned.kv_heads, planned.head_dim) == (run.kv_heads, run.head_dim)
