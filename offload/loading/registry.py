@@ -17,8 +17,9 @@ from .bundled import EMBEDDED
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LONGEST_HUB_ID = 96
+EMBEDDED_KNOWN = {"SmolLM2-135M": "smollm2-135m"}  # well-known models that come embedded
 EVERY_FORM = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or a name: " + ", ".join(
-    dict.fromkeys([*EMBEDDED, *KNOWN])
+    [*EMBEDDED, *(name for name in KNOWN if name not in EMBEDDED_KNOWN)]
 )
 _VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers
 
@@ -50,7 +51,6 @@ HUB_MODELS = {
     "Mistral-Nemo": HubModel("mistralai/Mistral-Nemo-Instruct-2407", "Apache 2.0; the hub may ask for contact details"),
     "Llama-68M": HubModel("JackFram/llama-68m", "Apache 2.0"),
 }
-EMBEDDED_KNOWN = {"SmolLM2-135M": "smollm2-135m"}  # well-known models that come embedded
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ Warn = Callable[[str], None]
 LIMIT = GIB  # bytes of one document: a PDF may be large, while a text of a hundredth of this exceeds most contexts
 STDIN = Path("-")
 PROMPT_HINT = (
-    'give text (triforce generate "Hello"), a file (--prompt-file book.txt) '
-    "or a pipe (cat book.txt | triforce generate)"
+    'give text (such as "Hello" behind the command), a file (--prompt-file book.txt) '
+    "or a pipe (cat book.txt | triforce …)"
 )
 
 

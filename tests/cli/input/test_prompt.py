@@ -78,7 +78,7 @@ def test_no_prompt_on_a_terminal_gives_a_hint():
     error = refused(stdin=tty.stream("r"))
     tty.output()
     assert error.message == "no prompt"
-    for way in ('generate "', "--prompt-file", "|"):
+    for way in ('"Hello"', "--prompt-file", "|"):
         assert way in error.hint
 
 
