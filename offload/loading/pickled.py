@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +18,8 @@ from ..architecture.known import read_shape
 from ..errors import CheckpointError, FetchError
 from ..files import replace_file, sync_folder
 from ..short_repr import short_text
-from .bundled import remove_leftovers
 from .safetensors import FolderCheckpoint
+from .staging import install, new_staging
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,16 +55,9 @@ def convert_pickled(folder: Path, home: Path, progress: Callable[[str, int, int]
     from .tensor_checks import check_tensors
 
     final, files = converted_folder(folder, home), _weight_files(folder)
+    staging = new_staging(final)
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(final.parent)
         _check_space(final.parent, files)
-        staging = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=final.parent))
-    except OSError as error:
-        raise FetchError(
-            f"cannot write to {final.parent}: {error}", "set TRIFORCE_HOME to a writable folder"
-        ) from error
-    try:
         ready = staging / "model"
         ready.mkdir()
         _write_shards(files, ready, progress)
@@ -75,20 +67,12 @@ def convert_pickled(folder: Path, home: Path, progress: Callable[[str, int, int]
                     shutil.copyfile(file, ready / file.name)
         sync_folder(ready)
         check_tensors(FolderCheckpoint(ready))
-        _install(ready, final)
+        install(ready, final)
     except OSError as error:
         raise FetchError(f"cannot convert {folder}: {error}", "free some disk space") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return final
-
-
-def _install(ready: Path, final: Path) -> None:
-    try:
-        ready.rename(final)
-    except OSError:
-        if not final.is_dir():  # otherwise another process has finished first, with the same result
-            raise
 
 
 def _readable_name(folder: Path) -> str:
