@@ -10,6 +10,7 @@ from .methods import CHOSEN, LOOKUP, METHODS, MODEL
 
 TAIL = 4 * LONGEST_GAMMA  # tokens in the retrieval cache beside its budget: drafts and the newest tokens
 PADDING = 32  # positions behind the tail that recorded passes may write to: they are filled up to a power of two
+KEPT_QUERIES = 64  # newest rows of a pass whose queries are kept for selections: more than a verification has
 _MIN_RATIO = 2  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 

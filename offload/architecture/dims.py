@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,15 @@ class Dimensions:
     def group(self) -> int:
         """Return how many query heads share one KV head."""
         return self.heads // self.kv_heads
+
+    def share(self, ranks: int) -> Dimensions:
+        """Return the dimensions of the largest share of `ranks` devices, as parallel/shard.py divides a model.
+
+        Each has all of the vocabulary here. Where there are fewer KV heads than ranks, several have the same one.
+        """
+        kv_heads = -(-self.kv_heads // ranks)
+        heads = kv_heads * self.group if self.kv_heads >= ranks else -(-self.heads // ranks)
+        return replace(self, heads=heads, kv_heads=kv_heads, intermediate=-(-self.intermediate // ranks))
 
     @property
     def layer_parameters(self) -> int:

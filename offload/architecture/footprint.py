@@ -3,37 +3,94 @@
 from __future__ import annotations
 
 from ..config import Speculation
-from ..levels import PADDING, TAIL, selected_chunk
+from ..levels import KEPT_QUERIES, PADDING, TAIL, selected_chunk
 from .dims import Dimensions
 
 
-def activation_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int, copies: bool = True) -> int:
-    """Return the bytes of activations for chunks of a sequence of `tokens`.
+def activation_bytes(
+    shape: Dimensions, tokens: int, chunk: int, itemsize: int, copies: bool = True, prefill: int = 0, decode: int = 0
+) -> int:
+    """Return the bytes of activations for chunks of a sequence of `tokens`, at the worst moment.
 
-    `copies` says whether weights and activations are copied to fp32, as on CPUs without bf16 arithmetic.
+    `copies` says whether weights and activations are copied to fp32, as on CPUs without bf16 arithmetic. `prefill` and
+    `decode` are bytes of buffers that exist only while a prompt is read, and only afterwards.
     """
     rows = min(chunk, tokens)
     rope = 2 * tokens * shape.head_dim * itemsize
     # The peak is in the MLP: gate, up, their product and the residual; norms are computed in fp32.
     row = (3 * shape.intermediate + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * max(itemsize, 4 * copies)
     if copies:
-        widest = 2 * shape.intermediate * shape.hidden * 4
-        return rows * 2 * row + widest + rope + 4 * 4 * shape.vocab
+        widest = 2 * shape.intermediate * shape.hidden * 4 + 4 * 4 * shape.vocab
+        return rope + widest + max(rows * 2 * row + prefill, decode)
     logits = 4 * 4 * shape.vocab * TAIL // 4  # of the longest draft: logits, sorted, and distributions
-    return rows * (row + 2 * 4 * shape.hidden) + rope + logits
+    return rope + max(rows * (row + 2 * 4 * shape.hidden) + prefill, logits + decode)
+
+
+SCORED_BYTES = 64 * 2**20  # of mean keys in fp32 that a GPU computes at once
+GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied at once
 
 
 def retrieval_bytes(
-    shape: Dimensions, settings: Speculation, tokens: int, itemsize: int, copies: bool = True, grain: int = 1
+    shape: Dimensions,
+    settings: Speculation,
+    tokens: int,
+    itemsize: int,
+    device: str,
+    offloaded: int = 0,
+    in_place: bool = False,
 ) -> int:
-    """Return the bytes of the retrieval cache: mean keys of all chunks, and with `copies` the selected chunks.
+    """Return the bytes of the retrieval cache, with the mean keys and queries that are kept for selections.
 
-    `grain`: tokens that the full cache's store can only select together.
+    Args:
+        device: "cpu" or "cuda".
+        offloaded: layers whose KV is in host memory.
+        in_place: the selected chunks are a list of the full cache's blocks (native kernel), not a copy.
     """
-    chunk = selected_chunk(settings, grain)
-    means = shape.kv_bytes(tokens // chunk, itemsize) // 2  # at most
-    selected = shape.kv_bytes(min(settings.budget, tokens) + TAIL + PADDING + chunk, itemsize)
-    return means + (selected if copies else 0)
+    chunk = selected_chunk(settings, PAGE_GRAIN if in_place or offloaded else 1)
+    chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
+    selected = 0 if in_place else shape.kv_bytes(slots * chunk + TAIL + chunk + PADDING, itemsize)
+    queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
+    return selected + queries + mean_key_bytes(shape, chunks, itemsize, device, offloaded)
+
+
+def mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: str, offloaded: int) -> int:
+    """Return the bytes of the mean keys that are kept; see kv_cache/chunk_scores.py."""
+    if device == "cpu":
+        return shape.kv_bytes(chunks, itemsize) // 2
+    return offloaded * shape.kv_heads * chunks * (shape.head_dim + 4)  # 8 bits, and a scale in fp32
+
+
+def selection_bytes(
+    shape: Dimensions, settings: Speculation, tokens: int, device: str, offloaded: int = 0, in_place: bool = False
+) -> int:
+    """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
+    chunk = selected_chunk(settings, PAGE_GRAIN if in_place or offloaded else 1)
+    chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
+    rows = shape.layers * shape.kv_heads
+    if device == "cpu":
+        return rows * (8 * chunks + 16 * slots)  # scores in two precisions; the indices and scores chosen
+    scoring = 3 * SCORED_BYTES + 2 * 4 * shape.kv_heads * chunks
+    copies = 3 if offloaded else 1  # as they come over the link, in plain order, and all of them together
+    replacing = rows * (4 * chunks + 12 * 8 * slots) + copies * GATHERED_BYTES  # booleans by chunk, integers by slot
+    return 8 * rows * slots + max(scoring, replacing)
+
+
+def prefill_buffer_bytes(
+    shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, by_layers: bool
+) -> int:
+    """Return the bytes of buffers that exist while a prompt is read, if there are offloaded layers.
+
+    Layer by layer they are the rows of all tokens before and behind the layer, and its KV twice: as it is attended to,
+    and in pages on their way to the host; and the mean keys of its chunks. Otherwise they are the pages of a chunk, for
+    two layers.
+    """
+    page = page_tokens(shape, itemsize)
+    if by_layers:
+        kv = shape.layer_kv_bytes(-(-tokens // page) * page, itemsize)
+        means = kv // 2 // selected_chunk(settings, PAGE_GRAIN)
+        return 2 * tokens * shape.hidden * itemsize + 2 * kv + means
+    rows = min(chunk, tokens)
+    return 2 * (-(-rows // page) + 1) * shape.layer_kv_bytes(page, itemsize) if rows > page else 0
 
 
 PAGE_GRAIN = 16  # tokens of a block of the native kernel, in which pages lie so that the host can attend to them

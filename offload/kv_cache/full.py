@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ..architecture.rope import Rope
+from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .store import Store
-
-QUERIES = 64  # newest rows of a pass whose queries are kept: more than a verification has
 
 
 class Attends(Protocol):
@@ -100,7 +99,7 @@ class FullCache:
             rows = tuple(row[start - self._length :][: len(q)] for row in rows)
         q = self.store.append(layer, start, q, k, v, rows)
         if self._queries is not None:
-            self._num_queries = min(len(q), QUERIES)
+            self._num_queries = min(len(q), KEPT_QUERIES)
             self._queries[layer, : self._num_queries] = q[-self._num_queries :]
         return self.store.attend(layer, q, start)
 
@@ -130,7 +129,7 @@ class FullCache:
         """Keep the newest queries of every pass from now on, for `query`."""
         if self._queries is None:
             store = self.store
-            size = (store.shape.layers, QUERIES, store.shape.heads, store.shape.head_dim)
+            size = (store.shape.layers, KEPT_QUERIES, store.shape.heads, store.shape.head_dim)
             self._queries_end = -1
             self._queries = torch.empty(size, dtype=store.dtype, device=store.device)
 

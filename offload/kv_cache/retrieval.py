@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from ..architecture.footprint import GATHERED_BYTES
 from ..levels import PADDING
 from .full import FullCache
 from .selected import SelectedCache
@@ -78,9 +81,18 @@ class CopiedCache(SelectedCache):
         chunk = wanted[row, column]
         self.selection = self.selection.clone()
         self.selection[row, slot] = -1  # an interrupt must not leave a slot with a wrong chunk number
-        self.store.put(row, slot, self._chunk, *self._full.store.gather(row, chunk, self._chunk))
+        for part in self._parts(len(row)):
+            self.store.put(
+                row[part], slot[part], self._chunk, *self._full.store.gather(row[part], chunk[part], self._chunk)
+            )  # without a name for the copies, which would outlive the next ones' allocation
         self.selection[row, slot] = chunk
         self.copied_chunks += len(row)
+
+    def _parts(self, chunks: int) -> Iterator[slice]:
+        """Yield parts of so many chunks, so that the copy in between does not grow with the budget."""
+        each = 2 * self._chunk * self.store.shape.head_dim * self.store.dtype.itemsize
+        most = max(GATHERED_BYTES // each, 1)
+        return (slice(start, start + most) for start in range(0, chunks, most))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         position = self.position

@@ -7,12 +7,15 @@ the most recent chunks are always selected.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from .chunk_scores import ChunkScores, chunk_scores
 from .full import FullCache
+from .store import Store
 
 
 class Selector(Protocol):
@@ -52,50 +55,39 @@ class RecencySelector:
 
 
 class RetrievalSelector:
-    """Selects the chunks whose mean keys score highest with the newest query.
+    """Selects the chunks that score highest with the newest query, in O(context / chunk) time on a CPU."""
 
-    Mean keys are kept, and computed only for new chunks. A selection takes O(context / chunk) time.
-    """
-
-    def __init__(self, sink: int, chunk: int) -> None:
+    def __init__(self, sink: int, chunk: int, scores: Callable[[Store, int, int], ChunkScores] = chunk_scores) -> None:
+        """`scores` makes the scores of a store's chunks: of (store, chunk, chunks that the cache has room for)."""
         self._sink = -(-sink // chunk)
         self._chunk = chunk
-        self._done = 0  # chunks whose mean keys are computed
-        self._means: Tensor | None = None  # [layers, kv_heads, chunks of the capacity, head_dim]
+        self._new_scores = scores
+        self._scores: ChunkScores | None = None
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
-        self._add_means(full, chunks)
-        scores = self._scores(full, chunks)  # [layers * kv_heads, chunks]
         recent = max(1, slots // 16)
         sink = min(self._sink, slots - recent)
-        scores[:, :sink] = scores[:, chunks - recent :] = float("inf")
-        return scores.topk(slots, dim=-1, sorted=False).indices
+        chosen = []
+        for scores in self._batches(full, chunks):
+            scores[:, :sink] = scores[:, chunks - recent :] = float("inf")
+            chosen.append(scores.topk(slots, dim=-1, sorted=False).indices)
+        return torch.cat(chosen)
 
-    def _scores(self, full: FullCache, chunks: int) -> Tensor:
-        means = self._means[:, :, :chunks].flatten(0, 1)
-        query = full.query()
+    def _batches(self, full: FullCache, chunks: int) -> Iterator[Tensor]:
+        """Yield scores `[rows, chunks]`: all layers' rows in order."""
+        query, shape, device = full.query(), full.store.shape, full.store.device
         if query is None:  # no query was kept: prefer recent chunks
-            return torch.arange(chunks, dtype=torch.float32, device=means.device).repeat(len(means), 1)
-        layers, _, head_dim = query.shape
-        query = (
-            query.view(layers, self._means.shape[1], -1, head_dim).float().mean(2)
-        )  # equals the mean of the scores, and is cheaper
-        return torch.bmm(means, query.to(means.dtype).flatten(0, 1).unsqueeze(-1)).squeeze(-1).float()
-
-    def _add_means(self, full: FullCache, chunks: int) -> None:
-        store = full.store
-        if self._means is None:
-            shape, room = store.shape, full.capacity // self._chunk
-            size = (shape.layers, shape.kv_heads, room, shape.head_dim)
-            self._means = torch.empty(size, dtype=store.dtype, device=store.device)
-        if chunks > self._done:
-            start, end = self._done * self._chunk, chunks * self._chunk
-            for layer, means in enumerate(self._means):
-                means[:, self._done : chunks] = store.mean_keys(layer, start, end, self._chunk)
-            self._done = chunks
+            recency = torch.arange(chunks, dtype=torch.float32, device=device)
+            return iter([recency.repeat(shape.layers * shape.kv_heads, 1)])
+        if self._scores is None:
+            self._scores = self._new_scores(full.store, self._chunk, full.capacity // self._chunk)
+        # The product with the mean query equals the mean of the products, and is cheaper.
+        grouped = query.unflatten(1, (shape.kv_heads, -1)).float().mean(2)
+        return self._scores.scores(grouped, chunks)
 
     def truncate(self, length: int) -> None:
-        self._done = min(self._done, length // self._chunk)
+        if self._scores is not None:
+            self._scores.truncate(length // self._chunk)
 
 
 class Refresh:

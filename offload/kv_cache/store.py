@@ -26,6 +26,11 @@ class Store(Protocol):
     grain: int  # tokens that are always selected together
     span: int = 0  # tokens per page, whose borders no chunk may cross; 0: no pages
 
+    @property
+    def resident_layers(self) -> int:
+        """Return how many layers, the first ones, have all their KV on the device."""
+        return self.shape.layers
+
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
         """Begin a pass over tokens from position `start` on; each layer appends chunks of `chunk`, or all at once."""
 

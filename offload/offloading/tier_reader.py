@@ -23,6 +23,11 @@ class TierReader:
     tiers: Tiers
     open_pages: OpenPages
 
+    @property
+    def resident_layers(self) -> int:
+        """Return how many layers are resident, as in `Store`."""
+        return self.tiers.resident_layers
+
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Return keys and values as in `Store`."""
         tiers = self.tiers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..architecture.dims import Dimensions
-from ..architecture.footprint import activation_bytes, retrieval_bytes
+from ..architecture.footprint import activation_bytes, prefill_buffer_bytes, retrieval_bytes, selection_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
 from ..levels import draft_capacity, draft_chunk, drafter_kind, has_draft_model, has_middle
@@ -13,6 +13,10 @@ from ..methods import LOOKUP
 from ..units import GIB, counted, size_text
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
+# A graph of a thousand kernels: parameters and work queues in the driver, and the results that it keeps. An estimate;
+# vLLM's logs give 10 to 25 MiB a graph for models of this size.
+GRAPH_BYTES = 12 * 2**20
+GRAPHS = 7  # of each level: passes of 1, 2, 4, ... 64 rows
 LOOKUP_BYTES = 470  # a token of the lookup index (speculation/ngram.py), measured on text and on random tokens
 USABLE = 0.97  # of a memory: the rest is lost to fragmentation in the allocator
 
@@ -56,6 +60,8 @@ def estimate(
     draft: Dimensions | None = None,
     in_place: bool = False,
     gpus: int = 1,
+    offloaded: int = 0,
+    by_layers: bool = False,
 ) -> MemoryEstimate:
     """Estimate the memory for a sequence of `tokens`, prompt and answer together.
 
@@ -65,24 +71,36 @@ def estimate(
         prefill_chunk: tokens in one prefill pass.
         draft: the draft model's dimensions, counted if the method uses one.
         in_place: the retrieval cache is a list of the full cache's blocks (native kernel), not a copy.
-        gpus: devices that share the model equally; each has all of the draft model and all activations.
+        gpus: devices that share the model; each has all of the draft model.
+        offloaded: layers whose KV is in host memory; `layer_kv` is nevertheless what it takes on a device.
+        by_layers: prefill runs layer by layer.
     """
     on_cpu = device == "cpu"
-    retrieval = 0
+    share, retrieval, selection = shape.share(gpus), 0, 0
     if has_middle(settings, tokens):
-        retrieval = retrieval_bytes(shape, settings, tokens, itemsize, copies=not in_place) // gpus
+        retrieval = retrieval_bytes(share, settings, tokens, itemsize, device, offloaded, in_place)
+        selection = selection_bytes(share, settings, tokens, device, offloaded, in_place)
+    prefill = 0
+    if offloaded:
+        prefill = prefill_buffer_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers)
     return MemoryEstimate(
         tokens=tokens,
         layers=shape.layers,
         outer_weights=shape.outer_parameters * itemsize // gpus,
         layer_weights=shape.layer_parameters * itemsize // gpus,
         layer_kv=shape.layer_kv_bytes(tokens, itemsize) // gpus,
-        activations=activation_bytes(shape, tokens, prefill_chunk, itemsize, copies=on_cpu),
+        activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection),
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
-        cuda=0 if on_cpu else CUDA_BYTES,
+        cuda=0 if on_cpu else CUDA_BYTES + _graph_bytes(settings, tokens, gpus),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
     )
+
+
+def _graph_bytes(settings: Speculation, tokens: int, gpus: int) -> int:
+    """Return the bytes of recorded CUDA graphs; with several GPUs there are none."""
+    levels = 1 + has_middle(settings, tokens) + has_draft_model(settings)
+    return levels * GRAPHS * GRAPH_BYTES if gpus == 1 else 0
 
 
 def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int, on_cpu: bool) -> int:

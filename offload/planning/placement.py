@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..architecture.dims import Dimensions
-from ..architecture.footprint import PAGE_GRAIN, page_tokens, retrieval_bytes
+from ..architecture.footprint import page_tokens
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
 from .memory import USABLE, MemoryEstimate, estimate
@@ -106,39 +106,41 @@ class _Sizes:
     """The bytes of a request's parts, for given numbers of layers whose weights and KV stay on the device."""
 
     def __init__(self, request: PlanRequest, order: str) -> None:
-        shape, size, gpus = request.shape, request.itemsize, request.hardware.gpus
-        self._gpus, self._layers, self._order = gpus, shape.layers, order
-        self._need = _estimate(request)
-        self._paged_retrieval = _paged_retrieval(request) if self._need.retrieval else 0
-        page = page_tokens(shape, size)
-        self._page = shape.layer_kv_bytes(page, size) // gpus
+        size, gpus = request.itemsize, request.hardware.gpus
+        self._request, self._gpus, self._layers, self._order = request, gpus, request.shape.layers, order
+        share = request.shape.share(gpus)
+        page = page_tokens(share, size)
+        self._page = share.layer_kv_bytes(page, size)
         self._paged_kv = -(-request.tokens // page) * self._page  # of a layer, rounded up to pages
-        self._hidden = request.tokens * shape.hidden * size
+        self._needs: dict[int, MemoryEstimate] = {}
+
+    def _need(self, kv: int) -> MemoryEstimate:
+        """Return the estimate for so many layers whose KV stays on the device."""
+        if kv not in self._needs:
+            self._needs[kv] = _estimate(self._request, self._layers - kv, self._order == "layers")
+        return self._needs[kv]
 
     def on_device(self, weights: int, kv: int) -> dict[str, int]:
         """Return the bytes of each part on each device."""
-        need, offloaded = self._need, self._layers - kv
+        need, offloaded = self._need(kv), self._layers - kv
         parts = {
             "weights": need.outer_weights + weights * need.layer_weights,
             "KV cache": kv * need.layer_kv,
-            "retrieval cache": self._paged_retrieval if offloaded else need.retrieval,
+            "retrieval cache": need.retrieval,
             "draft model": need.draft,
             "lookup index": need.lookup,
+            "staging": (STAGING_BUFFERS + OPEN_PAGES * offloaded) * self._page if offloaded else 0,
             "activations": need.activations,
             "CUDA": need.cuda,
         }
-        if offloaded:
-            parts["staging"] = (STAGING_BUFFERS + OPEN_PAGES * offloaded) * self._page
         if weights < self._layers:
-            parts["staging"] = parts.get("staging", 0) + STAGING_BUFFERS * need.layer_weights
-        if self._order == "layers" and offloaded:  # rows between layers; KV of one being computed, one copied
-            parts["activations"] += 2 * self._hidden + 2 * self._paged_kv
+            parts["staging"] += STAGING_BUFFERS * need.layer_weights
         return parts
 
     def on_host(self, weights: int, kv: int) -> dict[str, int]:
         """Return the bytes of each part on the host, for all devices."""
         offloaded = {
-            "weights": (self._layers - weights) * self._need.layer_weights,
+            "weights": (self._layers - weights) * self._need(kv).layer_weights,
             "KV cache": (self._layers - kv) * self._paged_kv,
         }
         return {name: size * self._gpus for name, size in offloaded.items()}
@@ -150,13 +152,7 @@ class _Sizes:
     @property
     def smallest_kv(self) -> int:
         """Return the number of resident layers that takes least memory: 0, unless streaming takes more."""
-        return 0 if self._need.layer_kv > OPEN_PAGES * self._page else self._layers
-
-
-def _paged_retrieval(request: PlanRequest) -> int:
-    """Return the bytes of the retrieval cache on each device if the full cache lies in pages."""
-    shape, settings, size = request.shape, request.speculation, request.itemsize
-    return retrieval_bytes(shape, settings, request.tokens, size, grain=PAGE_GRAIN) // request.hardware.gpus
+        return 0 if self._need(0).layer_kv > OPEN_PAGES * self._page else self._layers
 
 
 _ORDER = ("weights", "KV cache", "retrieval cache", "draft model", "lookup index", "staging", "activations", "CUDA")
@@ -181,8 +177,8 @@ def _host_limit(request: PlanRequest, device: Tier) -> int | None:
     return min((size for size in (free, cap) if size is not None), default=None)
 
 
-def _estimate(request: PlanRequest) -> MemoryEstimate:
-    """Return the memory estimate of each device with everything on it."""
+def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEstimate:
+    """Return the memory estimate of each device, with so many layers whose KV is in host memory."""
     return estimate(
         request.shape,
         request.tokens,
@@ -193,6 +189,8 @@ def _estimate(request: PlanRequest) -> MemoryEstimate:
         draft=request.draft,
         in_place=request.retrieves_in_place,
         gpus=request.hardware.gpus,
+        offloaded=offloaded,
+        by_layers=by_layers,
     )
 
 
