@@ -15,7 +15,7 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
-from ..kernels.attention import Partial, attend, attend_causal, merge
+from ..kernels.attention import Partial, attend, attend_causal
 from ..kernels.native import Kernel
 from ..kernels.native.calls import BlockCalls, partial_count
 from ..kernels.native.layout import keys_of, values_of, write_blocks
@@ -187,8 +187,5 @@ def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Par
     """Attend to the first `seen` keys; if causal, each further query sees one more. Shapes as in `attend`."""
     if not causal or len(q) == 1:
         return attend(q, k[:, :seen], v[:, :seen])
-    own = slice(seen - 1, seen - 1 + len(q))
-    parts = [attend_causal(q, k[:, own], v[:, own])]
-    if seen > 1:
-        parts.append(attend(q, k[:, : seen - 1], v[:, : seen - 1]))
-    return merge(parts)
+    seen += len(q) - 1
+    return attend_causal(q, k[:, :seen], v[:, :seen])
