@@ -92,6 +92,12 @@ class Store(Protocol):
         """Return the mean keys of chunks between two positions, `[kv_heads, chunks, head_dim]` in fp32."""
         ...
 
+    def keep_mean_keys(self, chunk: int) -> None:
+        """Prepare for `mean_keys` of chunks of this size: where keys are slow to read, a prefill makes them in passing.
+
+        Without effect on other stores.
+        """
+
 
 class PlainStore(Store):
     """Keys and values, each `[layers, kv_heads, capacity, head_dim]`, attended to by torch's kernels."""
