@@ -125,10 +125,11 @@ class Model:
         """
         with torch.inference_mode():
             cache.begin(len(ids), chunk)
-            parts = list(self._embedding(ids).split(chunk))
+            parts = [self._embedding(part) for part in ids.split(chunk)]
         for index, layer in enumerate(self._layers):
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
-                parts = [self._forward_layer(index, layer, part, cache) for part in parts]
+                for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
+                    parts[at] = self._forward_layer(index, layer, part, cache)
             yield index + 1
         cache.commit()
         return parts[-1]

@@ -38,7 +38,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Partial:
 
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
-    """Attend from each new token i to the new keys 0 to i. Shapes as in `attend`; `keys` equals `tokens`."""
+    """Attend causally where the last keys are the queries' own. Shapes as in `attend`; `keys` at least `tokens`."""
+    before = k.shape[1] - len(q)
+    if len(q) == 1:  # one token sees all keys, its own included, so no mask is needed
+        return attend(q, k, v)
+    # CUDA's FlashAttention aligns the mask with the last key (so says torch.nn.attention.bias); others with the first.
+    if before == 0 or _has_cuda_flash(q):
+        return _attend_causal(q, k, v)
+    return merge([_attend_causal(q, k[:, before:], v[:, before:]), attend(q, k[:, :before], v[:, :before])])
+
+
+def _attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     tokens, heads, head_dim = q.shape
     kv_heads, group = k.shape[0], heads // k.shape[0]
     # KV heads are on the batch axis and are expanded over the group with stride 0, so that no key is copied.

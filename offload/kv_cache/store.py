@@ -13,7 +13,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
 from ..kernels import triton
-from ..kernels.attention import attend, attend_causal, merge
+from ..kernels.attention import attend_causal
 from ..kernels.triton.accumulate import attend_stored as attend_stored_by_triton
 
 
@@ -97,6 +97,12 @@ class Store(Protocol):
         """Return the mean keys of chunks between two positions, `[kv_heads, chunks, head_dim]` in fp32."""
         ...
 
+    def keep_mean_keys(self, chunk: int) -> None:
+        """Prepare for `mean_keys` of chunks of this size: where keys are slow to read, a prefill makes them in passing.
+
+        Without effect on other stores.
+        """
+
 
 class PlainStore(Store):
     """Keys and values, each `[layers, kv_heads, capacity, head_dim]`, attended to by torch's kernels."""
@@ -163,10 +169,4 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """
     if triton.serves(q):
         return attend_stored_by_triton(q, keys, values)
-    tokens, start = len(q), keys.shape[1] - len(q)
-    if tokens == 1:  # one token sees all keys, its own included, so no mask is needed
-        return attend(q, keys, values).out
-    parts = [attend_causal(q, keys[:, start:], values[:, start:])]
-    if start > 0:
-        parts.append(attend(q, keys[:, :start], values[:, :start]))
-    return merge(parts).out
+    return attend_causal(q, keys, values).out

@@ -99,6 +99,7 @@ class TieredStoreFactory:
                 near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
                 pages=allocator(device)((away, pages, format.numbers), dtype),
                 open=torch.empty((away, 2, format.numbers), dtype=dtype, device=device),
+                prefills_plainly=device.type == "cuda",
             )
         return TieredStore(shape, tiers)
 

@@ -15,10 +15,10 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
-from ..kernels.attention import Partial, attend, attend_causal, merge
+from ..kernels.attention import Partial, attend, attend_causal
 from ..kernels.native import Kernel
 from ..kernels.native.calls import BlockCalls, partial_count
-from ..kernels.native.layout import keys_of, values_of, write_blocks
+from ..kernels.native.layout import key_view, keys_of, value_view, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from ..kernels.triton.accumulate import TritonAccumulator
 
@@ -61,6 +61,14 @@ class PageFormat(Protocol):
 
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
         """Store rotated keys and values `[kv_heads, n, head_dim]` from position `at` of the page on."""
+        ...
+
+    def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """View pages `[n, numbers]` as keys and values in plain order, `[kv_heads, n, ...]`.
+
+        Plain ones `[kv_heads, n * tokens, head_dim]` can be viewed in the same shape, so either is copied to the other
+        in one operation.
+        """
         ...
 
     def grains(self, pages: Tensor) -> Tensor:
@@ -106,6 +114,9 @@ class PlainPageFormat:
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
         new = page.view(self._size)[:, at : at + keys.shape[1]]
         new[:, :, 0], new[:, :, 1] = keys, values
+
+    def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        return self.grains(pages).transpose(0, 1).unbind(3)
 
     def grains(self, pages: Tensor) -> Tensor:
         return pages.unflatten(-1, self._size)
@@ -157,6 +168,10 @@ class BlockPageFormat:
         positions = torch.arange(at, at + keys.shape[1], device=page.device)
         write_blocks(page.view(self._size), self._shape.head_dim, positions, keys, values)
 
+    def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = self.grains(pages).transpose(0, 1)
+        return tuple(view(blocks, self._shape.head_dim) for view in (key_view, value_view))
+
     def grains(self, pages: Tensor) -> Tensor:
         return pages.unflatten(-1, self._size)
 
@@ -187,8 +202,5 @@ def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Par
     """Attend to the first `seen` keys; if causal, each further query sees one more. Shapes as in `attend`."""
     if not causal or len(q) == 1:
         return attend(q, k[:, :seen], v[:, :seen])
-    own = slice(seen - 1, seen - 1 + len(q))
-    parts = [attend_causal(q, k[:, own], v[:, own])]
-    if seen > 1:
-        parts.append(attend(q, k[:, : seen - 1], v[:, : seen - 1]))
-    return merge(parts)
+    seen += len(q) - 1
+    return attend_causal(q, k[:, :seen], v[:, :seen])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,16 +13,20 @@ from .link import Link, Pair, TransferFailed
 
 
 class PrefetchItem(NamedTuple):
-    """A copy to the device. Items with the same `key` have the same content."""
+    """A copy of `source[key]` to the device. Items with the same `key` have the same content."""
 
-    key: Hashable
-    copies: Callable[[Tensor], Sequence[Pair]]  # the pairs that fill a given buffer
+    key: Any
+    source: Tensor
+
+    def copies(self, buffer: Tensor) -> list[Pair]:
+        """Return the copy that fills a buffer."""
+        return [(buffer, self.source[self.key])]
 
 
 class _Slot(NamedTuple):
     buffer: Tensor
     ticket: Any
-    key: Hashable
+    key: Any
 
 
 class PrefetchRing:
@@ -40,7 +45,7 @@ class PrefetchRing:
         self._free: deque[tuple[Tensor, Any]] = deque(
             (buffer, mark) for buffer in buffers
         )  # with the mark that frees it
-        self._expected: deque[PrefetchItem] = deque()
+        self._expected: Iterator[PrefetchItem] = iter(())
         self._in_flight: deque[_Slot] = deque()
         self._untimed: deque[Any] = deque()  # tickets of taken items whose time on the link is not known yet
         self.seconds: float | None = (
@@ -48,14 +53,19 @@ class PrefetchRing:
         )
 
     def expect(self, items: Iterable[PrefetchItem]) -> None:
-        """Set the items that will be taken, in order. Copies in flight that match the new order are kept."""
-        items = deque(items)
+        """Set the items that will be taken, in order. Copies in flight that match the new order are kept.
+
+        Items are read one by one, as buffers become free.
+        """
+        expected = iter(items)
         kept: deque[_Slot] = deque()
-        while self._in_flight and items and self._in_flight[0].key == items[0].key:
+        while self._in_flight and (item := next(expected, None)) is not None:
+            if self._in_flight[0].key != item.key:
+                expected = chain((item,), expected)
+                break
             kept.append(self._in_flight.popleft())
-            items.popleft()
         self.drop()
-        self._in_flight, self._expected = kept, items
+        self._in_flight, self._expected = kept, expected
         self._fill()
 
     def take(self, item: PrefetchItem) -> Tensor:
@@ -99,7 +109,7 @@ class PrefetchRing:
 
     def drop(self) -> None:
         """Cancel expected items and copies in flight."""
-        self._expected.clear()
+        self._expected = iter(())
         while self._in_flight:
             slot = self._in_flight.popleft()
             self._link.finish(slot.ticket)
@@ -109,15 +119,14 @@ class PrefetchRing:
         """Start over after an aborted pass: every buffer is free again."""
         self._link.finish(self._link.copy(()))  # everything submitted before has ended
         mark = self._link.mark()
-        self._expected.clear()
+        self._expected = iter(())
         self._in_flight.clear()
         self._untimed.clear()
         self._free = deque((buffer, mark) for buffer in self._buffers)
 
     def _fill(self) -> None:
-        if self._overlap:
-            while self._expected and self._free:
-                self._in_flight.append(self._start(self._expected.popleft()))
+        while self._overlap and self._free and (item := next(self._expected, None)) is not None:
+            self._in_flight.append(self._start(item))
 
     def _start(self, item: PrefetchItem) -> _Slot:
         buffer, used = self._free.popleft()

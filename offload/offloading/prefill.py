@@ -1,24 +1,30 @@
-"""Layer-by-layer prefill: device buffers for a pass over more tokens than a page has.
+"""Prefill passes: device buffers for more tokens than a page has.
 
-A layer's pages stay on the device while it computes, so no page is read back. They are copied to the host while the
-next layer computes in the other set of buffers.
+A layer's keys and values stay on the device while it computes. They are copied to the host while the next layer
+computes.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..architecture.config import ModelShape
+from ..kv_cache.store import PlainStore
+from .mean_keys import HostMeanKeys
+from .prefetch import PrefetchItem
 from .tiers import Tiers
 
 
 class PrefillBuffers:
-    """Device buffers for the pages from number `first` on, up to position `end`, of two layers at a time.
+    """Buffers for the pages from number `first` on, up to position `end`, of two layers at a time.
 
-    If `begun`, the first page has committed tokens. They are copied from the page's open slot, which does not change,
-    so an aborted pass leaves all committed tokens intact.
+    Takes `paged_prefill_bytes` (architecture/tier_footprint.py) on the device. If `begun`, the first page has committed
+    tokens. They are copied from the page's open slot, which does not change, so an aborted pass leaves all committed
+    tokens intact.
     """
 
     def __init__(self, tiers: Tiers, first: int, end: int, begun: bool) -> None:
@@ -58,3 +64,80 @@ class PrefillBuffers:
             link.wait(ticket)
             link.finish(ticket)
             self._tickets[side] = None
+
+
+class PlainPrefill:
+    """A pass layer by layer, in which the layer under way has plain keys and values of all tokens, committed or not.
+
+    A chunk attends to them in one call. They become pages, all at once, at the end of the layer. Whole pages of
+    committed tokens are streamed once a layer. Takes `plain_prefill_bytes` (architecture/tier_footprint.py) on the
+    device. Committed tokens in host memory and in open pages do not change, except for the page that the pass
+    continues, whose copy in its open slot is the valid one until the pass ends.
+    """
+
+    def __init__(self, tiers: Tiers, shape: ModelShape, start: int, end: int, means: HostMeanKeys | None) -> None:
+        span = tiers.format.tokens
+        self._tiers, self._end, self._means = tiers, end, means
+        self._first, self._begun = start // span, start % span > 0
+        count = -(-end // span)
+        dtype, device = tiers.open.dtype, tiers.open.device
+        with torch.inference_mode(False):
+            self._plain = PlainStore(replace(shape, layers=1), count * span, dtype, device)
+            self._pages = torch.empty((count - self._first, tiers.format.numbers), dtype=dtype, device=device)
+        self._layer: int | None = None
+        self._tickets: list[Any] = []  # of the layer before, which may still be copied
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+        """Store tokens as in `Store`, in an offloaded layer."""
+        if self._layer != layer:
+            self._layer = layer
+            self._read_committed(layer)
+        return self._plain.append(0, start, q, k, v, rows)
+
+    def attend(self, q: Tensor, start: int) -> Tensor:
+        """Attend as in `Store`, in the layer of the last `append`; behind its last chunk, begin to copy its pages."""
+        out = self._plain.attend(0, q, start)
+        if start + len(q) == self._end:
+            self._store_layer()
+        return out
+
+    def _read_committed(self, layer: int) -> None:
+        """Copy the committed tokens of a layer from its pages."""
+        tiers = self._tiers
+        for page in range(self._first):
+            buffer = tiers.ring.take(PrefetchItem((layer, page), tiers.pages))
+            self._copy_pages(page, buffer.unsqueeze(0), to_plain=True)
+            tiers.ring.release(buffer)
+        if self._begun:
+            self._copy_pages(self._first, tiers.open[layer, self._first % 2].unsqueeze(0), to_plain=True)
+
+    def _store_layer(self) -> None:
+        tiers, layer = self._tiers, self._layer
+        self._wait()
+        self._copy_pages(self._first, self._pages, to_plain=False)
+        targets = tiers.pages[layer, self._first : self._first + len(self._pages)]
+        self._tickets = [tiers.link.copy([(targets, self._pages)], tiers.link.mark())]
+        if self._means is not None:
+            keys, _ = self._plain.layer(0)
+            self._tickets.append(self._means.store(layer, keys[:, : self._end]))
+
+    def _copy_pages(self, first: int, pages: Tensor, to_plain: bool) -> None:
+        """Copy pages `[n, numbers]` from number `first` on to plain keys and values, or from them: two launches."""
+        span = self._tiers.format.tokens
+        at = slice(first * span, (first + len(pages)) * span)
+        for paged, plain in zip(self._tiers.format.plain_views(pages), self._plain.layer(0), strict=True):
+            some = plain[:, at].view(paged.shape)
+            some.copy_(paged) if to_plain else paged.copy_(some)
+
+    def finish(self) -> None:
+        """Wait until all pages are in host memory."""
+        tickets = self._tickets
+        self._wait()
+        for ticket in tickets:
+            self._tiers.link.finish(ticket)
+
+    def _wait(self) -> None:
+        """Make the device wait for the copies of the layer before. Raises TransferFailed."""
+        for ticket in self._tickets:
+            self._tiers.link.wait(ticket)
+        self._tickets = []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,10 +19,10 @@ from ..kernels.accumulate import Accumulator
 from ..kv_cache.block_store import copy_bytes
 from ..kv_cache.store import Store
 from .host_attention import HostResult
-from .link import Pair
+from .mean_keys import HostMeanKeys
 from .open_pages import OpenPages
 from .prefetch import PrefetchItem
-from .prefill import PrefillBuffers
+from .prefill import PlainPrefill, PrefillBuffers
 from .tier_reader import TierReader
 from .tiers import Tiers
 
@@ -41,6 +40,8 @@ class TieredStore(TierReader):
         self._num_streamed = 0  # of those, how many are streamed; the host attends to the others
         self._running = False
         self._prefill: PrefillBuffers | None = None
+        self._plain_prefill: PlainPrefill | None = None
+        self._mean_keys: HostMeanKeys | None = None
         self._rotated = torch.empty(0, dtype=self.dtype, device=self.device)
         self._clock = Stopwatch()
 
@@ -57,42 +58,58 @@ class TieredStore(TierReader):
         self.open_pages.advance(start)
         self._end = start + tokens
         rows = min(tokens, chunk or tokens)
+        passes = -(-tokens // rows)  # over the whole pages of a layer
         self._num_streamed = tiers.balance.streamed(self._num_whole, rows) if tiers.host else self._num_whole
-        if tokens > size:
-            self._prefill = PrefillBuffers(tiers, self._num_whole, self._end, start % size > 0)
-        else:
+        if tokens <= size:
             for page in range(self._num_whole, (self._end - 1) // size + 1):  # one or two
                 self.open_pages.open(page)
-        tiers.ring.expect(self._prefetch_order(-(-tokens // rows)))
+        elif chunk is not None and tiers.prefills_plainly:
+            self._plain_prefill = PlainPrefill(tiers, self.shape, start, self._end, self._mean_keys)
+            self._num_streamed, passes = self._num_whole, 1
+        else:
+            self._prefill = PrefillBuffers(tiers, self._num_whole, self._end, start % size > 0)
+        tiers.ring.expect(self._prefetch_order(self._num_streamed, passes))
 
     def _recover(self) -> None:
         """Cancel what is left of an aborted pass."""
         if self._running:
             self.tiers.ring.reset()
-            self._prefill, self._running = None, False
+            self._prefill = self._plain_prefill = None
+            self._running = False
 
     def end(self) -> None:
         """End the pass, whose tokens are committed, and prefetch for the next one."""
-        if self._prefill is not None:
-            self._prefill.finish()
-            self._prefill = None
+        prefill = self._plain_prefill or self._prefill
+        if prefill is not None:
+            prefill.finish()
+            if self._plain_prefill is not None and self._mean_keys is not None:
+                self._mean_keys.commit(self._end)
+            self._prefill = self._plain_prefill = None
             self.open_pages.clear()
         self._clock.stop()
-        self.tiers.ring.expect(self._prefetch_order(1))  # the most likely order: one more pass
+        self.tiers.ring.expect(self._prefetch_order(self._num_streamed, 1))  # the most likely order: one more pass
         self._running = False
 
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on, and prefetched pages that contain them."""
         if length // self.span < self._num_whole:
             self.tiers.ring.drop()
+        if self._mean_keys is not None:
+            self._mean_keys.truncate(length)
 
-    def _prefetch_order(self, passes: int) -> Iterator[PrefetchItem]:
-        for layer in range(len(self.tiers.pages)):
+    def keep_mean_keys(self, chunk: int) -> None:
+        """Keep mean keys as in `Store`: from the next prefill layer by layer on, if it has the keys on the device."""
+        shape = self.shape
+        if self.tiers.prefills_plainly and (self._mean_keys is None or self._mean_keys.chunk != chunk):
+            self._mean_keys = None  # free its memory first
+            self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
+
+    def _prefetch_order(self, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
+        pages = self.tiers.pages
+        for layer in range(len(pages)):
             for _ in range(passes):
-                yield from (self._item(layer, page) for page in range(self._num_streamed))
-
-    def _item(self, layer: int, page: int) -> PrefetchItem:
-        return PrefetchItem((layer, page), partial(_fill, self.tiers.pages[layer, page]))
+                for page in range(num_streamed):
+                    yield PrefetchItem((layer, page), pages)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store tokens as in `Store`, in host memory; the next pass fetches the pages that it needs."""
@@ -134,6 +151,8 @@ class TieredStore(TierReader):
         tiers = self.tiers
         if layer < tiers.resident_layers:
             return tiers.resident.append(layer, start, q, k, v, rows)
+        if self._plain_prefill is not None:
+            return self._plain_prefill.append(layer - tiers.resident_layers, start, q, k, v, rows)
         if self._rotated.shape != q.shape:
             self._rotated = torch.empty(q.shape, dtype=self.dtype, device=self.device)
         for buffer, at, some in self._pages_of(layer - tiers.resident_layers, start, len(q)):
@@ -156,12 +175,13 @@ class TieredStore(TierReader):
         tiers = self.tiers
         if layer < tiers.resident_layers:
             return tiers.resident.attend(layer, q, start)
+        if self._plain_prefill is not None:
+            return self._plain_prefill.attend(q, start)
         layer -= tiers.resident_layers
         rest = self._clock.lap()
         host = self._submit(layer, q)
         result = tiers.format.accumulator(q)
-        for page in range(self._num_streamed):
-            self._attend_streamed(layer, page, slice(0, len(q)), result)
+        self._attend_streamed(layer, len(q), result)
         if not result.in_order:
             self._attend_newest(layer, start, len(q), result)  # while the host computes
         if host is not None:
@@ -180,14 +200,15 @@ class TieredStore(TierReader):
             return None
         return self.tiers.host.submit(self.tiers.pages[layer, self._num_streamed : self._num_whole], q)
 
-    def _attend_streamed(self, layer: int, page: int, rows: slice, result: Accumulator) -> None:
-        """Attend to a page that is streamed over the link."""
-        tiers = self.tiers
-        buffer = tiers.ring.take(self._item(layer, page))
-        result.attend(buffer, rows, self.span)
-        tiers.ring.release(buffer)
-        if tiers.ring.seconds is not None:
-            tiers.balance.observe_link(tiers.ring.seconds)
+    def _attend_streamed(self, layer: int, tokens: int, result: Accumulator) -> None:
+        """Attend to the pages that are streamed over the link, with all rows."""
+        ring, pages, rows = self.tiers.ring, self.tiers.pages, slice(0, tokens)
+        for page in range(self._num_streamed):
+            buffer = ring.take(PrefetchItem((layer, page), pages))
+            result.attend(buffer, rows, self.span)
+            ring.release(buffer)
+            if ring.seconds is not None:
+                self.tiers.balance.observe_link(ring.seconds)
 
     def _attend_newest(self, layer: int, start: int, tokens: int, result: Accumulator) -> None:
         """Attend causally to the pages of this pass, which are on the device."""
@@ -208,10 +229,6 @@ class TieredStore(TierReader):
             result.add(slice(0, rows), part)
         if found.state is not None:
             result.add_state(found.state)
-
-
-def _fill(source: Tensor, buffer: Tensor) -> list[Pair]:
-    return [(buffer, source)]
 
 
 class Stopwatch:

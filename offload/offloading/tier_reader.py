@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.tier_footprint import GATHERED_BYTES
+from .host_memory import allocator
+from .mean_keys import HostMeanKeys
 from .open_pages import OpenPages
 from .page import NativePageFormat
 from .tiers import Tiers
-
-_GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once
 
 
 class TierReader:
@@ -22,6 +23,8 @@ class TierReader:
     span: int
     tiers: Tiers
     open_pages: OpenPages
+    _mean_keys: HostMeanKeys | None
+    _staging: Tensor | None = None  # pinned memory for gathered blocks, from the first time on
 
     @property
     def resident_layers(self) -> int:
@@ -109,7 +112,7 @@ class TierReader:
         """Gather in parts, so that the memory for a part's blocks does not depend on the budget."""
         shape = (len(rows), size, self.shape.head_dim)
         keys, values = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(2))
-        most = max(1, _GATHERED_BYTES // (2 * size * self.shape.head_dim * self.dtype.itemsize))
+        most = max(1, GATHERED_BYTES // (2 * size * self.shape.head_dim * self.dtype.itemsize))
         for start in range(0, len(rows), most):
             part = slice(start, start + most)
             keys[part], values[part] = self._gather_part(rows[part], chunks[part], size)
@@ -121,25 +124,43 @@ class TierReader:
         layer, head = (x.unsqueeze(1) for x in (rows // self.shape.kv_heads, rows % self.shape.kv_heads))
         tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, format.grain)
         page, grain = tokens // self.span, tokens % self.span // format.grain
-        picked = self._fetched(format.grains(tiers.pages)[layer, page, head, grain])
+        grains = format.grains(tiers.pages)  # [layers, pages, kv_heads, grains, ...]
+        _, pages, heads, each = grains.shape[:4]
+        at = ((layer * pages + page) * heads + head) * each + grain
+        picked = self._fetched(self._staged(grains.flatten(0, 3), at.flatten())).unflatten(0, at.shape)
         is_open = self.open_pages.contains(page).all(1).nonzero().squeeze(1)  # a chunk is within one page
         if len(is_open):
             at = [x.expand_as(page)[is_open].to(self.device) for x in (layer, page % 2, head, grain)]
             picked[is_open.to(self.device)] = format.grains(tiers.open)[tuple(at)]
         return format.read_grains(picked)
 
+    def _staged(self, grains: Tensor, at: Tensor) -> Tensor:
+        """Copy rows of `grains` into the staging buffer, since copies from pageable memory are slow."""
+        if self._staging is None:
+            size = GATHERED_BYTES // self.dtype.itemsize
+            self._staging = allocator(self.device)((size,), self.dtype)
+        shape = (len(at), *grains.shape[1:])
+        staged = self._staging[: shape[0] * grains[0].numel()].view(shape)
+        return torch.index_select(grains, 0, at, out=staged)
+
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
-        """Return mean keys as in `Store`, computed on the device: pages in host memory come over the link."""
+        """Return mean keys as in `Store`: what a prefill kept; the others are computed on the device, page by page."""
         tiers = self.tiers
         if layer < tiers.resident_layers:
             return tiers.resident.mean_keys(layer, start, end, chunk)
-        means = []
-        for page in range(start // self.span, -(-end // self.span)):
-            base = page * self.span
-            newest = self.open_pages.newest(page)[layer - tiers.resident_layers]
-            if self.device.type != newest.device.type:
-                newest = self._fetched(newest)
-            keys, _ = tiers.format.read(newest)
-            some = keys[:, max(start - base, 0) : min(end - base, self.span)]
+        layer, means = layer - tiers.resident_layers, []
+        if self._mean_keys is not None and self._mean_keys.chunk == chunk:
+            kept = self._mean_keys.read(layer, start, end)
+            if len(kept):
+                means.append(self._on_device(kept).transpose(0, 1).float())
+                start += len(kept) * chunk
+        while start < end:
+            page, first = divmod(start, self.span)
+            keys, _ = tiers.format.read(self._on_device(self.open_pages.newest(page)[layer]))
+            some = keys[:, first : first + end - start]
             means.append(some.unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32))
+            start += some.shape[1]
         return torch.cat(means, dim=1)
+
+    def _on_device(self, x: Tensor) -> Tensor:
+        return x if x.device.type == self.device.type else self._fetched(x)

@@ -29,3 +29,4 @@ class Tiers:
     near: Callable[[int], Store]  # makes an empty store on the device for a number of tokens
     pages: Tensor  # [layers - resident_layers, pages, numbers] in host memory
     open: Tensor  # [layers - resident_layers, 2, numbers] on the device; see OpenPages
+    prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best

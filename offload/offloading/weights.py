@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..decoder import Layer
 from .host_memory import allocator
-from .link import Link, Pair
+from .link import Link
 from .prefetch import PrefetchItem, PrefetchRing
 
 _ALIGNMENT = 256  # bytes; kernels are fastest on operands that begin there
@@ -49,7 +48,7 @@ class StreamedLayers:
         }
         self._ring = PrefetchRing(link, buffers)
         self._owner: object | None = None  # the iteration that the ring prefetches for
-        self._order = [PrefetchItem(index, partial(_fill, row)) for index, row in enumerate(self._streamed)]
+        self._order = [PrefetchItem(index, self._streamed) for index in range(len(streamed))]
 
     def __len__(self) -> int:
         return len(self._resident) + len(self._streamed)
@@ -112,7 +111,3 @@ def _views(row: Tensor, offsets: Sequence[int], like: Sequence[Tensor]) -> list[
         row[offset : offset + each.nbytes].view(each.dtype).view(each.shape)
         for offset, each in zip(offsets, like, strict=True)
     ]
-
-
-def _fill(row: Tensor, buffer: Tensor) -> list[Pair]:
-    return [(buffer, row)]

@@ -61,6 +61,8 @@ def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
     chunk = selected_chunk(settings, store.grain, store.span)
     is_streaming = METHODS[settings.method].middle == STREAMING
     selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
+    if not is_streaming:
+        store.keep_mean_keys(chunk)
     cache = TableCache if isinstance(store, BlockStore) else CopiedCache
     return cache(full, selector, Refresh(settings.rebuild_every), max(settings.budget, 2 * chunk), chunk, TAIL)
 

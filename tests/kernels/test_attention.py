@@ -52,8 +52,18 @@ def test_partials_equal_the_definition(head_dim, heads, kv_heads):
     for tokens, keys in ((1, 1), (1, 700), (5, 33), (40, 257)):
         q, k, v = inputs(tokens, keys, heads, kv_heads, head_dim)
         assert_close(attend(q, k, v), definition(q, k, v, causal=False), 1e-4)
-    q, k, v = inputs(37, 37, heads, kv_heads, head_dim)
-    assert_close(attend_causal(q, k, v), definition(q, k, v, causal=True), 1e-4)
+    for tokens, keys in ((37, 37), (37, 100), (1, 100), (2, 3)):
+        q, k, v = inputs(tokens, keys, heads, kv_heads, head_dim)
+        assert_close(attend_causal(q, k, v), definition(q, k, v, causal=True), 1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("tokens", "keys"), [(37, 37), (37, 100), (130, 1000), (2, 3)])
+def test_a_gpus_causal_mask_is_aligned_with_the_last_key(tokens, keys):
+    q, k, v = (x.cuda() for x in inputs(tokens, keys, dtype=torch.bfloat16))
+    expected = definition(*(x.cpu() for x in (q, k, v)), causal=True)
+    assert_close(Partial(*(x.cpu() for x in attend_causal(q, k, v))), expected, 3e-2)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])

@@ -89,7 +89,7 @@ def test_a_finished_copy_is_counted_and_no_longer_waited_for(fake_link):
 def test_a_ring_knows_the_seconds_of_items_that_finish_after_they_are_taken(fake_link):
     link, host = fake_link, fake_link.host
     ring = PrefetchRing(link, link.device.split(50))
-    items = [PrefetchItem(i, lambda buffer: [(buffer, host[:50])]) for i in range(3)]
+    items = [PrefetchItem(i, host[:50].expand(3, 50)) for i in range(3)]
     ring.expect(items)
     ring.release(ring.take(items[0]))
     assert ring.seconds is None

@@ -8,11 +8,18 @@ import torch
 from transformers import LlamaConfig
 
 from offload.architecture.config import shape_from_config
+from offload.architecture.footprint import activation_bytes
+from offload.architecture.tier_footprint import (
+    accumulator_bytes,
+    mean_key_bytes,
+    paged_prefill_bytes,
+    plain_prefill_bytes,
+)
 from offload.kernels import triton
 from offload.kernels.ops import TorchOperations
 from offload.loading.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.offloading import factory
+from offload.offloading import factory, mean_keys
 from offload.offloading.factory import TieredStoreFactory, TierSettings
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 
@@ -64,14 +71,15 @@ def load(shape):
 def tiered(monkeypatch):
     """A function that returns a full cache of some tokens, of which all but RESIDENT layers are offloaded."""
 
-    def new(model, tokens=CONTEXT):
+    def new(model, tokens=CONTEXT, room=4096):
         stores = TieredStoreFactory(model.operations, GPU, TierSettings(resident_layers=RESIDENT), FakeLink())
-        capacity = tokens + 4096
+        capacity = tokens + room
         cache = model.new_cache(capacity, store=stores.new_store(model.shape, capacity, torch.bfloat16))
         cache._length = tokens
         return cache
 
-    monkeypatch.setattr(factory, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype))
+    for module in (factory, mean_keys):
+        monkeypatch.setattr(module, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype))
     return new
 
 
@@ -135,3 +143,62 @@ def test_the_memory_of_a_prefill_chunk_does_not_grow_with_the_pages_before_it(sh
             run(usage, model, cache, 2048)
             peaks.append(usage.peak - before)
     assert peaks[0] == peaks[1]
+
+
+def prefill(usage, model, cache, tokens, chunk=2048):
+    """Run a prefill layer by layer; return what it launches, and the most bytes that it takes."""
+    ids = torch.zeros(tokens, dtype=torch.long, device=GPU)
+    before, usage.peak = usage.now, usage.now
+    with usage.of() as launches:
+        list(model.forward_by_layers(ids, cache, chunk))
+    return launches, usage.peak - before
+
+
+@pytest.mark.parametrize("start", [0, 5000])
+def test_a_prefill_by_layers_attends_once_a_chunk_and_does_nothing_by_page(shape, tiered, start):
+    found = {}
+    for chunks in (2, 4):
+        with fake_cuda() as usage:
+            model = load(shape)
+            found[chunks], _ = prefill(usage, model, tiered(model, start, 20_000), chunks * 2048)
+            assert usage.to_host == 0
+        assert found[chunks]["_scaled_dot_product_flash_attention"] == chunks * LAYERS
+    assert sum((found[4] - found[2]).values()) <= 2 * LAYERS * OUTSIDE
+    assert not any("index_put" in name for name in found[4])  # pages are written at once
+
+
+@pytest.mark.parametrize("start", [0, 5000])
+def test_the_buffers_of_a_prefill_by_layers_are_counted_exactly(shape, tiered, start):
+    with fake_cuda() as usage:
+        model = load(shape)
+        store = tiered(model, start, 20_000).store
+        before = usage.now
+        store.begin(start, 9999, 2048)
+        page = store.tiers.format.tokens
+        assert usage.now - before == plain_prefill_bytes(shape, start, start + 9999, page, 2)
+
+
+def test_a_prefill_by_layers_takes_no_more_than_its_parts(shape, tiered):
+    tokens, chunk = 16_000, 2048
+    with fake_cuda() as usage:
+        model = load(shape)
+        cache = tiered(model, 0, tokens)
+        cache.store.keep_mean_keys(16)
+        _, peak = prefill(usage, model, cache, tokens, chunk)
+        page = cache.store.tiers.format.tokens
+    buffers = plain_prefill_bytes(shape, 0, tokens, page, 2) + mean_key_bytes(shape, tokens, 16, 2)
+    rows = tokens * shape.hidden * 2
+    assert peak <= buffers + rows + activation_bytes(shape, tokens, chunk, 2, copies=False)
+    assert peak > buffers + rows
+
+
+def test_a_prefill_by_chunks_takes_no_more_than_its_parts(shape, tiered):
+    with fake_cuda() as usage:
+        model = load(shape)
+        cache = tiered(model, 10_000)
+        before, usage.peak = usage.now, usage.now
+        model.forward(torch.zeros(2048, dtype=torch.long, device=GPU), cache)
+        page = cache.store.tiers.format.tokens
+        assert usage.to_host == 0
+    buffers = paged_prefill_bytes(shape, 10_000, 12_048, page, 2) + accumulator_bytes(shape, 2048, page, 2)
+    assert usage.peak - before <= buffers + activation_bytes(shape, 12_048, 2048, 2, copies=False)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from offload import Speculation
+from offload.architecture.tier_footprint import GATHERED_BYTES
 from offload.offloading import tier_reader
 from offload.offloading.balance import HOST_ROWS, Balance
 from offload.offloading.tier_reader import TierReader
@@ -137,11 +138,12 @@ def test_chunks_are_gathered_in_parts_of_bounded_memory(model, monkeypatch):
     sizes = []
     fetched = TierReader._fetched
     monkeypatch.setattr(TierReader, "_fetched", lambda store, x: sizes.append(x.nbytes) or fetched(store, x))
-    monkeypatch.setattr(tier_reader, "_GATHERED_BYTES", 2 * 2 * 16 * model.shape.head_dim * model.dtype.itemsize)
+    monkeypatch.setattr(tier_reader, "GATHERED_BYTES", 2 * 2 * 16 * model.shape.head_dim * model.dtype.itemsize)
     for found, expected in zip(cache.store.gather(rows, chunks, 16), whole, strict=True):
         assert torch.equal(found, expected)
     assert len(sizes) == 3
-    assert max(sizes) <= tier_reader._GATHERED_BYTES
+    assert cache.store._staging.nbytes == GATHERED_BYTES
+    assert max(sizes) <= tier_reader.GATHERED_BYTES
 
 
 def test_the_host_of_a_gpu_shares_no_passes_of_many_rows():

@@ -32,20 +32,32 @@ def weight_rows(packed: Tensor, rows: Tensor) -> Tensor:
     return packed[panel, :, lane].flatten(1)
 
 
-def keys_of(blocks: Tensor, head_dim: int) -> Tensor:
-    """Return the keys `[..., 16, head_dim]` of blocks `[..., 2 * 16 * head_dim]`: a view in fp32, a copy in bf16."""
+def key_view(blocks: Tensor, head_dim: int) -> Tensor:
+    """View keys of blocks `[..., 2 * 16 * head_dim]`: `[..., 16, head_dim]`, in bf16 `[..., 16, head_dim / 2, 2]`."""
     keys = blocks.unflatten(-1, (2, -1)).select(-2, 0)
     if blocks.dtype == torch.float32:
         return keys.unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)
-    return keys.unflatten(-1, (head_dim // 2, BLOCK, 2)).transpose(-2, -3).flatten(-2)
+    return keys.unflatten(-1, (head_dim // 2, BLOCK, 2)).transpose(-2, -3)
+
+
+def value_view(blocks: Tensor, head_dim: int) -> Tensor:
+    """View values of blocks `[..., 2 * 16 * head_dim]`: `[..., 16, head_dim]`, in bf16 `[..., 8, 2, head_dim]`."""
+    values = blocks.unflatten(-1, (2, -1)).select(-2, 1)
+    if blocks.dtype == torch.float32:
+        return values.unflatten(-1, (BLOCK, head_dim))
+    return values.unflatten(-1, (BLOCK // 2, head_dim, 2)).transpose(-1, -2)
+
+
+def keys_of(blocks: Tensor, head_dim: int) -> Tensor:
+    """Return the keys `[..., 16, head_dim]` of blocks `[..., 2 * 16 * head_dim]`: a view in fp32, a copy in bf16."""
+    keys = key_view(blocks, head_dim)
+    return keys if blocks.dtype == torch.float32 else keys.flatten(-2)
 
 
 def values_of(blocks: Tensor, head_dim: int) -> Tensor:
     """Return the values `[..., 16, head_dim]` of blocks `[..., 2 * 16 * head_dim]`: a view in fp32, a copy in bf16."""
-    values = blocks.unflatten(-1, (2, -1)).select(-2, 1)
-    if blocks.dtype == torch.float32:
-        return values.unflatten(-1, (BLOCK, head_dim))
-    return values.unflatten(-1, (BLOCK // 2, head_dim, 2)).transpose(-1, -2).flatten(-3, -2)
+    values = value_view(blocks, head_dim)
+    return values if blocks.dtype == torch.float32 else values.flatten(-3, -2)
 
 
 def mean_keys(blocks: Tensor, head_dim: int) -> Tensor:

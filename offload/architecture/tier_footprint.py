@@ -1,0 +1,62 @@
+"""Bytes that an offloaded full cache takes on the device and in pinned host memory. Imports nothing heavy.
+
+The code that allocates and the plan that counts both use them.
+"""
+
+from __future__ import annotations
+
+from .dims import Dimensions
+
+GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
+SLOTS = 2  # for open pages, of every offloaded layer
+
+
+def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int) -> int:
+    return shape.layer_kv_bytes(pages * page, itemsize)
+
+
+def host_page_bytes(shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int) -> int:
+    """Return the pinned bytes for the pages of `layers` offloaded layers with a capacity of `tokens`."""
+    return layers * _page_bytes(shape, -(-tokens // page), page, itemsize)
+
+
+def staging_bytes(shape: Dimensions, layers: int, buffers: int, page: int, itemsize: int) -> int:
+    """Return the device bytes for prefetched pages, and for the open pages of `layers` offloaded layers."""
+    return _page_bytes(shape, buffers + SLOTS * layers, page, itemsize)
+
+
+def plain_prefill_bytes(shape: Dimensions, start: int, end: int, page: int, itemsize: int) -> int:
+    """Return the device bytes of buffers for a prefill layer by layer on a GPU, from position `start` to `end`.
+
+    One layer's plain keys and values of all tokens, and pages of the new ones: the last layer's, on their way out.
+    """
+    pages = -(-end // page)
+    return _page_bytes(shape, pages + pages - start // page, page, itemsize)
+
+
+def paged_prefill_bytes(shape: Dimensions, start: int, end: int, page: int, itemsize: int) -> int:
+    """Return the device bytes of buffers for one pass over more tokens than a page has, of two layers at a time.
+
+    In chunk order a pass is a chunk; on a CPU layer by layer it is the whole prompt.
+    """
+    return 2 * _page_bytes(shape, -(-end // page) - start // page, page, itemsize)
+
+
+def host_mean_key_bytes(shape: Dimensions, layers: int, tokens: int, chunk: int, page: int, itemsize: int) -> int:
+    """Return the pinned bytes for mean keys of `layers` offloaded layers with a capacity of `tokens`."""
+    return layers * shape.layer_kv_bytes(-(-tokens // page) * page // chunk, itemsize) // 2
+
+
+def mean_key_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int) -> int:
+    """Return the device bytes for one layer's mean keys, while a prefill makes them."""
+    return shape.layer_kv_bytes(tokens // chunk, itemsize) // 2
+
+
+def accumulator_bytes(shape: Dimensions, rows: int, page: int, itemsize: int) -> int:
+    """Return the device bytes of attention over streamed pages by torch's operations, for a pass of `rows`.
+
+    The running sum, a page's result and its copy in fp32; queries and results in the order of heads; a page's plain
+    keys and values, whose heads are in another order than its blocks'.
+    """
+    numbers = rows * shape.heads * shape.head_dim
+    return numbers * (2 * 4 + 4 * itemsize) + 6 * 4 * rows * shape.heads + 2 * _page_bytes(shape, 1, page, itemsize)
