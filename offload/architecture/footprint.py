@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..config import Speculation
 from ..levels import KEPT_QUERIES, PADDING, TAIL, selected_chunk
 from .dims import Dimensions
+from .tier_footprint import GATHERED_BYTES
 
 
 def activation_bytes(
@@ -27,7 +28,6 @@ def activation_bytes(
 
 
 SCORED_BYTES = 64 * 2**20  # of mean keys in fp32 that a GPU computes at once
-GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied at once
 
 
 def retrieval_bytes(
@@ -50,11 +50,11 @@ def retrieval_bytes(
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
     selected = 0 if in_place else shape.kv_bytes(slots * chunk + TAIL + chunk + PADDING, itemsize)
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
-    return selected + queries + mean_key_bytes(shape, chunks, itemsize, device, offloaded)
+    return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 
 
-def mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: str, offloaded: int) -> int:
-    """Return the bytes of the mean keys that are kept; see kv_cache/chunk_scores.py."""
+def kept_mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: str, offloaded: int) -> int:
+    """Return the bytes of the mean keys that a selector keeps; see kv_cache/chunk_scores.py."""
     if device == "cpu":
         return shape.kv_bytes(chunks, itemsize) // 2
     return offloaded * shape.kv_heads * chunks * (shape.head_dim + 4)  # 8 bits, and a scale in fp32
@@ -73,24 +73,6 @@ def selection_bytes(
     copies = 3 if offloaded else 1  # as they come over the link, in plain order, and all of them together
     replacing = rows * (4 * chunks + 12 * 8 * slots) + copies * GATHERED_BYTES  # booleans by chunk, integers by slot
     return 8 * rows * slots + max(scoring, replacing)
-
-
-def prefill_buffer_bytes(
-    shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, by_layers: bool
-) -> int:
-    """Return the bytes of buffers that exist while a prompt is read, if there are offloaded layers.
-
-    Layer by layer they are the rows of all tokens before and behind the layer, and its KV twice: as it is attended to,
-    and in pages on their way to the host; and the mean keys of its chunks. Otherwise they are the pages of a chunk, for
-    two layers.
-    """
-    page = page_tokens(shape, itemsize)
-    if by_layers:
-        kv = shape.layer_kv_bytes(-(-tokens // page) * page, itemsize)
-        means = kv // 2 // selected_chunk(settings, PAGE_GRAIN)
-        return 2 * tokens * shape.hidden * itemsize + 2 * kv + means
-    rows = min(chunk, tokens)
-    return 2 * (-(-rows // page) + 1) * shape.layer_kv_bytes(page, itemsize) if rows > page else 0
 
 
 PAGE_GRAIN = 16  # tokens of a block of the native kernel, in which pages lie so that the host can attend to them

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..architecture.footprint import GATHERED_BYTES
+from ..architecture.tier_footprint import GATHERED_BYTES
 from ..levels import PADDING
 from .full import FullCache
 from .selected import SelectedCache

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..architecture.dims import Dimensions
-from ..architecture.footprint import activation_bytes, prefill_buffer_bytes, retrieval_bytes, selection_bytes
+from ..architecture.footprint import PAGE_GRAIN, activation_bytes, page_tokens, retrieval_bytes, selection_bytes
+from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
-from ..levels import draft_capacity, draft_chunk, drafter_kind, has_draft_model, has_middle
+from ..levels import draft_capacity, draft_chunk, drafter_kind, has_draft_model, has_middle, selected_chunk
 from ..methods import LOOKUP
 from ..units import GIB, counted, size_text
 
@@ -80,9 +81,7 @@ def estimate(
     if has_middle(settings, tokens):
         retrieval = retrieval_bytes(share, settings, tokens, itemsize, device, offloaded, in_place)
         selection = selection_bytes(share, settings, tokens, device, offloaded, in_place)
-    prefill = 0
-    if offloaded:
-        prefill = prefill_buffer_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers)
+    prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu) if offloaded else 0
     return MemoryEstimate(
         tokens=tokens,
         layers=shape.layers,
@@ -95,6 +94,23 @@ def estimate(
         cuda=0 if on_cpu else CUDA_BYTES + _graph_bytes(settings, tokens, gpus),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
     )
+
+
+def _prefill_bytes(
+    shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, by_layers: bool, on_cpu: bool
+) -> int:
+    """Return the bytes of the buffers that exist while a prompt is read, if there are offloaded layers."""
+    page = page_tokens(shape, itemsize)
+    if not by_layers:
+        rows = min(chunk, tokens)
+        return paged_prefill_bytes(shape, 1, 1 + rows, page, itemsize) if rows > page else 0
+    hidden = tokens * shape.hidden * itemsize  # of all tokens between two layers
+    if on_cpu:
+        return hidden + paged_prefill_bytes(shape, 0, tokens, page, itemsize)
+    means = 0
+    if has_middle(settings, tokens):
+        means = mean_key_bytes(shape, tokens, selected_chunk(settings, PAGE_GRAIN, page), itemsize)
+    return hidden + means + plain_prefill_bytes(shape, 0, tokens, page, itemsize)
 
 
 def _graph_bytes(settings: Speculation, tokens: int, gpus: int) -> int:

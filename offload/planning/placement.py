@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..architecture.dims import Dimensions
-from ..architecture.footprint import page_tokens
+from ..architecture.footprint import PAGE_GRAIN, page_tokens
+from ..architecture.tier_footprint import host_mean_key_bytes, host_page_bytes, staging_bytes
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
+from ..levels import selected_chunk
 from .memory import USABLE, MemoryEstimate, estimate
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to
-OPEN_PAGES = 2  # of each layer that is not resident: the newest tokens, not yet copied to the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,7 @@ class _Sizes:
         self._request, self._gpus, self._layers, self._order = request, gpus, request.shape.layers, order
         share = request.shape.share(gpus)
         page = page_tokens(share, size)
-        self._page = share.layer_kv_bytes(page, size)
-        self._paged_kv = -(-request.tokens // page) * self._page  # of a layer, rounded up to pages
+        self._share, self._page = share, page
         self._needs: dict[int, MemoryEstimate] = {}
 
     def _need(self, kv: int) -> MemoryEstimate:
@@ -129,7 +129,7 @@ class _Sizes:
             "retrieval cache": need.retrieval,
             "draft model": need.draft,
             "lookup index": need.lookup,
-            "staging": (STAGING_BUFFERS + OPEN_PAGES * offloaded) * self._page if offloaded else 0,
+            "staging": self._staging(offloaded) if offloaded else 0,
             "activations": need.activations,
             "CUDA": need.cuda,
         }
@@ -139,11 +139,19 @@ class _Sizes:
 
     def on_host(self, weights: int, kv: int) -> dict[str, int]:
         """Return the bytes of each part on the host, for all devices."""
-        offloaded = {
-            "weights": (self._layers - weights) * self._need(kv).layer_weights,
-            "KV cache": (self._layers - kv) * self._paged_kv,
+        request, offloaded, page, size = self._request, self._layers - kv, self._page, self._request.itemsize
+        need = self._need(kv)
+        parts = {
+            "weights": (self._layers - weights) * need.layer_weights,
+            "KV cache": host_page_bytes(self._share, offloaded, request.tokens, page, size),
         }
-        return {name: size * self._gpus for name, size in offloaded.items()}
+        if need.retrieval and not request.hardware.shared:
+            chunk = selected_chunk(request.speculation, PAGE_GRAIN, page)
+            parts["mean keys"] = host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
+        return {name: each * self._gpus for name, each in parts.items()}
+
+    def _staging(self, offloaded: int) -> int:
+        return staging_bytes(self._share, offloaded, STAGING_BUFFERS, self._page, self._request.itemsize)
 
     def fit(self, weights: int, kv: int, limit: int) -> bool:
         """Return whether the device's parts fit into `limit` bytes."""
@@ -152,10 +160,11 @@ class _Sizes:
     @property
     def smallest_kv(self) -> int:
         """Return the number of resident layers that takes least memory: 0, unless streaming takes more."""
-        return 0 if self._need(0).layer_kv > OPEN_PAGES * self._page else self._layers
+        return 0 if self._need(0).layer_kv > self._staging(2) - self._staging(1) else self._layers
 
 
-_ORDER = ("weights", "KV cache", "retrieval cache", "draft model", "lookup index", "staging", "activations", "CUDA")
+_ORDER = ("weights", "KV cache", "mean keys", "retrieval cache", "draft model", "lookup index", "staging")
+_ORDER += ("activations", "CUDA")
 
 
 def _sorted(parts: dict[str, int]) -> dict[str, int]:

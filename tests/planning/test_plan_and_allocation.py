@@ -17,10 +17,9 @@ from offload.kernels import triton
 from offload.kernels.ops import TorchOperations
 from offload.loading.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.offloading import factory, weights
+from offload.offloading import factory, mean_keys, tier_reader, weights
 from offload.offloading.factory import TieredStoreFactory, TierSettings
 from offload.offloading.host_attention import HostAttention, HostResult
-from offload.offloading.tier_reader import TierReader
 from offload.parallel.shard import split
 from offload.planning.placement import PlanRequest, _place
 from offload.speculation.hierarchy import selected_cache
@@ -29,7 +28,7 @@ from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.planning import HARDWARE
 
 LAYERS, CHUNK, LONG = 2, 2048, 128 * 1024
-SHORT, BY_LAYERS = 12 * 1024, 8 * 1024  # tokens where pages are read one by one, which takes fake tensors long
+SHORT = 12 * 1024  # tokens where pages are read one by one, which takes fake tensors long
 SHAPES = {"7B": (32, 11008, 32000), "8B": (8, 14336, 128256)}  # KV heads, MLP, vocabulary
 SPECULATION = Speculation(method="retrieval", budget=4096)
 MIB = 2**20
@@ -92,7 +91,7 @@ def faked_host_attention(self, pages, q):
 def without_a_gpu(monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
     monkeypatch.setattr(HostAttention, "submit", faked_host_attention)
-    for module in (factory, weights):
+    for module in (factory, weights, mean_keys, tier_reader):
         monkeypatch.setattr(
             module, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype), raising=True
         )
@@ -195,9 +194,9 @@ def test_prefill_in_chunk_order_selection_and_streamed_verification(name, reside
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_prefill_in_layer_order_and_hybrid_verification(name):
-    run = Run(request(name, 0, "hybrid", BY_LAYERS), order="layers")
+    run = Run(request(name, 0, "hybrid"), order="layers")
     with run.started():
-        run.prefill(BY_LAYERS)
+        run.prefill(LONG)
         run.decode()
         check(run)
 
@@ -220,19 +219,13 @@ def test_streamed_weights():
         assert run.peak - staged <= run.planned()
 
 
-def test_a_selection_at_128k_takes_no_more_than_is_counted_for_it(monkeypatch):
+def test_a_selection_at_128k_takes_no_more_than_is_counted_for_it():
     """With short chunks of a prompt, a selection is the moment when most memory is in use."""
-    monkeypatch.setattr(TierReader, "mean_keys", copied_mean_keys)
     run = Run(replace(request("7B", 0), prefill_chunk=256))
     with run.started():
+        run.full.cache.store._mean_keys.commit(LONG)  # as if a prefill had made them
         run.prefill(256)
         before = run.peak
         run.decode()
         assert run.peak > before
         check(run)
-
-
-def copied_mean_keys(self, layer, start, end, chunk):
-    """Return mean keys as if a prefill had made them: copied from the host."""
-    size = (self.shape.kv_heads, (end - start) // chunk, self.shape.head_dim)
-    return self._fetched(torch.empty(size, dtype=self.dtype)).float()
