@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..architecture.dims import Dimensions
+from ..architecture.footprint import page_tokens
 from ..config import LONGEST_GAMMA
-from ..levels import drafter_kind, has_draft_model, has_middle
-from ..methods import CHOSEN, LOOKUP, METHODS
+from ..hardware.rates import READ
+from ..levels import TAIL, drafter_kind, has_draft_model, has_middle
+from ..methods import CHOSEN, LOOKUP, METHODS, RETRIEVAL
 from ..speculation.estimators import expected_tokens
 from .placement import Placed, PlanRequest
-from .roofline import ALL_REDUCE_S, COMPUTE, SAMPLE_S, Pass, Time, overlapped, pass_time
+from .roofline import SAMPLE_S, Pass, Time, pass_time
 
 # Used until acceptance is measured. TriForce reports "above 0.9 even when the temperature is 1.0" with 4K of 122K
 # tokens (its project page); of its draft model's tokens (JackFram/llama-68m) the retrieval level accepts about .35.
@@ -24,6 +26,7 @@ LOOKUP_ACCEPTANCE = 0.3  # n-gram lookup on summaries of books: it drafts at hal
 SHARES = 64  # steps of the search for the host's share
 EQUAL = 1.01  # within this factor of the best time, predictions cannot tell drafts apart: the shortest is chosen
 NEARLY = 1.05  # within this factor of the best time, a draft length is still worth trying
+SELECTION_TOKENS = TAIL // 2  # after about so many, the retrieval cache selects again
 GAMMAS = range(1, LONGEST_GAMMA + 1)
 
 
@@ -53,6 +56,8 @@ class Passes:
     def __init__(self, request: PlanRequest, placed: Placed) -> None:
         self.request, self.placed = request, placed
         self._sample = SAMPLE_S[request.hardware.device]
+        page = page_tokens(request.shape.share(request.hardware.gpus), request.itemsize)
+        self.pages = -(-request.tokens // page)  # of an offloaded layer
         self._full: dict[int, tuple[Time, float]] = {}
 
     def full(self, rows: int) -> tuple[Time, float]:
@@ -75,9 +80,10 @@ class Passes:
     def _full_pass(self, rows: int, share: float) -> Pass:
         request, shape = self.request, self.request.shape
         kv, gpus = shape.kv_bytes(request.tokens, request.itemsize), request.hardware.gpus
-        offloaded = kv * (1 - self.placed.resident_layers / shape.layers)
+        layers = shape.layers - self.placed.resident_layers
+        offloaded = kv * (layers / shape.layers)
         hosted = share * offloaded
-        scoring = _scoring(shape, request.tokens, rows)
+        scoring = attention_flops(shape, request.tokens, rows)
         base = self._linears(rows)
         return replace(
             base,
@@ -86,21 +92,32 @@ class Passes:
             hosted=hosted,
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
+            graphed=base.graphed and not offloaded,
+            pages=base.pages + (1 - share) * layers * self.pages,
+            folded_layers=layers if hosted else 0,
         )
 
     def _linears(self, rows: int) -> Pass:
         """Return the target's linear layers; weights that are not resident are copied over the link."""
         request, shape = self.request, self.request.shape
-        offloaded = (shape.layers - self.placed.weight_layers) * shape.layer_parameters * request.itemsize
-        return _linears(shape, request, rows, request.hardware.gpus, offloaded)
+        return _linears(shape, request, rows, request.hardware.gpus, shape.layers - self.placed.weight_layers)
 
     def retrieval(self, rows: int) -> float:
         """Return the seconds of a target pass over the retrieval cache."""
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
         budget = min(request.speculation.budget, request.tokens)
-        kv, scoring = shape.kv_bytes(budget, request.itemsize), _scoring(shape, budget, rows)
+        kv, scoring = shape.kv_bytes(budget, request.itemsize), attention_flops(shape, budget, rows)
         work = replace(self._linears(rows), kv=kv / gpus, attention_flops=scoring / gpus)
         return pass_time(work, request.hardware).seconds
+
+    def scoring(self) -> float:
+        """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys."""
+        request, hardware = self.request, self.request.hardware
+        if hardware.shared:
+            return 0.0
+        resident = self.placed.resident_layers / request.shape.layers
+        keys = resident * request.shape.kv_bytes(request.tokens, request.itemsize) / 2 / hardware.gpus
+        return keys / hardware.bandwidth / READ
 
     def draft_token(self) -> float:
         """Return the seconds per token of the draft model, which each device has whole; 0 for lookup."""
@@ -129,8 +146,9 @@ class Passes:
     def _speculative(self, method: str, gamma2: int, gamma1: int, token: float, acceptance: float) -> Decoding:
         """Predict speculative decoding. Levels do not overlap: while one drafts, the link prefetches only one page."""
         time, share = self.full(gamma2 + 1)
-        drafting, verifying = gamma2 * token, time.seconds + 2 * self._sample
         tokens = expected_tokens(acceptance, gamma2)
+        selecting = self.scoring() * tokens / SELECTION_TOKENS if METHODS[method].middle == RETRIEVAL else 0.0
+        drafting, verifying = gamma2 * token + selecting, time.seconds + 2 * self._sample
         resources = {name: seconds / tokens for name, seconds in time.resources.items()}
         bound = time.bound if verifying >= drafting else "drafting"
         tbt = Time((drafting + verifying) / tokens, bound, resources | {"drafting": drafting / tokens})
@@ -156,23 +174,28 @@ class Passes:
         return times[best], best, acceptance
 
 
-def _linears(shape: Dimensions, request: PlanRequest, rows: int, gpus: int, offloaded: float) -> Pass:
-    """Return a pass without attention, with `offloaded` bytes of its weights in host memory."""
+def _linears(shape: Dimensions, request: PlanRequest, rows: int, gpus: int, streamed: int) -> Pass:
+    """Return a pass without attention, with the weights of `streamed` layers in host memory.
+
+    It is a CUDA graph on a single GPU that has all weights.
+    """
     return Pass(
         rows=rows,
         layers=shape.layers,
         row_bytes=shape.hidden * request.itemsize,
         weights=shape.read_parameters * request.itemsize / gpus,
         kv=0.0,
-        copied=offloaded / gpus,
+        copied=streamed * shape.layer_parameters * request.itemsize / gpus,
         hosted=0.0,
         linear_flops=2 * shape.read_parameters * rows / gpus,
         attention_flops=0.0,
         hosted_flops=0.0,
+        graphed=request.hardware.gpus == 1 and not streamed,
+        pages=streamed,
     )
 
 
-def _scoring(shape: Dimensions, tokens: int, rows: int) -> float:
+def attention_flops(shape: Dimensions, tokens: int, rows: int) -> float:
     """Return the floating-point operations of attention: two for q . k and two for p . v."""
     return 4.0 * shape.layers * shape.heads * shape.head_dim * tokens * rows
 
@@ -188,23 +211,3 @@ def candidates(request: PlanRequest) -> list[str]:
     middles = {None, requested.middle if has_middle(settings, request.tokens) else None}
     plain = (row for row in METHODS.values() if not row.adaptive)
     return [row.name for row in plain if row.drafter in drafters and row.middle in middles]
-
-
-def prefill(passes: Passes) -> Time:
-    """Return the time to first token, without loading. Offloaded KV is copied while the next rows are computed.
-
-    In chunk order, offloaded weights are read again for every chunk, and offloaded KV as far as it is filled: half of
-    it on average.
-    """
-    request, placed = passes.request, passes.placed
-    shape, hardware, tokens = request.shape, request.hardware, request.tokens
-    linear = 2 * shape.layers * shape.layer_parameters * tokens
-    causal = _scoring(shape, tokens, tokens) / 2
-    compute = (linear + causal) / hardware.gpus / hardware.flops / COMPUTE
-    chunks = max(tokens / request.prefill_chunk, 1)
-    if hardware.gpus > 1:
-        compute += 2 * shape.layers * (ALL_REDUCE_S * chunks + tokens * shape.hidden * request.itemsize / hardware.link)
-    kv, weights = (placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "weights"))
-    moved = kv + weights if placed.prefill_order == "layers" else kv * (1 + chunks / 2) + weights * chunks
-    time = overlapped(link=moved / hardware.link, compute=compute)
-    return replace(time, seconds=time.seconds + passes.full(1)[0].seconds)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from ..errors import OutOfMemory
 from ..levels import has_middle
 from ..units import counted, size_text
-from .latency import Decoding, Passes, candidates, prefill
+from .first_token import first_token
+from .latency import Decoding, Passes, candidates
 from .placement import Placed, PlanRequest, Tier, place
 from .roofline import Time
 
@@ -100,7 +101,7 @@ def make_plan(request: PlanRequest) -> Plan:
     plain = passes.decode("ar")
     decodings = [passes.decode(method) for method in candidates(request)]
     chosen = min(decodings, key=lambda decoding: decoding.tbt.seconds)
-    return Plan(request, placed, prefill(passes), plain, chosen)
+    return Plan(request, placed, first_token(passes), plain, chosen)
 
 
 def suggested_budget(tokens: int) -> int:

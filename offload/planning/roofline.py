@@ -15,9 +15,16 @@ COMPUTE = 0.6
 # Launches and ramp-ups of the ten or so kernels of a layer in a CUDA graph. gpt-fast decodes Llama-2-7B on an A100 at
 # 104.9 tokens/s (its README): 9.5 ms, of which reading the weights at READ takes 7.8, and 32 layers the rest.
 LAYER_S = {"cuda": 55e-6, "cpu": 70e-6}  # on a CPU: norms, RoPE and residuals of SmolLM2 measured at 2 ms in 30 layers
-# Sampling from logits, or a verification: a sort of the vocabulary, some twenty small eager kernels at 7 us or more
-# each, and a value for which the host waits.
-SAMPLE_S = {"cuda": 0.3e-3, "cpu": 0.3e-3}
+# Sampling from logits, or a verification: some ten small eager kernels, and a value for which the host waits.
+SAMPLE_S = {"cuda": 0.12e-3, "cpu": 0.3e-3}
+# An eager operation of PyTorch: its dispatch in Python and C++, and the launch. 5 to 10 us on desktop CPUs.
+LAUNCH_S = 7e-6
+LAUNCHES = 32  # of a layer without a graph: norms, linears, RoPE, attention (tests/offloading/test_gpu_launches.py)
+# A page that is streamed: taken from the ring, attended to and released, in Python; about three calls of the driver for
+# its copy and its events, and one launch. An estimate: nothing was measured on a GPU.
+PAGE_S = 60e-6
+# A layer to which the host attends too: the queries go down, the device waits, one sum comes up. Likewise.
+FOLD_S = 150e-6
 # NCCL's latency for a few kilobytes between two cards that talk over PCIe through the host.
 ALL_REDUCE_S = 30e-6
 
@@ -37,6 +44,9 @@ class Pass:
 
     `weights` and `kv` are the bytes read from device memory, resident or just copied; `copied` bytes of both come over
     the link. `hosted` is the KV in bytes to which the one host attends.
+
+    `graphed` passes are launched at once, others operation by operation. `pages` are streamed, one after the other, and
+    in `folded_layers` the host attends too.
     """
 
     rows: int
@@ -49,6 +59,9 @@ class Pass:
     linear_flops: float
     attention_flops: float
     hosted_flops: float
+    graphed: bool
+    pages: float = 0.0
+    folded_layers: int = 0
 
 
 def pass_time(work: Pass, hardware: Hardware) -> Time:
@@ -62,7 +75,8 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     scoring = work.attention_flops / hardware.flops / COMPUTE
     hosted = work.hosted / hardware.host_bandwidth / READ
     host_scoring = work.hosted_flops / hardware.host_flops / COMPUTE
-    latency = work.layers * LAYER_S[hardware.device] + _all_reduces(work, hardware)
+    folding = 0.0 if hardware.shared else work.folded_layers * FOLD_S
+    latency = work.layers * LAYER_S[hardware.device] + folding + _all_reduces(work, hardware)
     device, host = max(attending, scoring), max(hosted, host_scoring)
     both = device + host if hardware.shared else max(device, host)  # the same cores cannot do both at once
     computing = max(reading, multiplying) + both + latency
@@ -75,9 +89,21 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
         "host memory": max(hosted, bus),
         "host compute": host_scoring,
         "latency": latency,
+        "launches": launching_time(work, hardware),
     }
-    seconds = max(link, computing, bus)
+    seconds = max(link, computing, bus, resources["launches"])
     return Time(seconds, max(resources, key=resources.__getitem__), resources)
+
+
+def launching_time(work: Pass, hardware: Hardware) -> float:
+    """Return the seconds in which the thread that launches a GPU's work runs Python and the driver.
+
+    The GPU works meanwhile, and waits for it only if that takes longer. On a CPU they are part of LAYER_S.
+    """
+    if hardware.shared:
+        return 0.0
+    eager = 0.0 if work.graphed else work.layers * LAUNCHES * LAUNCH_S
+    return eager + work.pages * PAGE_S
 
 
 def _all_reduces(work: Pass, hardware: Hardware) -> float:

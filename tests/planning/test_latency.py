@@ -1,11 +1,17 @@
 """Predicted step times against those that the TriForce paper publishes."""
 
+from dataclasses import replace
+
 import pytest
 
 from offload.architecture.known import KNOWN
 from offload.config import Placement, Speculation
-from offload.planning.placement import PlanRequest
+from offload.planning.first_token import first_selection
+from offload.planning.latency import Passes
+from offload.planning.placement import PlanRequest, place
 from offload.planning.plan import make_plan
+from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
+from offload.units import GIB
 from tests.support.planning import HARDWARE, request
 
 LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
@@ -74,3 +80,39 @@ def test_the_published_ratio_on_chip():
 
 def test_more_layers_stay_than_in_the_paper_where_they_fit():
     assert make_plan(request("Llama-2-7B-128K", "2x-rtx-4090", LONG, method="ar")).placed.resident_layers >= 12
+
+
+def test_streaming_small_pages_over_a_fast_link_is_bound_by_launches():
+    """Llama-3.1-8B at 128K has 26 layers of 128 pages away from an RTX 4090: Python takes longer than a fast link."""
+    asked = request(method="ar", placement=Placement(offload="stream", resident_layers=6))
+    quick = replace(asked, hardware=replace(asked.hardware, link=200e9, host_bandwidth=400e9))
+    slow, fast = make_plan(asked), make_plan(quick)
+    assert slow.plain.tbt.bound == "link"
+    assert fast.plain.tbt.bound == "launches"
+    assert fast.plain.tbt.seconds == pytest.approx(26 * 128 * PAGE_S + 32 * LAUNCHES * LAUNCH_S, rel=0.01)
+
+
+def test_a_resident_pass_is_a_graph_and_on_two_gpus_is_not():
+    one, two = (make_plan(request("Llama-3.2-1B", gpu, 1024, method="ar")) for gpu in ("rtx-4090", "2x-rtx-4090"))
+    assert one.offload == two.offload == "none"
+    assert one.plain.tbt.resources["launches"] == 0
+    assert two.plain.tbt.bound == "launches"
+
+
+def test_a_cpu_launches_nothing():
+    plan = make_plan(request("SmolLM2-135M", "cpu", 8192, method="ar"))
+    assert plan.plain.tbt.resources["launches"] == 0
+
+
+def test_the_first_selection_reads_mean_keys_that_a_prefill_by_layers_made_and_else_all_pages():
+    """All keys and values of Llama-2-7B at 128K take 2.6 s over the link, mean keys a thirty-second of it."""
+    by_layers = request("Llama-2-7B-128K", method="retrieval")
+    by_chunks = replace(by_layers, placement=Placement(memory=18 * GIB))
+    times = []
+    for asked, order in ((by_layers, "layers"), (by_chunks, "chunks")):
+        placed = place(asked)
+        assert placed.prefill_order == order
+        times.append(first_selection(Passes(asked, placed)))
+    assert 0 < times[0] < 0.6
+    assert 2.5 < times[1] < 4
+    assert first_selection(Passes(replace(by_layers, speculation=Speculation(method="ar")), place(by_layers))) == 0

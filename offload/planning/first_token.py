@@ -1,0 +1,59 @@
+"""Time to first token: the prompt is read, the retrieval cache selects, and one step is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..architecture.footprint import PAGE_GRAIN
+from ..levels import has_middle, selected_chunk
+from .latency import Passes, attention_flops
+from .roofline import ALL_REDUCE_S, COMPUTE, LAUNCH_S, LAUNCHES, PAGE_S, Time, overlapped
+
+PAGE_LAUNCHES = 10  # of a page in a prefill's chunk, where torch's operations attend and merge
+GATHER = 0.25  # of the host's bandwidth, which torch's gathering of chunks of a few KB reaches; an estimate
+
+
+def first_token(passes: Passes) -> Time:
+    """Return the time to first token, without loading. Offloaded KV is copied while the next rows are computed.
+
+    In chunk order, offloaded weights are read again for every chunk, and offloaded KV as far as it is filled: half of
+    it on average.
+    """
+    request, placed = passes.request, passes.placed
+    shape, hardware, tokens = request.shape, request.hardware, request.tokens
+    linear = 2 * shape.layers * shape.layer_parameters * tokens
+    causal = attention_flops(shape, tokens, tokens) / 2
+    compute = (linear + causal) / hardware.gpus / hardware.flops / COMPUTE
+    chunks = max(tokens / request.prefill_chunk, 1)
+    if hardware.gpus > 1:
+        compute += 2 * shape.layers * (ALL_REDUCE_S * chunks + tokens * shape.hidden * request.itemsize / hardware.link)
+    kv, weights = (placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "weights"))
+    by_layers = placed.prefill_order == "layers"
+    moved = kv + weights if by_layers else kv * (1 + chunks / 2) + weights * chunks
+    launches = 0.0
+    if not hardware.shared:
+        read = 0 if by_layers else chunks / 2 * passes.pages * (shape.layers - placed.resident_layers)
+        launches = chunks * shape.layers * LAUNCHES * LAUNCH_S + read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S)
+    time = overlapped(link=moved / hardware.link, compute=compute, launches=launches)
+    return replace(time, seconds=time.seconds + passes.full(1)[0].seconds + first_selection(passes))
+
+
+def first_selection(passes: Passes) -> float:
+    """Return the seconds of a GPU's first selection of a retrieval cache; 0 without one, and on a CPU.
+
+    Of resident layers all keys are read. Of offloaded ones mean keys come over the link, which a prefill layer by layer
+    has made; otherwise all pages come. The selected chunks are gathered on the host and copied.
+    """
+    request, placed, hardware = passes.request, passes.placed, passes.request.hardware
+    settings, shape, gpus = request.speculation, request.shape, request.hardware.gpus
+    if hardware.shared or not has_middle(settings, request.tokens):
+        return 0.0
+    offloaded = 1 - placed.resident_layers / shape.layers
+    kv = shape.kv_bytes(request.tokens, request.itemsize) / gpus
+    selected = offloaded * shape.kv_bytes(min(settings.budget, request.tokens), request.itemsize) / gpus
+    gathering = gpus * selected * 2 / (GATHER * hardware.host_bandwidth)  # read and written
+    seconds = passes.scoring() + selected / hardware.link + gathering
+    if placed.prefill_order == "layers":
+        chunk = selected_chunk(settings, PAGE_GRAIN)
+        return seconds + offloaded * kv / 2 / chunk / hardware.link
+    return seconds + offloaded * (kv / hardware.link + shape.layers * passes.pages * (PAGE_S + 3 * LAUNCH_S))
