@@ -91,7 +91,7 @@ def estimate(
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection),
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
-        cuda=0 if on_cpu else CUDA_BYTES + _graph_bytes(settings, tokens, gpus),
+        cuda=0 if on_cpu else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, offloaded),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
     )
 
@@ -113,9 +113,9 @@ def _prefill_bytes(
     return hidden + means + plain_prefill_bytes(shape, 0, tokens, page, itemsize)
 
 
-def _graph_bytes(settings: Speculation, tokens: int, gpus: int) -> int:
-    """Return the bytes of recorded CUDA graphs; with several GPUs there are none."""
-    levels = 1 + has_middle(settings, tokens) + has_draft_model(settings)
+def _graph_bytes(settings: Speculation, tokens: int, gpus: int, offloaded: int) -> int:
+    """Return the bytes of recorded CUDA graphs: of each level without offloaded KV, on a single GPU."""
+    levels = (not offloaded) + has_middle(settings, tokens) + has_draft_model(settings)
     return levels * GRAPHS * GRAPH_BYTES if gpus == 1 else 0
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..architecture.footprint import PAGE_GRAIN
 from ..config import Speculation
 from ..decoder import Model
 from ..events import Speculated
@@ -58,7 +59,9 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
 def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
     """Return the middle level's cache over a full one; its chunks are multiples of the store's grain."""
     store = full.store
-    chunk = selected_chunk(settings, store.grain, store.span)
+    # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
+    is_paged = store.span and store.device.type != "cpu"
+    chunk = selected_chunk(settings, max(store.grain, PAGE_GRAIN) if is_paged else store.grain, store.span)
     is_streaming = METHODS[settings.method].middle == STREAMING
     selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
     if not is_streaming:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig
 
 from offload.architecture.config import shape_from_config
+from offload.architecture.footprint import PAGE_GRAIN
 from offload.config import Placement, Speculation
 from offload.kernels import triton
 from offload.kernels.ops import TorchOperations
@@ -199,6 +200,18 @@ def test_prefill_in_layer_order_and_hybrid_verification(name):
         run.prefill(LONG)
         run.decode()
         check(run)
+
+
+def test_pages_of_a_dtype_that_the_native_kernel_does_not_have(monkeypatch):
+    """They are plain keys and values, whose chunks could be of any size."""
+    monkeypatch.setattr(factory, "why_not", lambda *model: "no float16")
+    run = Run(request("7B", 0))
+    with run.started():
+        run.full.cache.store._mean_keys.commit(LONG)
+        run.decode()
+        kept = run.middle.cache._selector._scores
+        assert kept._means.nbytes + kept._scales.nbytes == LAYERS * 32 * (LONG // PAGE_GRAIN) * (128 + 4)
+        assert run.peak <= run.planned()
 
 
 def test_a_share_of_a_model_on_two_gpus():
