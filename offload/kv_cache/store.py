@@ -5,6 +5,7 @@ A store addresses tokens by position. Its cache tracks which of them are committ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -25,6 +26,13 @@ class Store(Protocol):
     device: torch.device
     grain: int  # tokens that are always selected together
     span: int = 0  # tokens per page, whose borders no chunk may cross; 0: no pages
+
+    def prepare(self) -> Iterator[tuple[int, int]]:
+        """Wait until the store is ready for its first pass, which would wait silently.
+
+        Yields bytes of host memory that are pinned and bytes in all; nothing if no memory is being pinned.
+        """
+        return iter(())
 
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
         """Begin a pass over tokens from position `start` on; each layer appends chunks of `chunk`, or all at once."""

@@ -49,10 +49,16 @@ class TieredStore(TierReader):
         """Return an empty store on the device, as in `Store`."""
         return self.tiers.near(capacity)
 
+    def prepare(self) -> Iterator[tuple[int, int]]:
+        """Wait until the pages are pinned, as in `Store`."""
+        return iter(()) if self.tiers.pinning is None else self.tiers.pinning.progress()
+
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
         """Begin a pass as in `Store`, and prefetch its first pages."""
         tiers, size = self.tiers, self.span
         self._recover()
+        if tiers.pinning is not None:
+            tiers.pinning.wait()
         self._running = True
         self._num_whole = start // size
         self.open_pages.advance(start)

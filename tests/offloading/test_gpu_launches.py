@@ -78,8 +78,8 @@ def tiered(monkeypatch):
         cache._length = tokens
         return cache
 
-    for module in (factory, mean_keys):
-        monkeypatch.setattr(module, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype))
+    monkeypatch.setattr(mean_keys, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype))
+    monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
     return new
 
 
