@@ -70,7 +70,7 @@ class TieredStore(TierReader):
             for page in range(self._num_whole, (self._end - 1) // size + 1):  # one or two
                 self.open_pages.open(page)
         elif chunk is not None and tiers.prefills_plainly:
-            self._plain_prefill = PlainPrefill(tiers, self.shape, start, self._end, self._mean_keys)
+            self._plain_prefill = PlainPrefill(tiers, self.shape, start, self._end, chunk, self._mean_keys)
             self._num_streamed, passes = self._num_whole, 1
         else:
             self._prefill = PrefillBuffers(tiers, self._num_whole, self._end, start % size > 0)

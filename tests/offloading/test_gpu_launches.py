@@ -175,7 +175,7 @@ def test_the_buffers_of_a_prefill_by_layers_are_counted_exactly(shape, tiered, s
         before = usage.now
         store.begin(start, 9999, 2048)
         page = store.tiers.format.tokens
-        assert usage.now - before == plain_prefill_bytes(shape, start, start + 9999, page, 2)
+        assert usage.now - before == plain_prefill_bytes(shape, start + 9999, 2048, page, 2)
 
 
 def test_a_prefill_by_layers_takes_no_more_than_its_parts(shape, tiered):
@@ -186,7 +186,7 @@ def test_a_prefill_by_layers_takes_no_more_than_its_parts(shape, tiered):
         cache.store.keep_mean_keys(16)
         _, peak = prefill(usage, model, cache, tokens, chunk)
         page = cache.store.tiers.format.tokens
-    buffers = plain_prefill_bytes(shape, 0, tokens, page, 2) + mean_key_bytes(shape, tokens, 16, 2)
+    buffers = plain_prefill_bytes(shape, tokens, chunk, page, 2) + mean_key_bytes(shape, tokens, 16, 2)
     rows = tokens * shape.hidden * 2
     assert peak <= buffers + rows + activation_bytes(shape, tokens, chunk, 2, copies=False)
     assert peak > buffers + rows

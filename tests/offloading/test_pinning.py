@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from offload import GenerationConfig, Sampling, Speculation
 from offload.errors import Degraded
 from offload.events import Pinned, Prefilled
 from offload.kernels.ops import TorchOperations
@@ -154,18 +155,22 @@ def test_a_pass_waits_for_its_memory(stores, cudart):
     assert sum(cudart.registered.values()) == store.tiers.pages.nbytes
 
 
-def test_a_session_reports_the_wait_before_the_prefill(stores, cudart, tmp_path):
-    from offload import GenerationConfig, Sampling, Speculation
+def generate(session):
+    settings = Sampling(temperature=0), GenerationConfig(max_new_tokens=2), Speculation()
+    return session.generate(id_tensor(100).tolist(), *settings, frozenset())
 
-    make, _ = stores
-    model = make_model(tmp_path, native=False)
+
+def test_a_session_reports_the_wait_before_the_prefill(stores, cudart, tmp_path):
     cudart.gate.clear()
-    session = Session(model, None, 500, 50, make)
-    events = session.generate(
-        id_tensor(100).tolist(), Sampling(temperature=0), GenerationConfig(max_new_tokens=2), Speculation(), frozenset()
-    )
-    assert next(events) == Pinned(0, session.full.cache.store.tiers.pages.nbytes)
+    session = Session(make_model(tmp_path, native=False), None, 500, 50, stores[0])
+    pages = session.full.cache.store.tiers.pages
+    interrupted = generate(session)
+    assert next(interrupted) == Pinned(0, pages.nbytes)
+    interrupted.close()
+    events = generate(session)
+    assert next(events) == Pinned(0, pages.nbytes)
     cudart.gate.set()
     kinds = [type(event) for event in events]
     assert Prefilled in kinds[kinds.count(Pinned) :]
     assert Pinned not in kinds[kinds.index(Prefilled) :]
+    assert sum(cudart.registered.values()) == pages.nbytes
