@@ -9,6 +9,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    """`done` of `total` bytes of host memory are pinned, for a GPU's copies. Comes before the prefill."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
     """`done` of `total` prompt tokens are in the KV cache.
 
@@ -110,4 +118,4 @@ class Finished:
     reason: str
 
 
-Event = Prefilled | Restored | DraftPrefilled | Tokens | Speculated | Transferred | Text | Finished
+Event = Pinned | Prefilled | Restored | DraftPrefilled | Tokens | Speculated | Transferred | Text | Finished

@@ -165,6 +165,7 @@ class OpenModel:
         progress: Progress = lambda done, total: None,
         tiers: TierSettings | None = None,
         prompts: PromptCache | None = None,
+        capacity: int = 0,
     ) -> Engine:
         """Load the weights and return the engine.
 
@@ -172,6 +173,7 @@ class OpenModel:
             progress: called after every layer.
             tiers: how the full KV cache is split between memories; None if it stays on the device.
             prompts: the cache of prompts on disk; None for none.
+            capacity: tokens of the longest sequence, if it is known: host memory for them is pinned meanwhile.
         """
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
@@ -179,8 +181,11 @@ class OpenModel:
         if tiers is not None:
             link = make_link(self.device, tiers.link_gb_s)
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
-        model, draft = self._load(progress, weights), self._load_draft(progress)
-        stores = None if tiers is None else TieredStoreFactory(model.operations, self.device, tiers, link)
+        do = self._operations(self.shape)
+        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link)
+        if stores is not None and capacity and self.device.type == "cuda":
+            stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
+        model, draft = self._load(progress, do, weights), self._load_draft(progress)
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers)
 
@@ -193,8 +198,7 @@ class OpenModel:
         digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
         return PromptCache(folder, digest, self.config.model, least, self.group)
 
-    def _load(self, progress: Progress, tier: WeightTier | None) -> Model:
-        do = self._operations(self.shape)
+    def _load(self, progress: Progress, do: Operations, tier: WeightTier | None) -> Model:
         return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)
 
     def _load_draft(self, progress: Progress) -> Model | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model
-from .events import Event, Finished, Tokens
+from .events import Event, Finished, Pinned, Tokens
 from .levels import draft_chunk, drafter_kind, has_draft_model, has_middle
 from .methods import LOOKUP, METHODS
 from .offloading import TieredStoreFactory
@@ -62,6 +62,8 @@ class Session:
         sequence = self.sequence
         sequence.restart(ids)
         runners = self._runners(settings, len(ids) + config.max_new_tokens)
+        for done, total in self.full.cache.store.prepare():
+            yield Pinned(done, total)
         yield from self._prefill()
         if runners.draft is not None:
             yield from runners.draft.read(sequence)

@@ -25,13 +25,12 @@ def staging_bytes(shape: Dimensions, layers: int, buffers: int, page: int, items
     return _page_bytes(shape, buffers + SLOTS * layers, page, itemsize)
 
 
-def plain_prefill_bytes(shape: Dimensions, start: int, end: int, page: int, itemsize: int) -> int:
-    """Return the device bytes of buffers for a prefill layer by layer on a GPU, from position `start` to `end`.
+def plain_prefill_bytes(shape: Dimensions, end: int, chunk: int, page: int, itemsize: int) -> int:
+    """Return the device bytes of buffers for a prefill layer by layer on a GPU, of tokens up to position `end`.
 
-    One layer's plain keys and values of all tokens, and pages of the new ones: the last layer's, on their way out.
+    One layer's plain keys and values of all tokens, and two buffers for the pages of a chunk on their way to the host.
     """
-    pages = -(-end // page)
-    return _page_bytes(shape, pages + pages - start // page, page, itemsize)
+    return _page_bytes(shape, -(-end // page) + 2 * (-(-chunk // page) + 1), page, itemsize)
 
 
 def paged_prefill_bytes(shape: Dimensions, start: int, end: int, page: int, itemsize: int) -> int:

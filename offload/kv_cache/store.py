@@ -5,6 +5,7 @@ A store addresses tokens by position. Its cache tracks which of them are committ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -30,6 +31,13 @@ class Store(Protocol):
     def resident_layers(self) -> int:
         """Return how many layers, the first ones, have all their KV on the device."""
         return self.shape.layers
+
+    def prepare(self) -> Iterator[tuple[int, int]]:
+        """Wait until the store is ready for its first pass, which would wait silently.
+
+        Yields bytes of host memory that are pinned and bytes in all; nothing if no memory is being pinned.
+        """
+        return iter(())
 
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
         """Begin a pass over tokens from position `start` on; each layer appends chunks of `chunk`, or all at once."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Degraded
 from ..kv_cache.block_store import host_memory
 from .link import LinkStatistics, Pair, TransferFailed
+from .pinning import Pinning
 
 
 @dataclass(slots=True)
@@ -102,34 +100,7 @@ def _host_extent(pairs: Sequence[Pair]) -> tuple[int, int]:
 
 
 def pinned_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return uninitialised pinned host memory; pageable memory and a `Degraded` warning if pinning is refused.
-
-    It is registered rather than allocated by torch, which would round its size up to a power of two.
-    """
+    """Return uninitialised pinned host memory; pageable memory and a `Degraded` warning if pinning is refused."""
     memory = host_memory(size, dtype)
-    if not memory.nbytes:
-        return memory
-    failed = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-    if int(failed):
-        _clear_error()
-        warnings.warn(
-            f"{memory.nbytes:,} bytes of host memory could not be pinned ({failed}): copies will be slower",
-            Degraded,
-            stacklevel=2,
-        )
-    else:
-        weakref.finalize(memory, _unpin, memory.data_ptr())
+    Pinning(memory).wait()
     return memory
-
-
-def _unpin(address: int) -> None:
-    torch.cuda.synchronize()  # copies may be under way
-    torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def _clear_error() -> None:
-    """Clear the driver's last error, which torch would otherwise attribute to its next launch."""
-    try:
-        torch.zeros(1, device="cuda").add_(1)
-    except RuntimeError:  # the error that is cleared by being reported
-        pass

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.footprint import page_tokens
@@ -16,9 +17,10 @@ from ..kv_cache.factory import new_store
 from ..kv_cache.store import Store
 from .balance import HOST_ROWS, Balance
 from .host_attention import HostAttention
-from .host_memory import allocator, make_link
+from .host_memory import begin_allocation, make_link
 from .link import Link
 from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
+from .pinning import Pinning
 from .prefetch import PrefetchRing
 from .store import TieredStore
 from .tiers import Tiers
@@ -69,17 +71,23 @@ class TieredStoreFactory:
         self.settings = settings
         self.link = link or make_link(device, settings.link_gb_s)
         self._operations, self._device = operations, device
+        self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
+
+    def reserve(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
+        """Begin to pin host memory for a store of such a capacity, while something else is done."""
+        if self.settings.resident_layers < shape.layers:
+            size = self._pages_size(shape, capacity, self._page_format(shape, dtype))
+            self._reserved = begin_allocation(size, dtype, self._device)
 
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
         """Return an empty store for a sequence of up to `capacity` tokens."""
         settings, device = self.settings, self._device
         if settings.resident_layers >= shape.layers:
             return new_store(self._operations.kernel, shape, capacity, dtype, device)
-        format = _page_format(
-            shape, settings.page_tokens or page_tokens(shape, dtype.itemsize), dtype, self._operations, device
-        )
+        format = self._page_format(shape, dtype)
         resident_layers = settings.resident_layers
-        away, pages = shape.layers - resident_layers, -(-capacity // format.tokens)
+        away = shape.layers - resident_layers
+        pages, pinning = self._pages(self._pages_size(shape, capacity, format), dtype)
         resident = None
         if resident_layers:
             resident = new_store(
@@ -97,11 +105,27 @@ class TieredStoreFactory:
                 resident=resident,
                 resident_layers=resident_layers,
                 near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
-                pages=allocator(device)((away, pages, format.numbers), dtype),
+                pages=pages,
                 open=torch.empty((away, 2, format.numbers), dtype=dtype, device=device),
+                pinning=pinning,
                 prefills_plainly=device.type == "cuda",
             )
         return TieredStore(shape, tiers)
+
+    def _page_format(self, shape: ModelShape, dtype: torch.dtype) -> PageFormat:
+        page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
+        return _page_format(shape, page, dtype, self._operations, self._device)
+
+    def _pages_size(self, shape: ModelShape, capacity: int, format: PageFormat) -> tuple[int, int, int]:
+        return shape.layers - self.settings.resident_layers, -(-capacity // format.tokens), format.numbers
+
+    def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
+        """Return host memory for pages, the reserved one if it is of that size."""
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None and (reserved[0].shape, reserved[0].dtype) == (size, dtype):
+            return reserved
+        del reserved  # free it first
+        return begin_allocation(size, dtype, self._device)
 
 
 def _page_format(

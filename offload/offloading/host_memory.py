@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kv_cache.block_store import host_memory
 from .link import Link, SimulatedLink
+from .pinning import Pinning
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
@@ -20,6 +21,12 @@ def allocator(device: torch.device) -> Allocate:
     from .cuda_link import pinned_memory
 
     return pinned_memory
+
+
+def begin_allocation(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Pinning | None]:
+    """Return uninitialised host memory for a device, and what pins it for a GPU in the background."""
+    memory = host_memory(size, dtype)
+    return memory, Pinning(memory) if device.type == "cuda" and memory.nbytes else None
 
 
 def make_link(device: torch.device, gb_s: float | None = None) -> Link:

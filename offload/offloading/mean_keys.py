@@ -26,17 +26,23 @@ class HostMeanKeys:
         # Chunks come before heads, so that those of a run of tokens are one copy.
         self._means = allocator(self._device)((layers, room, kv_heads, head_dim), tiers.open.dtype)
         self._valid = 0  # chunks
+        self._tickets: list[Any] = []  # of copies that may not have ended
 
-    def store(self, layer: int, keys: Tensor) -> Any:
+    def store(self, layer: int, keys: Tensor) -> None:
         """Begin to copy the mean keys of an offloaded layer to the host, from its keys `[kv_heads, tokens, head_dim]`.
 
-        Returns the link's ticket. They count from `commit` on.
+        They count from `commit` on.
         """
         link, count = self._tiers.link, keys.shape[1] // self.chunk
         means = torch.empty((count, *self._means.shape[2:]), dtype=keys.dtype, device=keys.device)
         for head, each in enumerate(keys):  # at once, means in fp32 would take as much memory again
             means[:, head] = each[: count * self.chunk].unflatten(0, (-1, self.chunk)).mean(1, dtype=torch.float32)
-        return link.copy([(self._means[layer, :count], means)], link.mark())
+        self._tickets.append(link.copy([(self._means[layer, :count], means)], link.mark()))
+
+    def pending(self) -> list[Any]:
+        """Return the link's tickets since the last call, to wait for or, after an aborted pass, to forget."""
+        tickets, self._tickets = self._tickets, []
+        return tickets
 
     def commit(self, tokens: int) -> None:
         """Note that all layers have stored the mean keys of the first `tokens` tokens."""

@@ -49,9 +49,9 @@ class PrefillBuffers:
     def store(self, layer: int) -> None:
         """Begin to copy the pages of a finished layer to the host."""
         link, side = self._tiers.link, layer % 2
-        targets = self._tiers.pages[layer, self._first :]
-        pairs = list(zip(targets, self._buffers[side], strict=False))
-        self._tickets[side] = link.copy(pairs, link.mark())
+        pages = self._buffers[side]
+        targets = self._tiers.pages[layer, self._first : self._first + len(pages)]
+        self._tickets[side] = link.copy([(targets, pages)], link.mark())
 
     def finish(self) -> None:
         """Wait until all pages are in host memory."""
@@ -69,36 +69,51 @@ class PrefillBuffers:
 class PlainPrefill:
     """A pass layer by layer, in which the layer under way has plain keys and values of all tokens, committed or not.
 
-    A chunk attends to them in one call. They become pages, all at once, at the end of the layer. Whole pages of
-    committed tokens are streamed once a layer. Takes `plain_prefill_bytes` (architecture/tier_footprint.py) on the
-    device. Committed tokens in host memory and in open pages do not change, except for the page that the pass
-    continues, whose copy in its open slot is the valid one until the pass ends.
+    A chunk attends to them in one call. Just before the next layer overwrites some of them, they become pages in a
+    small buffer, which are copied to the host while the chunk computes. Whole pages of committed tokens are streamed
+    once a layer. Takes `plain_prefill_bytes` (architecture/tier_footprint.py) on the device.
+
+    Committed tokens in host memory and in open pages do not change, except for the page that the pass continues, whose
+    copy in its open slot is the valid one until the pass ends.
     """
 
-    def __init__(self, tiers: Tiers, shape: ModelShape, start: int, end: int, means: HostMeanKeys | None) -> None:
+    def __init__(
+        self, tiers: Tiers, shape: ModelShape, start: int, end: int, chunk: int, means: HostMeanKeys | None
+    ) -> None:
         span = tiers.format.tokens
         self._tiers, self._end, self._means = tiers, end, means
         self._first, self._begun = start // span, start % span > 0
-        count = -(-end // span)
+        self._count = -(-end // span)
         dtype, device = tiers.open.dtype, tiers.open.device
         with torch.inference_mode(False):
-            self._plain = PlainStore(replace(shape, layers=1), count * span, dtype, device)
-            self._pages = torch.empty((count - self._first, tiers.format.numbers), dtype=dtype, device=device)
+            self._plain = PlainStore(replace(shape, layers=1), self._count * span, dtype, device)
+            size = (2, -(-chunk // span) + 1, tiers.format.numbers)
+            self._buffers = torch.empty(size, dtype=dtype, device=device).unbind()
+        self._tickets: list[Any] = [None, None]  # of the copies from each buffer
+        if means is not None:
+            means.pending()  # of an aborted pass
         self._layer: int | None = None
-        self._tickets: list[Any] = []  # of the layer before, which may still be copied
+        self._finished: int | None = None  # the layer before, of which pages from number `_saved` on are only plain
+        self._saved = self._first
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
         """Store tokens as in `Store`, in an offloaded layer."""
         if self._layer != layer:
-            self._layer = layer
+            self._finished, self._layer, self._saved = self._layer, layer, self._first
             self._read_committed(layer)
+        self._save(-(-(start + len(q)) // self._tiers.format.tokens))
         return self._plain.append(0, start, q, k, v, rows)
 
     def attend(self, q: Tensor, start: int) -> Tensor:
-        """Attend as in `Store`, in the layer of the last `append`; behind its last chunk, begin to copy its pages."""
+        """Attend as in `Store`, in the layer of the last `append`."""
         out = self._plain.attend(0, q, start)
         if start + len(q) == self._end:
-            self._store_layer()
+            if self._means is not None:
+                keys, _ = self._plain.layer(0)
+                self._means.store(self._layer, keys[:, : self._end])
+            if self._layer == len(self._tiers.pages) - 1:
+                self._finished, self._saved = self._layer, self._first
+                self._save(self._count)
         return out
 
     def _read_committed(self, layer: int) -> None:
@@ -109,17 +124,20 @@ class PlainPrefill:
             self._copy_pages(page, buffer.unsqueeze(0), to_plain=True)
             tiers.ring.release(buffer)
         if self._begun:
+            self._save(self._first + 1)
             self._copy_pages(self._first, tiers.open[layer, self._first % 2].unsqueeze(0), to_plain=True)
 
-    def _store_layer(self) -> None:
-        tiers, layer = self._tiers, self._layer
-        self._wait()
-        self._copy_pages(self._first, self._pages, to_plain=False)
-        targets = tiers.pages[layer, self._first : self._first + len(self._pages)]
-        self._tickets = [tiers.link.copy([(targets, self._pages)], tiers.link.mark())]
-        if self._means is not None:
-            keys, _ = self._plain.layer(0)
-            self._tickets.append(self._means.store(layer, keys[:, : self._end]))
+    def _save(self, end: int) -> None:
+        """Begin to copy pages of the finished layer to the host, those up to number `end` that have not been."""
+        link, layer = self._tiers.link, self._finished
+        while layer is not None and self._saved < end:
+            first, last = self._saved, min(self._saved + len(self._buffers[0]), end)
+            self._wait()
+            pages = self._buffers[0][: last - first]
+            self._copy_pages(first, pages, to_plain=False)
+            self._tickets[0] = link.copy([(self._tiers.pages[layer, first:last], pages)], link.mark())
+            self._buffers, self._tickets = self._buffers[::-1], self._tickets[::-1]  # in turn
+            self._saved = last
 
     def _copy_pages(self, first: int, pages: Tensor, to_plain: bool) -> None:
         """Copy pages `[n, numbers]` from number `first` on to plain keys and values, or from them: two launches."""
@@ -130,14 +148,15 @@ class PlainPrefill:
             some.copy_(paged) if to_plain else paged.copy_(some)
 
     def finish(self) -> None:
-        """Wait until all pages are in host memory."""
-        tickets = self._tickets
-        self._wait()
-        for ticket in tickets:
-            self._tiers.link.finish(ticket)
+        """Wait until all pages and mean keys are in host memory. Raises TransferFailed."""
+        link, means = self._tiers.link, [] if self._means is None else self._means.pending()
+        for ticket in (*means, *self._tickets):
+            if ticket is not None:
+                link.wait(ticket)
+                link.finish(ticket)
 
     def _wait(self) -> None:
-        """Make the device wait for the copies of the layer before. Raises TransferFailed."""
-        for ticket in self._tickets:
+        """Make the device wait until the next buffer has been copied. Raises TransferFailed."""
+        ticket, self._tickets[0] = self._tickets[0], None
+        if ticket is not None:
             self._tiers.link.wait(ticket)
-        self._tickets = []

@@ -49,10 +49,16 @@ class TieredStore(TierReader):
         """Return an empty store on the device, as in `Store`."""
         return self.tiers.near(capacity)
 
+    def prepare(self) -> Iterator[tuple[int, int]]:
+        """Wait until the pages are pinned, as in `Store`."""
+        return iter(()) if self.tiers.pinning is None else self.tiers.pinning.progress()
+
     def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
         """Begin a pass as in `Store`, and prefetch its first pages."""
         tiers, size = self.tiers, self.span
         self._recover()
+        if tiers.pinning is not None:
+            tiers.pinning.wait()
         self._running = True
         self._num_whole = start // size
         self.open_pages.advance(start)
@@ -64,11 +70,11 @@ class TieredStore(TierReader):
             for page in range(self._num_whole, (self._end - 1) // size + 1):  # one or two
                 self.open_pages.open(page)
         elif chunk is not None and tiers.prefills_plainly:
-            self._plain_prefill = PlainPrefill(tiers, self.shape, start, self._end, self._mean_keys)
+            self._plain_prefill = PlainPrefill(tiers, self.shape, start, self._end, chunk, self._mean_keys)
             self._num_streamed, passes = self._num_whole, 1
         else:
             self._prefill = PrefillBuffers(tiers, self._num_whole, self._end, start % size > 0)
-        tiers.ring.expect(self._prefetch_order(self._num_streamed, passes))
+        tiers.ring.expect(_prefetch_order(tiers.pages, self._num_streamed, passes))
 
     def _recover(self) -> None:
         """Cancel what is left of an aborted pass."""
@@ -87,7 +93,9 @@ class TieredStore(TierReader):
             self._prefill = self._plain_prefill = None
             self.open_pages.clear()
         self._clock.stop()
-        self.tiers.ring.expect(self._prefetch_order(self._num_streamed, 1))  # the most likely order: one more pass
+        self.tiers.ring.expect(
+            _prefetch_order(self.tiers.pages, self._num_streamed, 1)
+        )  # the most likely order: one more pass
         self._running = False
 
     def truncate(self, length: int) -> None:
@@ -103,13 +111,6 @@ class TieredStore(TierReader):
         if self.tiers.prefills_plainly and (self._mean_keys is None or self._mean_keys.chunk != chunk):
             self._mean_keys = None  # free its memory first
             self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
-
-    def _prefetch_order(self, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
-        pages = self.tiers.pages
-        for layer in range(len(pages)):
-            for _ in range(passes):
-                for page in range(num_streamed):
-                    yield PrefetchItem((layer, page), pages)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store tokens as in `Store`, in host memory; the next pass fetches the pages that it needs."""
@@ -229,6 +230,14 @@ class TieredStore(TierReader):
             result.add(slice(0, rows), part)
         if found.state is not None:
             result.add_state(found.state)
+
+
+def _prefetch_order(pages: Tensor, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
+    """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it."""
+    for layer in range(len(pages)):
+        for _ in range(passes):
+            for page in range(num_streamed):
+                yield PrefetchItem((layer, page), pages)
 
 
 class Stopwatch:

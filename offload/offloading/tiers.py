@@ -12,6 +12,7 @@ from .balance import Balance
 from .host_attention import HostAttention
 from .link import Link
 from .page import PageFormat
+from .pinning import Pinning
 from .prefetch import PrefetchRing
 
 
@@ -29,4 +30,5 @@ class Tiers:
     near: Callable[[int], Store]  # makes an empty store on the device for a number of tokens
     pages: Tensor  # [layers - resident_layers, pages, numbers] in host memory
     open: Tensor  # [layers - resident_layers, 2, numbers] on the device; see OpenPages
+    pinning: Pinning | None = None  # of `pages`, which may still be under way
     prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best

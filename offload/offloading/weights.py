@@ -5,6 +5,7 @@ They use the same ring as keys and values. A layer is one contiguous run of byte
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -38,6 +39,7 @@ class StreamedLayers:
         for tensor in parts:
             offsets.append(size)
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        size += -size % mmap.PAGESIZE  # rows can be pinned one by one
         self._streamed = allocator(device)((len(streamed), size), torch.uint8)
         for row, layer in zip(self._streamed, streamed, strict=True):
             for target, tensor in zip(_views(row, offsets, parts), _tensors(layer), strict=True):

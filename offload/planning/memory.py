@@ -110,7 +110,7 @@ def _prefill_bytes(
     means = 0
     if has_middle(settings, tokens):
         means = mean_key_bytes(shape, tokens, selected_chunk(settings, PAGE_GRAIN, page), itemsize)
-    return hidden + means + plain_prefill_bytes(shape, 0, tokens, page, itemsize)
+    return hidden + means + plain_prefill_bytes(shape, tokens, min(chunk, tokens), page, itemsize)
 
 
 def _graph_bytes(settings: Speculation, tokens: int, gpus: int, offloaded: int) -> int:

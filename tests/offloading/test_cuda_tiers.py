@@ -157,7 +157,7 @@ def test_memory_that_is_freed_during_a_copy_is_not_allocated_again():
 @needs_gpu
 def test_pinned_memory_is_pinned_until_it_is_freed(recwarn):
     memory = cuda.pinned_memory((1000, 1000), torch.bfloat16)
-    assert memory.is_pinned() and not recwarn
+    assert memory.is_pinned() and memory[999].is_pinned() and not recwarn
     del memory
     assert cuda.pinned_memory((0, 8), torch.float32).numel() == 0
 

@@ -1,5 +1,8 @@
 """Prefill layer by layer over plain keys, as on a GPU, against the same prefill page by page; on a simulated link."""
 
+import gc
+from weakref import ref
+
 import pytest
 import torch
 
@@ -127,6 +130,7 @@ def test_an_aborted_prefill_leaves_committed_tokens_intact(new_store):
             raise OSError("the cable is loose")
 
     store, expected = new_store(True, link=make_link(before=fail)), new_store(True)
+    store.keep_mean_keys(BLOCK)
     for each in (store, expected):
         run_pass(each, *CONTINUED[0])
     cable.append("loose")
@@ -219,3 +223,19 @@ def test_means_are_kept_only_where_a_prefill_has_the_keys(new_store):
     store.keep_mean_keys(BLOCK)
     run_pass(store, 0, 128, CHUNK)
     assert store._mean_keys is None
+
+
+@pytest.mark.parametrize("plainly", [True, False])
+def test_a_store_is_freed_at_once(new_store, plainly):
+    """Its memory is tens of GiB, which the next store needs."""
+    store = new_store(plainly)
+    store.keep_mean_keys(BLOCK)
+    for each in CONTINUED:
+        run_pass(store, *each)
+    gone, pages = (ref(x) for x in (store, store.tiers.pages))
+    gc.disable()
+    try:
+        del store
+        assert gone() is None and pages() is None
+    finally:
+        gc.enable()

@@ -92,7 +92,8 @@ def faked_host_attention(self, pages, q):
 def without_a_gpu(monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
     monkeypatch.setattr(HostAttention, "submit", faked_host_attention)
-    for module in (factory, weights, mean_keys, tier_reader):
+    monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
+    for module in (weights, mean_keys, tier_reader):
         monkeypatch.setattr(
             module, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype), raising=True
         )

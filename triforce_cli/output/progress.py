@@ -10,7 +10,7 @@ import psutil
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from offload.events import DraftPrefilled, Event, Prefilled, Tokens
+from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Tokens
 from offload.metrics import Meter, tokens_per_verification
 from offload.units import GIB, counted
 
@@ -73,8 +73,10 @@ class ProgressDisplay:
             return
         if isinstance(event, Prefilled):
             self._prefilled(event)
+        elif isinstance(event, Pinned):
+            self._describe(f"pinning host memory: {event.done / GIB:.0f} of {event.total / GIB:.0f} GiB")
         elif isinstance(event, DraftPrefilled):
-            self._draft_prefilled(event)
+            self._describe(f"the draft model reads {event.done:,}/{event.total:,} tokens")
         elif isinstance(event, Tokens):
             self._hide_bar()
             if self._terminal.stdout_is_terminal or not self._terminal.text_may_show:
@@ -99,6 +101,7 @@ class ProgressDisplay:
 
     def _prefilled(self, event: Prefilled) -> None:
         if not isinstance(self._bar, PrefillBar):
+            self._hide_bar()
             facts = self._facts
             label = f"{facts.label} · prefill" if facts.label else "prefill"
             self._bar = PrefillBar(self._terminal, label, facts.meter, facts.pass_tokens)
@@ -107,8 +110,8 @@ class ProgressDisplay:
         else:
             self._bar.observe(event)
 
-    def _draft_prefilled(self, event: DraftPrefilled) -> None:
-        text = f"the draft model reads {event.done:,}/{event.total:,} tokens"
+    def _describe(self, text: str) -> None:
+        """Show a spinner beside this text, or change the text beside it."""
         if self._bar is None or isinstance(self._bar, PrefillBar):
             self.loading(text)
         else:

@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-from offload.events import DraftPrefilled, Event, Prefilled, Restored, Text
+from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Restored, Text
 from offload.metrics import Meter, Summary
 
 from .format import rounded
@@ -87,6 +87,8 @@ class JsonOutput:
         return json_line(type="section", document=section.document, question=section.question)
 
     def of(self, event: Event, meter: Meter) -> str:
+        if isinstance(event, Pinned):
+            return json_line(type="pinning", **asdict(event))
         if isinstance(event, Prefilled):
             return json_line(type="prefill", **asdict(event))
         if isinstance(event, DraftPrefilled):

@@ -113,7 +113,7 @@ def run_request(
     renderer.loading(f"loading {settings.engine.model}")
     prompt_cache = open_prompt_cache(model, settings, opened.request.home)
     started = time.perf_counter()
-    engine = model.load(tiers=tiers, prompts=prompt_cache)
+    engine = model.load(tiers=tiers, prompts=prompt_cache, capacity=longest)
     engine.reserve(longest)
     load_s = opened.open_s + time.perf_counter() - started
     work(TextGenerator(opened, engine, prompt_cache, load_s))

@@ -5,11 +5,12 @@ import json
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from offload.errors import TriforceError
-from offload.events import Finished, LevelStatistics, Prefilled, Speculated, Text, Tokens
+from offload.events import Finished, LevelStatistics, Pinned, Prefilled, Speculated, Text, Tokens
 from offload.metrics import Meter, Summary
 from tests.support.terminal import Pty, Screen
 from triforce_cli.output.progress import RunFacts
@@ -126,6 +127,17 @@ def test_a_dumb_terminal_sees_text_and_statistics():
     tty = Pty(200, 10)
     summary = play(TextRenderer(Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "dumb"})))
     assert tty.output() == f"Once upon é\n{statistics_line(summary)}\n"
+
+
+def test_the_wait_for_pinned_memory_is_shown():
+    tty, out, before = Pty(120, 10), stream(), set(threading.enumerate())
+    events = [Pinned(0, 60 * 2**30), Pinned(12 * 2**30, 60 * 2**30), *EVENTS]
+    play(JsonRenderer(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"})), events)
+    assert "pinning host memory: 0 of 60 GiB" in tty.output()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive(), "something is left that redraws it"
+    assert json.loads(written(out).splitlines()[1]) == {"type": "pinning", "done": 12 * 2**30, "total": 60 * 2**30}
 
 
 def test_interrupt_keeps_the_text_and_says_so():
