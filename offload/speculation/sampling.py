@@ -89,7 +89,7 @@ def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
     All randomness is the generator's.
     """
     noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
-    return (probs / noise).argmax(dim=-1, keepdim=True)
+    return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
 
 
 def sample(probs: Tensor, generator: torch.Generator) -> int:
