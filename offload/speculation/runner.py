@@ -19,6 +19,7 @@ from ..kv_cache.selected import SelectedCache
 from ..kv_cache.store import PlainStore
 from ..sequence import TokenSequence, Watermarks, common_prefix
 from .cuda_graphs import StepGraphs
+from .transfers import upload
 
 
 class Runner:
@@ -103,6 +104,23 @@ class Runner:
         rows = self._run(pending) if pending else self._last[:0]
         return torch.cat((last, rows)) if last is not None else rows[-wanted:]
 
+    @torch.inference_mode()
+    def step(self, ids: Tensor) -> Tensor:
+        """Run tokens `[tokens]` of the device after those in the cache; return their hidden rows `[tokens, hidden]`.
+
+        The host need not know the ids, which are in the model's vocabulary, so it does not wait for them. Until it
+        gives them to `resolve`, they do not count as cached: the next call with a sequence drops them from the cache.
+        """
+        self._last = None
+        hidden = self._forward(ids)
+        self._last = hidden[-1:]
+        return hidden
+
+    def resolve(self, ids: Sequence[int]) -> None:
+        """Note the ids of the tokens that the last steps ran, in order."""
+        assert self.num_cached + len(ids) <= self.cache.length, "more ids than tokens that were run"
+        self._cached += ids
+
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many tokens drafted from this runner's rows were accepted."""
 
@@ -136,10 +154,8 @@ class Runner:
             del self._cached[self.cache.truncate(length) :]
 
     def _run(self, ids: Sequence[int]) -> Tensor:
-        self._last = None
-        hidden = self._forward(self._id_tensor(ids))
-        self._cached += ids
-        self._last = hidden[-1:]
+        hidden = self.step(self._id_tensor(ids))
+        self.resolve(ids)
         return hidden
 
     def _forward(self, ids: Tensor) -> Tensor:
@@ -147,7 +163,7 @@ class Runner:
 
     def _id_tensor(self, ids: Sequence[int]) -> Tensor:
         """Return ids clamped to the model's vocabulary: a target with a padded one may emit ids that a draft lacks."""
-        return torch.tensor(ids, device=self.model.device).clamp_(max=self.model.shape.vocab - 1)
+        return upload(torch.tensor(ids).clamp_(max=self.model.shape.vocab - 1), self.model.device)
 
 
 class SelectedRunner(Runner):
