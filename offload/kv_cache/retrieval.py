@@ -9,7 +9,7 @@ from ..levels import PADDING
 from .full import FullCache
 from .selected import SelectedCache
 from .selection import Refresh, Selector
-from .static import StoreStep
+from .static_step import StoreStep
 from .store import PlainStore
 
 
