@@ -67,19 +67,33 @@ class StepGraphs:
         return not self._failed and tokens <= LONGEST_GAMMA + 1 and self._cache.fits(padded(tokens))
 
     @torch.inference_mode()
+    def prepare(self) -> None:
+        """Record a pass of one token ahead, so that the first step's time is like the others'.
+
+        Overwrites what the cache keeps of the newest pass, such as its queries.
+        """
+        if self.serves(1):
+            self._begin(1)
+
+    @torch.inference_mode()
     def forward(self, ids: Tensor) -> Tensor:
         """Run `Model.forward` over the cache."""
         cache, tokens = self._cache, len(ids)
-        rows = padded(tokens)
-        cache.begin_padded(tokens, rows)
-        recording = self._recording(rows)
-        recording.ids[:tokens] = ids
-        recording.step.load()
-        if recording.repeat is None and not self._try(recording):
+        recording = self._begin(tokens)
+        if recording is None:
             return self._model.forward(ids, cache)  # the pass starts over
+        recording.ids[:tokens] = ids
         hidden = recording.repeat()[:tokens].clone()  # the next replay writes to the same memory
         cache.commit()
         return hidden
+
+    def _begin(self, tokens: int) -> _Recording | None:
+        """Begin a pass; return it recorded and loaded but for its ids, or None if it cannot be recorded."""
+        rows = padded(tokens)
+        self._cache.begin_padded(tokens, rows)
+        recording = self._recording(rows)
+        recording.step.load()
+        return recording if recording.repeat is not None or self._try(recording) else None
 
     def _recording(self, rows: int) -> _Recording:
         key = rows, self._cache.step_key(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,12 @@ from torch import Tensor
 _WARM_UP = 2  # runs before a recording: libraries choose kernels, compile and allocate memory in the first ones
 # What takes the allocator out of capture mode, in torch since 2.8 and before.
 _LEAVE_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream that is recorded on: cuBLAS keeps a workspace of up to 32 MiB for every stream."""
+    return torch.cuda.Stream(device)
 
 
 class CudaRecorder:
@@ -25,7 +32,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._side = torch.cuda.Stream(device)
+        self._side = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:

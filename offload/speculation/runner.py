@@ -54,6 +54,8 @@ class Runner:
         end = len(sequence) if end is None else end
         self._truncate(min(self._matching_prefix(sequence), end - 1))
         yield Prefilled(self.num_cached, len(sequence))
+        if self.graphs is not None:
+            self.graphs.prepare()
         if self._by_layers and end - self.num_cached > self._chunk:
             yield from self._prefill_by_layers(sequence, end)
         while self.num_cached < end:

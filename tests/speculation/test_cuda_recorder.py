@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from offload.speculation import cuda_recorder
 from offload.speculation.cuda_recorder import CudaRecorder
 
 DEVICE = torch.device("cuda", 0)
@@ -66,8 +67,8 @@ class FakeGraph:
 def cuda(monkeypatch):
     fake = FakeCuda()
     monkeypatch.setattr(CudaRecorder, "_error", None)
+    monkeypatch.setattr(cuda_recorder, "_side_stream", lambda device: FakeStream(fake, "side"))
     for name, value in {
-        "Stream": lambda device: FakeStream(fake, "side"),
         "current_stream": lambda device: fake.current,
         "stream": fake.stream,
         "CUDAGraph": fake.graph,

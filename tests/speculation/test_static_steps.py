@@ -14,7 +14,9 @@ from offload.kernels.ops import TorchOperations
 from offload.kv_cache.streaming_llm import StreamingCache
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.sequence import TokenSequence
 from offload.speculation.cuda_graphs import StepGraphs, padded
+from offload.speculation.runner import Runner
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU
 
@@ -132,6 +134,21 @@ def test_the_queries_of_a_padded_pass_are_kept(model, count, back):
         assert found is None
     else:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("new", [selected_from, streaming_cache])
+def test_a_step_recorded_ahead_of_a_prompt_changes_nothing(model, new):
+    sequence, recorded = TokenSequence(id_tensor(INFLIGHT + 40).tolist()), []
+    runner, expected = (Runner(model, new(model), INFLIGHT) for _ in range(2))
+    runner.graphs = StepGraphs(model, runner.cache, lambda run: recorded.append(run()) or run)
+    for each in (runner, expected):
+        list(each.prefill(sequence))
+    assert [len(rows) for rows in recorded] == [1]
+    if new is selected_from:
+        torch.testing.assert_close(runner.cache.query(), expected.cache.query(), rtol=1e-4, atol=1e-4)
+    sequence.extend([5])
+    torch.testing.assert_close(runner.rows(sequence), expected.rows(sequence), rtol=1e-4, atol=1e-4)
+    assert len(recorded) == 1
 
 
 def test_queries_wanted_after_a_recording_are_kept(model):
