@@ -7,7 +7,9 @@ from offload import Speculation
 from offload.config import LONGEST_GAMMA
 from offload.kernels import triton
 from offload.kernels.triton.ops import useful_splits
+from offload.kv_cache.chunk_table import ChunkTableCache
 from offload.kv_cache.full import FullCache
+from offload.kv_cache.retrieval import CopiedCache
 from offload.speculation.cuda_graphs import StepGraphs, padded
 from offload.speculation.hierarchy import draft_cache, selected_cache
 from tests.support.fake_cuda import GPU, fake_cuda
@@ -29,7 +31,8 @@ def full_cache(model):
 
 def retrieval_cache(model):
     cache = selected_cache(full_cache(model), SETTINGS)
-    cache._rebuild, cache._length, cache.tail_start, cache.exact_end = False, LENGTH, LENGTH - 20, LENGTH
+    assert isinstance(cache, ChunkTableCache if triton.serves(torch.empty((1, 1, 128), device=GPU)) else CopiedCache)
+    cache._rebuild, cache._length, cache.tail_start, cache.exact_end = False, LENGTH - 1, LENGTH - 20, LENGTH
     cache.selection = torch.zeros((model.shape.layers * model.shape.kv_heads, 128), dtype=torch.long, device=GPU)
     return cache
 

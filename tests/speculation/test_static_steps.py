@@ -16,6 +16,7 @@ from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.speculation.cuda_graphs import StepGraphs, padded
+from offload.speculation.cuda_recorder import CudaRecorder
 from offload.speculation.runner import Runner
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU
@@ -53,10 +54,10 @@ CACHES = {"full": full_cache, "full with queries": selected_from, "StreamingLLM"
 class Pair:
     """Two caches of a kind, one run in fixed shapes and one not, which must give the same rows."""
 
-    def __init__(self, model, new):
+    def __init__(self, model, new, record=lambda run: run):
         self.model, self.eager, self.static = model, new(model), new(model)
         self.recorded = []
-        self.graphs = StepGraphs(model, self.static, lambda run: self.recorded.append(1) or run)
+        self.graphs = StepGraphs(model, self.static, lambda run: self.recorded.append(1) or record(run))
 
     def prefill(self, ids):
         for part in ids.split(INFLIGHT):
@@ -210,6 +211,20 @@ def test_a_recording_that_fails_on_its_way_is_the_last_and_leaves_the_cache_righ
         found, expected = (model.forward(id_tensor(count, step), cache) for cache in (pair.static, pair.eager))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert len(attempts) == 2
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", CACHES)
+def test_cuda_graphs_give_the_rows_of_unpadded_passes(tmp_path, name):
+    make_hf_model("llama").save_pretrained(tmp_path)
+    on_gpu = torch.device("cuda", 0)
+    model = load_model(FolderCheckpoint(tmp_path), torch.float32, on_gpu, lambda done, total: None, TorchOperations())
+    pair = Pair(model, CACHES[name], CudaRecorder(on_gpu))
+    pair.prefill(id_tensor(150).to(on_gpu))
+    for step, count in enumerate([1, 1, 3, 3, 9, 33, 33, 2, 1]):
+        pair.step(id_tensor(count, step).to(on_gpu))
+        pair.truncate(pair.eager.length - count // 2)
 
 
 def test_rows_are_filled_up_to_powers_of_two():
