@@ -5,12 +5,12 @@ import torch
 
 from offload.architecture.rope import rotate
 from offload.kernels import triton
-from offload.kernels.attention import attend, attend_causal, merge
+from offload.kernels.attention import attend
 from offload.kv_cache import chunk_table
 from offload.kv_cache.chunk_table import ChunkTableCache
 from offload.sequence import TokenSequence
 from offload.speculation.cuda_graphs import StepGraphs
-from tests.support.retrieval import RetrievalSetup, ids, load, take_step
+from tests.support.retrieval import RetrievalSetup, attend_table_by_torch, ids, load, take_step
 
 CHUNK, BUDGET, CAPACITY = 4, 24, 600
 SETUP = RetrievalSetup(ChunkTableCache, CHUNK, BUDGET, CAPACITY)
@@ -33,21 +33,9 @@ def model(request, tmp_path_factory):
     return load(tmp_path_factory.mktemp("model"), request.param)
 
 
-def by_torch(q, keys, values, table, chunk, lengths):
-    """The same attention without Triton: gather the chunks and the tail of each head."""
-    seen, slots, tail = lengths.tolist() if torch.is_tensor(lengths) else (lengths[0], table.shape[1], lengths[1])
-    own = torch.arange(tail, tail + seen - slots * chunk + len(q) - 1)
-    chosen = (table[:, :slots].long().unsqueeze(-1) * chunk + torch.arange(chunk)).flatten(1)
-    picked = torch.cat((chosen, own.expand(len(keys), -1)), 1).unsqueeze(-1).expand(-1, -1, keys.shape[-1])
-    keys, values = keys.gather(1, picked), values.gather(1, picked)
-    before = keys.shape[1] - len(q)
-    parts = [attend_causal(q, keys[:, before:], values[:, before:])]
-    return merge([*parts, attend(q, keys[:, :before], values[:, :before])] if before else parts).out
-
-
 @pytest.fixture
 def without_triton(monkeypatch):
-    monkeypatch.setattr(chunk_table, "attend_table", by_torch)
+    monkeypatch.setattr(chunk_table, "attend_table", attend_table_by_torch)
 
 
 def test_attention_is_over_the_selected_chunks_and_the_tail(model):
