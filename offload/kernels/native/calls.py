@@ -5,11 +5,13 @@ A struct holds addresses, not references, so its tensors must live until the ker
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from ...architecture.dims import Dimensions
-from .library import BLOCK, PIECE, Append, Attention, Merge, Product, Rows
+from .library import BLOCK, PIECE, Append, Attention, Format, Merge, Product, Rows, Unpack
 
 
 class BlockCalls:
@@ -160,8 +162,45 @@ def product_call(x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | 
         rows=rows,
         inputs=inputs,
         outputs=y.shape[1],
+        stride=y.shape[1],
         wide=weight.dtype == torch.float32,
         wide_out=y.dtype == torch.float32,
+    )
+
+
+def quantized_call(
+    x: Tensor, weight: Tensor, format: Format, bias: Tensor | None, onto: Tensor | None, y: Tensor
+) -> Product:
+    """Return a call as `product_call`, with a quantised weight. See `Kernel.quantized_linear`."""
+    assert x.is_contiguous() and x.dtype == torch.bfloat16 and weight.is_contiguous()
+    assert y.stride(1) == 1 and (onto is None or onto.stride() == y.stride())
+    rows, inputs = x.shape
+    return Product(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=_address(bias),
+        onto=_address(onto),
+        y=y.data_ptr(),
+        format=ctypes.addressof(format),
+        rows=rows,
+        inputs=inputs,
+        outputs=y.shape[1],
+        stride=y.stride(0),
+        wide_out=y.dtype == torch.float32,
+    )
+
+
+def unpack_call(weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Unpack:
+    """Return a call that dequantises rows `ids` `[rows]` of a packed weight to `y` `[rows, inputs]`."""
+    assert weight.is_contiguous() and ids.is_contiguous() and ids.dtype == torch.int64 and y.is_contiguous()
+    return Unpack(
+        weight=weight.data_ptr(),
+        format=ctypes.addressof(format),
+        ids=ids.data_ptr(),
+        y=y.data_ptr(),
+        rows=len(y),
+        inputs=y.shape[1],
+        wide=y.dtype == torch.float32,
     )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .calls import product_call, rows_call
-from .library import LEVELS, Append, Attention, KernelUnavailable, Merge, open_library
+from .calls import product_call, quantized_call, rows_call, unpack_call
+from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, open_library
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -41,7 +41,7 @@ class Kernel:
         self._handle = handle
         self._append = library.triforce_append
         self._attend, self._merge = library.triforce_attend, library.triforce_merge
-        self._linear = library.triforce_linear
+        self._linear, self._unpack = library.triforce_linear, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
@@ -64,6 +64,22 @@ class Kernel:
         y `[rows, out]` has the weight's dtype or fp32. All are contiguous. Raises MemoryError.
         """
         _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y))))
+        return y
+
+    def quantized_linear(
+        self, x: Tensor, weight: Tensor, format: Format, bias: Tensor | None, onto: Tensor | None, y: Tensor
+    ) -> Tensor:
+        """Write x W^T + bias + onto to `y`, and return it, with a weight that `pack_quantized` has packed.
+
+        x `[rows, in]` is bf16; y and onto `[rows, out]` are bf16, or y is fp32; their rows may be parts of longer ones.
+        Raises MemoryError.
+        """
+        _check(self._linear(self._handle, ctypes.byref(quantized_call(x, weight, format, bias, onto, y))))
+        return y
+
+    def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
+        """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""
+        self._unpack(ctypes.byref(unpack_call(weight, format, ids, y)))
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:
