@@ -154,13 +154,19 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
     const __m512i tables[2] = {_mm512_loadu_si512(f->levels), _mm512_loadu_si512(f->levels + 32)};
     levels = tables;
 #endif
-    vec total[MAX_TILE][VECTORS], s[MAX_TILE][VECTORS], scale[VECTORS];
+    vec total[MAX_TILE][VECTORS], s[MAX_TILE][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < VECTORS; v++)
             total[r][v] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * t->c_stride, v);
     for (int64_t block = 0; block < t->blocks; block++) {
-        const char *outer = b; /* fp16 factors of the block's scales and minima */
-        b += f->nested ? 2 * BLOCK * (1 + f->has_minimum) : 0;
+        vec outer[2][VECTORS] = {0}; /* factors of the block's scales and minima */
+        if (f->nested) {
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                outer[0][v] = NAME(halves)(b, v);
+                outer[1][v] = f->has_minimum ? NAME(halves)(b + 2 * BLOCK, v) : outer[0][v];
+            }
+            b += 2 * BLOCK * (1 + f->has_minimum);
+        }
         for (int g = 0; g < (f->nested ? NESTED_GROUPS : 1); g++, sums++) {
             UNROLL for (int line = 0; line < code_bytes; line += 64)
                 __builtin_prefetch(b + 6 * group_bytes + line);
@@ -168,15 +174,14 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
             ROLLED for (int half = 0; half < halves; half++, scales += scale_bytes) {
                 NAME(group_dots)(rows, bits, half * quads, quads, t, levels, b, a, s);
                 UNROLL for (int v = 0; v < VECTORS; v++) {
-                    scale[v] = f->nested ? NAME(halves)(outer, v) * NAME(small)(scales, v) : NAME(halves)(scales, v);
+                    vec scale = f->nested ? outer[0][v] * NAME(small)(scales, v) : NAME(halves)(scales, v);
                     UNROLL for (int r = 0; r < rows; r++)
-                        total[r][v] += scale[v] * s[r][v];
+                        total[r][v] += scale * s[r][v];
                 }
             }
             if (f->has_minimum)
                 UNROLL for (int v = 0; v < VECTORS; v++) {
-                    vec least = f->nested ? NAME(halves)(outer + 2 * BLOCK, v) * NAME(small)(scales, v)
-                                          : NAME(halves)(scales, v);
+                    vec least = f->nested ? outer[1][v] * NAME(small)(scales, v) : NAME(halves)(scales, v);
                     UNROLL for (int r = 0; r < rows; r++)
                         total[r][v] += least * NAME(splat)(sums[r * t->sums_stride]);
                 }
