@@ -66,9 +66,27 @@ class QuantizedTensor:
 
     def rows(self, part: slice | Tensor) -> QuantizedTensor:
         """Return some of the rows."""
+        return replace(self, **{name: x[part] for name, x in self._tensors().items()})
+
+    def columns(self, part: slice) -> QuantizedTensor | None:
+        """Return some of the columns, or None if a block would be cut."""
+        inputs = self.shape[1]
+        start, end, _ = part.indices(inputs)
+        if start % self.format.block or end % self.format.block:
+            return None
+        parts = {name: (x, x.shape[1]) for name, x in self._tensors().items()}
+        return replace(
+            self, **{name: x[:, start * each // inputs : end * each // inputs] for name, (x, each) in parts.items()}
+        )
+
+    def followed_by(self, other: QuantizedTensor) -> QuantizedTensor:
+        """Return this matrix with the rows of another of the same format below its own."""
+        theirs = other._tensors()
+        return replace(self, **{name: torch.cat((x, theirs[name])) for name, x in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
         names = ("codes", "scales", "minima", "factors", "minimum_factors")
-        parts = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: x[part] for name, x in parts.items() if x is not None})
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     def dequantized(self) -> Tensor:
         """Return the weights `[rows, inputs]` in fp32."""

@@ -149,31 +149,12 @@ def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None 
     )
 
 
-def product_call(x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Product:
-    """Return a call that computes y = x W^T + bias + onto. See `Kernel.linear`."""
-    assert x.is_contiguous() and x.dtype == weight.dtype
-    rows, inputs = x.shape
-    return Product(
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
-        bias=_address(bias),
-        onto=_address(onto),
-        y=y.data_ptr(),
-        rows=rows,
-        inputs=inputs,
-        outputs=y.shape[1],
-        stride=y.shape[1],
-        wide=weight.dtype == torch.float32,
-        wide_out=y.dtype == torch.float32,
-    )
-
-
-def quantized_call(
-    x: Tensor, weight: Tensor, format: Format, bias: Tensor | None, onto: Tensor | None, y: Tensor
+def product_call(
+    x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor, format: Format | None = None
 ) -> Product:
-    """Return a call as `product_call`, with a quantised weight. See `Kernel.quantized_linear`."""
-    assert x.is_contiguous() and x.dtype == torch.bfloat16 and weight.is_contiguous()
-    assert y.stride(1) == 1 and (onto is None or onto.stride() == y.stride())
+    """Return a call that computes y = x W^T + bias + onto. See `Kernel.linear`."""
+    assert x.is_contiguous() and x.dtype == (weight.dtype if format is None else torch.bfloat16)
+    assert onto is None or (onto.stride() == y.stride() and onto.dtype == x.dtype)
     rows, inputs = x.shape
     return Product(
         x=x.data_ptr(),
@@ -181,11 +162,12 @@ def quantized_call(
         bias=_address(bias),
         onto=_address(onto),
         y=y.data_ptr(),
-        format=ctypes.addressof(format),
+        format=None if format is None else ctypes.addressof(format),
         rows=rows,
         inputs=inputs,
         outputs=y.shape[1],
         stride=y.stride(0),
+        wide=x.dtype == torch.float32,
         wide_out=y.dtype == torch.float32,
     )
 

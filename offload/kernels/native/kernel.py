@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .calls import product_call, quantized_call, rows_call, unpack_call
+from .calls import product_call, rows_call, unpack_call
 from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, open_library
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -57,24 +57,22 @@ class Kernel:
         """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
         self._merge(self._handle, ctypes.byref(call))
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        onto: Tensor | None,
+        y: Tensor,
+        format: Format | None = None,
+    ) -> Tensor:
         """Write x W^T + bias + onto to `y`, and return it.
 
         x `[rows, in]`, the packed weight and onto `[rows, out]` (maybe y itself) have one dtype; bias `[out]` is fp32;
-        y `[rows, out]` has the weight's dtype or fp32. All are contiguous. Raises MemoryError.
+        y `[rows, out]` has the weight's dtype or fp32. x is contiguous; rows of y and onto may be parts of longer ones.
+        With a `format`, the weight is quantised and x is bf16. Raises MemoryError.
         """
-        _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y))))
-        return y
-
-    def quantized_linear(
-        self, x: Tensor, weight: Tensor, format: Format, bias: Tensor | None, onto: Tensor | None, y: Tensor
-    ) -> Tensor:
-        """Write x W^T + bias + onto to `y`, and return it, with a weight that `pack_quantized` has packed.
-
-        x `[rows, in]` is bf16; y and onto `[rows, out]` are bf16, or y is fp32; their rows may be parts of longer ones.
-        Raises MemoryError.
-        """
-        _check(self._linear(self._handle, ctypes.byref(quantized_call(x, weight, format, bias, onto, y))))
+        _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y, format))))
         return y
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:

@@ -25,6 +25,11 @@ def format_struct(kind: QuantizedFormat) -> Format:
     return result
 
 
+def block_inputs(format: Format) -> int:
+    """Return the inputs of a block of a panel."""
+    return 32 * BLOCK_GROUPS if format.nested else 32
+
+
 def pack_quantized(weight: QuantizedTensor) -> Tensor:
     """Return a weight `[out, in]` as panels `[panels, in / block, bytes]`, uint8; outputs are padded to 16."""
     kind = weight.format
