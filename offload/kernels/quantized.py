@@ -79,11 +79,6 @@ class QuantizedTensor:
             self, **{name: x[:, start * each // inputs : end * each // inputs] for name, (x, each) in parts.items()}
         )
 
-    def followed_by(self, other: QuantizedTensor) -> QuantizedTensor:
-        """Return this matrix with the rows of another of the same format below its own."""
-        theirs = other._tensors()
-        return replace(self, **{name: torch.cat((x, theirs[name])) for name, x in self._tensors().items()})
-
     def _tensors(self) -> dict[str, Tensor]:
         names = ("codes", "scales", "minima", "factors", "minimum_factors")
         return {name: x for name in names if (x := getattr(self, name)) is not None}

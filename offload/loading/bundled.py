@@ -78,6 +78,11 @@ def installed_path(name: str, home: Path) -> Path | None:
     return path
 
 
+def is_outdated(path: Path) -> bool:
+    """Return whether an earlier version of triforce has installed the model, with its weights expanded to bf16."""
+    return not (path / QUANTIZED_FILE).is_file()
+
+
 def _update_generation_config(model: EmbeddedModel, path: Path) -> None:
     """Replace what an earlier version of triforce wrote; a file that was edited stays as it is."""
     try:

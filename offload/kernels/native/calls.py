@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...architecture.dims import Dimensions
-from .library import BLOCK, PIECE, Append, Attention, Format, Merge, Product, Rows, Unpack
+from .library import BLOCK, PIECE, Append, Attention, Format, Merge, Pack, Product, Rows, Unpack
 
 
 class BlockCalls:
@@ -170,6 +170,13 @@ def product_call(
         wide=x.dtype == torch.float32,
         wide_out=y.dtype == torch.float32,
     )
+
+
+def pack_call(codes: Tensor, format: Format, weight: Tensor) -> Pack:
+    """Return a call that stores codes `[rows, inputs]` in the panels of `weight`."""
+    assert codes.is_contiguous() and codes.itemsize == 1 and weight.is_contiguous()
+    rows, inputs = codes.shape
+    return Pack(codes.data_ptr(), ctypes.addressof(format), weight.data_ptr(), rows, inputs)
 
 
 def unpack_call(weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Unpack:

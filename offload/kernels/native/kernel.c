@@ -65,7 +65,7 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 
 #include "store.h"
 
-#include "unpack.h"
+#include "pack.h"
 
 #define LEVEL portable
 #define LANES 8
@@ -104,7 +104,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 /* Return a number for the structs and layouts of this build; Python refuses a library whose number differs. */
 int64_t triforce_layout(void) {
     const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
-                             sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack)};
+                             sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
+                             sizeof(struct pack)};
     int64_t number = LAYOUT;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -142,6 +143,8 @@ int triforce_linear(const struct level *level, const struct linear *l) { return 
 int triforce_norm(const struct level *level, const struct norm *n) { return level->norm(n); }
 
 int triforce_gate(const struct level *level, const struct norm *n) { return level->gate(n); }
+
+int triforce_pack(const struct pack *p) { return run_rows(pack_rows, p, p->rows); }
 
 int triforce_unpack(const struct unpack *u) { return run_rows(unpack_rows, u, u->rows); }
 

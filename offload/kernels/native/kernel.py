@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .calls import product_call, rows_call, unpack_call
+from .calls import pack_call, product_call, rows_call, unpack_call
 from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, open_library
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -41,7 +41,8 @@ class Kernel:
         self._handle = handle
         self._append = library.triforce_append
         self._attend, self._merge = library.triforce_attend, library.triforce_merge
-        self._linear, self._unpack = library.triforce_linear, library.triforce_unpack
+        self._linear = library.triforce_linear
+        self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
@@ -74,6 +75,10 @@ class Kernel:
         """
         _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y, format))))
         return y
+
+    def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
+        """Store the codes `[out, in]` of a quantised weight in its panels, of 8 bits each."""
+        self._pack(ctypes.byref(pack_call(codes, format, weight)))
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""

@@ -74,6 +74,15 @@ class Format(ctypes.Structure):
     )
 
 
+class Pack(ctypes.Structure):
+    """`struct pack` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("codes", "format", "weight")),
+        *((name, c_int64) for name in ("rows", "inputs")),
+    )
+
+
 class Unpack(ctypes.Structure):
     """`struct unpack` of types.h."""
 
@@ -132,6 +141,7 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
+    library.triforce_pack.argtypes = (ctypes.POINTER(Pack),)
     library.triforce_unpack.argtypes = (ctypes.POINTER(Unpack),)
     library.triforce_limit_torch.argtypes, library.triforce_limit_torch.restype = (ctypes.c_int,), None
     return library
@@ -140,7 +150,7 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
 def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
     expected = LAYOUT
-    for structure in (Attention, Append, Product, Rows, Merge, Format, Unpack):
+    for structure in (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack):
         expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:

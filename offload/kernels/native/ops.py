@@ -35,7 +35,7 @@ class NativeOperations:
         return dtype == torch.bfloat16
 
     def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> NativeLinear:
-        return NativeLinear(self, list(_quantized_parts(weights)), bias)
+        return NativeLinear(self, list(_pack(self.kernel, weights)), bias)
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return self.kernel.norm(x, weight, epsilon, self.buffer("norm", x.shape, x.dtype))
@@ -111,24 +111,21 @@ class NativeLinear:
         return other
 
 
-def _quantized_parts(weights: Sequence[QuantizedTensor | Tensor]) -> Iterator[Panels]:
-    """Yield the panels of weights whose outputs are concatenated; those of one format are one part where they can."""
-    merged: list[QuantizedTensor | Tensor] = []
+def _pack(kernel: Kernel, weights: Sequence[QuantizedTensor | Tensor]) -> Iterator[Panels]:
+    """Yield the panels of weights whose outputs are concatenated; neighbours of one format that fill panels are one."""
+    last: Panels | None = None
     for weight in weights:
-        before = merged[-1] if merged else None
-        if (
-            isinstance(before, QuantizedTensor)
-            and isinstance(weight, QuantizedTensor)
-            and before.format == weight.format
-        ):
-            merged[-1] = before.followed_by(weight)
-        else:
-            merged.append(weight)
-    for weight in merged:
         if isinstance(weight, QuantizedTensor):
-            yield Panels(pack_quantized(weight), len(weight.codes), format_struct(weight.format))
+            new = Panels(pack_quantized(kernel, weight), weight.shape[0], format_struct(weight.format))
         else:
-            yield Panels(pack_weight(weight), len(weight))
+            new = Panels(pack_weight(weight), len(weight))
+        if last is not None and last.format is new.format and last.outputs % BLOCK == 0:
+            last = Panels(torch.cat((last.weight, new.weight)), last.outputs + new.outputs, new.format)
+            continue
+        if last is not None:
+            yield last
+        last = new
+    yield last
 
 
 def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str | None:

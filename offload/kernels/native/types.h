@@ -93,6 +93,14 @@ struct format {
     uint16_t levels[64]; /* bf16, for less than 8 bits; with 4 bits twice or more */
 };
 
+/* Store the codes of a matrix in panels. */
+struct pack {
+    const uint8_t *codes; /* [rows][inputs] */
+    const struct format *format;
+    char *weight;
+    int64_t rows, inputs;
+};
+
 /* Rows of quantised weights, dequantised. */
 struct unpack {
     const char *weight;
