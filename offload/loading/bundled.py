@@ -210,14 +210,14 @@ def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress)
 
     target.mkdir()
     checkpoint = GGUFCheckpoint(gguf)
-    _copy_tensors(gguf, target / QUANTIZED_FILE, progress)
+    copy_tensors(gguf, target / QUANTIZED_FILE, progress)
     config = checkpoint.config | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (target / "generation_config.json").write_text(model.generation_config)
     checkpoint.hf_tokenizer.save_pretrained(target)
 
 
-def _copy_tensors(source: Path, target: Path, progress: Progress) -> None:
+def copy_tensors(source: Path, target: Path, progress: Progress) -> None:
     """Copy the tensors of a GGUF file, byte for byte, without its vocabulary, which takes seconds to parse."""
     from gguf import GGUFReader, GGUFWriter
 
