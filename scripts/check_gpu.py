@@ -18,22 +18,21 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from gpu_rows import Rows, Skipped
+
 ROOT = Path(__file__).parents[1]
-Result = dict  # "rows" are lines of the table, as (what, value, remark); the rest goes only to the JSON file
-Part = Callable[[list], Result]  # appends to the rows while it runs, and returns the rest
-
-
-class Skipped(Exception):
-    """Raised by a part that cannot run here; the message is the reason."""
+NEEDED = ("torch", "transformers", "safetensors", "psutil")
+Result = dict  # "rows" are lines of the table, "comparisons" those with a prediction; the rest goes only to the JSON
+Part = Callable[[Rows], Result]  # adds to the rows while it runs, and returns the rest
 
 
 def main() -> int:
-    """Run the parts and print the table; return 1 if a part failed."""
+    """Run the parts and print the table; return 1 if a part failed or a measurement is off."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "benchmarks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return complain(f"this Python has no {', '.join(missing)}", "name one that has it: PYTHON=/path/to/python")
     import torch
@@ -61,19 +60,31 @@ def parts(device: str) -> Iterator[tuple[str, int, Part]]:
     """Yield (name, time limit in seconds, function) of each part; together less than 9 minutes."""
     import gpu_long
     import gpu_parts
+    import gpu_prefill
+    import gpu_steps
+    import gpu_triforce
+    from gpu_machine import Machine
 
-    bench = gpu_parts.Machine(device)
-    yield "tests", 130, partial(run_tests, device)
-    yield "link", 30, bench.link_rates
-    yield "overlap", 60, bench.overlap
-    yield "decoding", 90, bench.decoding
-    yield "long context", 210, partial(gpu_long.long_context, bench)
+    machine = Machine(device)
+    long = gpu_long.LongContext(machine)
+    yield "tests", 110, partial(run_tests, device)
+    yield "rates", 20, machine.rates
+    yield "link", 15, partial(gpu_parts.link_rates, machine)
+    yield "overlap", 30, partial(gpu_parts.overlap, machine)
+    yield "decoding", 40, partial(gpu_parts.decoding, machine)
+    yield "resident steps", 25, partial(gpu_steps.resident_steps, machine)
+    yield "prefill", 60, partial(gpu_prefill.long_prefill, machine)
+    with machine.capped():
+        yield "long context", 90, long.build
+        yield "verification", 75, long.verification
+        yield "retrieval", 20, long.retrieval
+        yield "triforce", 50, partial(gpu_triforce.triforce, machine, long)
 
 
 def attempt(name: str, seconds: int, run: Part) -> Result:
     """Return the result of a part, or the reason why it was skipped or failed."""
     print(f"{name}: at most {seconds} s", file=sys.stderr, flush=True)
-    start, rows, found = time.perf_counter(), [], {}
+    start, rows, found = time.perf_counter(), Rows(), {}
     try:
         with limit(seconds):
             found = run(rows)
@@ -88,7 +99,8 @@ def attempt(name: str, seconds: int, run: Part) -> Result:
         traceback.print_exc()
         state = "failed"
         rows.append(("", state, f"{type(error).__name__}: {error}".splitlines()[0][:200]))
-    return {"state": state, "seconds": round(time.perf_counter() - start, 1), "rows": rows, **found}
+    seconds = round(time.perf_counter() - start, 1)
+    return {"state": state, "seconds": seconds, "rows": rows, "comparisons": rows.comparisons, "off": rows.off, **found}
 
 
 @contextmanager
@@ -107,19 +119,20 @@ def limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_tests(device: str, rows: list) -> Result:
-    """Run the tests marked cuda or, without a GPU, the tests of the link that need none."""
+def run_tests(device: str, rows: Rows) -> Result:
+    """Run the tests marked cuda under torch's sanitizer or, without a GPU, the tests of the link that need none."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("there is no pytest")
     files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in file.read_text("utf-8")]
     remark = ""
-    if absent := [name for name in ("psutil", "platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
+    if absent := [name for name in ("platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
         files = [ROOT / "tests" / "offloading" / "test_cuda_tiers.py"]
         remark = f"only test_cuda_tiers.py: missing {', '.join(absent)}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *map(str, files)]
     if device == "cpu":
-        command[-len(files) - 2 :] = [str(ROOT / "tests" / "offloading" / "test_cuda_link.py")]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        command[-len(files) - 2 :] = ["--noconftest", str(ROOT / "tests" / "offloading" / "test_cuda_link.py")]
+    sanitized = os.environ | ({"TORCH_CUDA_SANITIZER": "1"} if device == "cuda" else {})
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=sanitized)
     print(run.stdout, run.stderr, sep="\n", file=sys.stderr)
     if run.returncode:
         lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -163,7 +176,12 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        return any(part["state"] == "failed" for part in self._parts.values())
+        """Return whether a part failed or a measurement is off."""
+        return any(part["state"] == "failed" or self._off(part) for part in self._parts.values())
+
+    def _off(self, part: Result) -> list[str]:
+        """Return the lines of a part that are off; none in miniature, where times say nothing."""
+        return part["off"] if self._facts["kind"] == "gpu" else []
 
     def add(self, name: str, result: Result) -> None:
         """Add the result of a part and rewrite both files."""
@@ -179,8 +197,9 @@ class Report:
         lines = [f"{self._facts['date']}, {self._facts['device']}; {title}", ""]
         lines += ["| part | what | result | remark |", "|---|---|---|---|"]
         for part, result in self._parts.items():
-            for row in result["rows"]:
-                lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in (part, *row)) + " |")
+            for what, value, remark in result["rows"]:
+                marked = f"**off**: {remark}" if what in self._off(result) else remark
+                lines.append("| " + " | ".join(x.replace("|", "/") for x in (part, what, value, marked)) + " |")
         return "\n".join(lines)
 
 
