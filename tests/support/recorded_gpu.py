@@ -162,6 +162,8 @@ def recorded_gpu(done: bool = False) -> Iterator[Recording]:
         "current_stream": lambda device=None: to.stream,
         "synchronize": to.synchronize,
         "cudart": lambda: driver,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
     }
     with ExitStack() as stack:
         for name, fake in fakes.items():
