@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from gpu_report import Report, Result, hardware
 from gpu_rows import Rows, Skipped
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("torch", "transformers", "safetensors", "psutil")
-Result = dict  # "rows" are lines of the table, "comparisons" those with a prediction; the rest goes only to the JSON
 Part = Callable[[Rows], Result]  # adds to the rows while it runs, and returns the rest
 
 
@@ -86,7 +84,7 @@ def attempt(name: str, seconds: int, run: Part) -> Result:
     print(f"{name}: at most {seconds} s", file=sys.stderr, flush=True)
     start, rows, found = time.perf_counter(), Rows(), {}
     try:
-        with limit(seconds):
+        with limit(seconds), told(rows):
             found = run(rows)
         state = "done"
     except Skipped as reason:
@@ -101,6 +99,19 @@ def attempt(name: str, seconds: int, run: Part) -> Result:
         rows.append(("", state, f"{type(error).__name__}: {error}".splitlines()[0][:200]))
     seconds = round(time.perf_counter() - start, 1)
     return {"state": state, "seconds": seconds, "rows": rows, "comparisons": rows.comparisons, "off": rows.off, **found}
+
+
+@contextmanager
+def told(rows: Rows) -> Iterator[None]:
+    """Add a line for each distinct warning that something runs slower than it could, such as steps without graphs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            texts = [str(each.message) for each in caught if each.category.__name__ == "Degraded"]
+            for text in dict.fromkeys(texts):
+                rows.add("warning", "", text.splitlines()[0][:200])
 
 
 @contextmanager
@@ -139,68 +150,6 @@ def run_tests(device: str, rows: Rows) -> Result:
         raise RuntimeError("; ".join([(run.stdout.strip().splitlines() or ["pytest failed"])[-1], *lines]))
     rows.append(("marked cuda" if device == "cuda" else "without a GPU", run.stdout.strip().splitlines()[-1], remark))
     return {}
-
-
-def hardware(device: str) -> dict:
-    """Return the facts of this machine: date, device, cores, versions."""
-    import torch
-
-    from triforce_cli.run.machine import processor
-
-    found = {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "device": processor(torch.device("cpu")),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "torch": str(torch.__version__),
-        "kind": "miniature",
-    }
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        found |= {
-            "host": found["device"],
-            "device": properties.name,
-            "memory_gib": round(properties.total_memory / 2**30, 1),
-        }
-        found |= {"kind": "gpu", "cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}"}
-    return found
-
-
-class Report:
-    """The results, written after each part because a later one may kill the process."""
-
-    def __init__(self, folder: Path, facts: dict) -> None:
-        name = re.sub(r"[^a-z0-9]+", "-", str(facts["device"]).lower()).strip("-")
-        self._stem = folder / f"{facts['date']}-{facts['kind']}-{name}"
-        self._facts = facts
-        self._parts: dict[str, Result] = {}
-
-    @property
-    def failed(self) -> bool:
-        """Return whether a part failed or a measurement is off."""
-        return any(part["state"] == "failed" or self._off(part) for part in self._parts.values())
-
-    def _off(self, part: Result) -> list[str]:
-        """Return the lines of a part that are off; none in miniature, where times say nothing."""
-        return part["off"] if self._facts["kind"] == "gpu" else []
-
-    def add(self, name: str, result: Result) -> None:
-        """Add the result of a part and rewrite both files."""
-        self._parts[name] = result
-        self._stem.with_name(self._stem.name + ".json").write_text(
-            json.dumps({"machine": self._facts, **self._parts}, indent=1) + "\n"
-        )
-        self._stem.with_name(self._stem.name + ".md").write_text(self.table() + "\n")
-
-    def table(self) -> str:
-        """Return the results as a Markdown table."""
-        title = ", ".join(f"{name} {value}" for name, value in self._facts.items() if name not in ("date", "device"))
-        lines = [f"{self._facts['date']}, {self._facts['device']}; {title}", ""]
-        lines += ["| part | what | result | remark |", "|---|---|---|---|"]
-        for part, result in self._parts.items():
-            for what, value, remark in result["rows"]:
-                marked = f"**off**: {remark}" if what in self._off(result) else remark
-                lines.append("| " + " | ".join(x.replace("|", "/") for x in (part, what, value, marked)) + " |")
-        return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from offload.errors import Degraded
 from offload.sequence import TokenSequence
 from offload.speculation.estimators import expected_tokens
 from tests.support.paths import SCRIPTS
@@ -138,6 +140,16 @@ def test_a_planted_verdict_accepts_the_first_tokens_of_a_draft_and_refuses_the_n
     verifier.accepted = lambda drafted: 2
     rows = verifier.score(TokenSequence([3]), [4, 5, 6])
     assert rows.argmax(1).tolist() == [4, 5, 0, 1] and rows.sum() == 4
+
+
+def test_a_part_says_what_ran_slower_than_it_could(check):
+    def part(rows):
+        for _ in range(2):
+            warnings.warn("steps cannot be recorded", Degraded, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+        return {}
+
+    assert check.module.attempt("retrieval", 5, part)["rows"] == [("warning", "", "steps cannot be recorded")]
 
 
 def test_a_long_context_that_was_not_built_skips_what_needs_it(check):
