@@ -115,7 +115,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
         install(ready, final)
     except OSError as error:
         raise FetchError(
-            f"cannot install {name} in {final.parent}: {error}", "free some disk space (0.6 GB)"
+            f"cannot install {name} in {final.parent}: {error}", "free some disk space (0.3 GB)"
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
