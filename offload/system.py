@@ -37,6 +37,12 @@ def cores() -> int:
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on; its processors may be limited to some (taskset)."""
+    process = psutil.Process()
+    return min(cores(), len(process.cpu_affinity())) if hasattr(process, "cpu_affinity") else cores()
+
+
 def default_home() -> Path:
     """Return the platform's cache folder for triforce (XDG on Linux)."""
     from platformdirs import user_cache_path

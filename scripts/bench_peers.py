@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from offload import EngineConfig, open_model
+from offload.loading.hub import open_checkpoint
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from triforce_cli.run.machine import processor
@@ -73,10 +74,15 @@ class Transformers:
     """AutoModelForCausalLM with its DynamicCache and sdpa attention."""
 
     def __init__(self, path: Path, dtype: str) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         self.name = f"transformers ({dtype})"
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+        self._model = (
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).to(getattr(torch, dtype)).eval()
+        )
+        checkpoint = open_checkpoint(Path(path))
+        with checkpoint.tensors() as read:  # the embedded model's weights are quantised
+            self._model.load_state_dict({name: read(name) for name in checkpoint.sizes()}, strict=False)
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int], room: int) -> None:

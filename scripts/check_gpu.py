@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from gpu_report import Report, Result, hardware
+from gpu_rows import Rows, Skipped
+
 ROOT = Path(__file__).parents[1]
-Result = dict  # "rows" are lines of the table, as (what, value, remark); the rest goes only to the JSON file
-Part = Callable[[list], Result]  # appends to the rows while it runs, and returns the rest
-
-
-class Skipped(Exception):
-    """Raised by a part that cannot run here; the message is the reason."""
+NEEDED = ("torch", "transformers", "safetensors", "psutil")
+Part = Callable[[Rows], Result]  # adds to the rows while it runs, and returns the rest
 
 
 def main() -> int:
-    """Run the parts and print the table; return 1 if a part failed."""
+    """Run the parts and print the table; return 1 if a part failed or a measurement is off."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "benchmarks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return complain(f"this Python has no {', '.join(missing)}", "name one that has it: PYTHON=/path/to/python")
     import torch
@@ -61,21 +58,33 @@ def parts(device: str) -> Iterator[tuple[str, int, Part]]:
     """Yield (name, time limit in seconds, function) of each part; together less than 9 minutes."""
     import gpu_long
     import gpu_parts
+    import gpu_prefill
+    import gpu_steps
+    import gpu_triforce
+    from gpu_machine import Machine
 
-    bench = gpu_parts.Machine(device)
-    yield "tests", 130, partial(run_tests, device)
-    yield "link", 30, bench.link_rates
-    yield "overlap", 60, bench.overlap
-    yield "decoding", 90, bench.decoding
-    yield "long context", 210, partial(gpu_long.long_context, bench)
+    machine = Machine(device)
+    long = gpu_long.LongContext(machine)
+    yield "tests", 110, partial(run_tests, device)
+    yield "rates", 20, machine.rates
+    yield "link", 15, partial(gpu_parts.link_rates, machine)
+    yield "overlap", 30, partial(gpu_parts.overlap, machine)
+    yield "decoding", 40, partial(gpu_parts.decoding, machine)
+    yield "resident steps", 25, partial(gpu_steps.resident_steps, machine)
+    yield "prefill", 60, partial(gpu_prefill.long_prefill, machine)
+    with machine.capped():
+        yield "long context", 90, long.build
+        yield "verification", 75, long.verification
+        yield "retrieval", 20, long.retrieval
+        yield "triforce", 50, partial(gpu_triforce.triforce, machine, long)
 
 
 def attempt(name: str, seconds: int, run: Part) -> Result:
     """Return the result of a part, or the reason why it was skipped or failed."""
     print(f"{name}: at most {seconds} s", file=sys.stderr, flush=True)
-    start, rows, found = time.perf_counter(), [], {}
+    start, rows, found = time.perf_counter(), Rows(), {}
     try:
-        with limit(seconds):
+        with limit(seconds), told(rows):
             found = run(rows)
         state = "done"
     except Skipped as reason:
@@ -88,7 +97,21 @@ def attempt(name: str, seconds: int, run: Part) -> Result:
         traceback.print_exc()
         state = "failed"
         rows.append(("", state, f"{type(error).__name__}: {error}".splitlines()[0][:200]))
-    return {"state": state, "seconds": round(time.perf_counter() - start, 1), "rows": rows, **found}
+    seconds = round(time.perf_counter() - start, 1)
+    return {"state": state, "seconds": seconds, "rows": rows, "comparisons": rows.comparisons, "off": rows.off, **found}
+
+
+@contextmanager
+def told(rows: Rows) -> Iterator[None]:
+    """Add a line for each distinct warning that something runs slower than it could, such as steps without graphs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            texts = [str(each.message) for each in caught if each.category.__name__ == "Degraded"]
+            for text in dict.fromkeys(texts):
+                rows.add("warning", "", text.splitlines()[0][:200])
 
 
 @contextmanager
@@ -107,81 +130,26 @@ def limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_tests(device: str, rows: list) -> Result:
-    """Run the tests marked cuda or, without a GPU, the tests of the link that need none."""
+def run_tests(device: str, rows: Rows) -> Result:
+    """Run the tests marked cuda under torch's sanitizer or, without a GPU, the tests of the link that need none."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("there is no pytest")
     files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in file.read_text("utf-8")]
     remark = ""
-    if absent := [name for name in ("psutil", "platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
+    if absent := [name for name in ("platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
         files = [ROOT / "tests" / "offloading" / "test_cuda_tiers.py"]
         remark = f"only test_cuda_tiers.py: missing {', '.join(absent)}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *map(str, files)]
     if device == "cpu":
-        command[-len(files) - 2 :] = [str(ROOT / "tests" / "offloading" / "test_cuda_link.py")]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        command[-len(files) - 2 :] = ["--noconftest", str(ROOT / "tests" / "offloading" / "test_cuda_link.py")]
+    sanitized = os.environ | ({"TORCH_CUDA_SANITIZER": "1"} if device == "cuda" else {})
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=sanitized)
     print(run.stdout, run.stderr, sep="\n", file=sys.stderr)
     if run.returncode:
         lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         raise RuntimeError("; ".join([(run.stdout.strip().splitlines() or ["pytest failed"])[-1], *lines]))
     rows.append(("marked cuda" if device == "cuda" else "without a GPU", run.stdout.strip().splitlines()[-1], remark))
     return {}
-
-
-def hardware(device: str) -> dict:
-    """Return the facts of this machine: date, device, cores, versions."""
-    import torch
-
-    from triforce_cli.run.machine import processor
-
-    found = {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "device": processor(torch.device("cpu")),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "torch": str(torch.__version__),
-        "kind": "miniature",
-    }
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        found |= {
-            "host": found["device"],
-            "device": properties.name,
-            "memory_gib": round(properties.total_memory / 2**30, 1),
-        }
-        found |= {"kind": "gpu", "cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}"}
-    return found
-
-
-class Report:
-    """The results, written after each part because a later one may kill the process."""
-
-    def __init__(self, folder: Path, facts: dict) -> None:
-        name = re.sub(r"[^a-z0-9]+", "-", str(facts["device"]).lower()).strip("-")
-        self._stem = folder / f"{facts['date']}-{facts['kind']}-{name}"
-        self._facts = facts
-        self._parts: dict[str, Result] = {}
-
-    @property
-    def failed(self) -> bool:
-        return any(part["state"] == "failed" for part in self._parts.values())
-
-    def add(self, name: str, result: Result) -> None:
-        """Add the result of a part and rewrite both files."""
-        self._parts[name] = result
-        self._stem.with_name(self._stem.name + ".json").write_text(
-            json.dumps({"machine": self._facts, **self._parts}, indent=1) + "\n"
-        )
-        self._stem.with_name(self._stem.name + ".md").write_text(self.table() + "\n")
-
-    def table(self) -> str:
-        """Return the results as a Markdown table."""
-        title = ", ".join(f"{name} {value}" for name, value in self._facts.items() if name not in ("date", "device"))
-        lines = [f"{self._facts['date']}, {self._facts['device']}; {title}", ""]
-        lines += ["| part | what | result | remark |", "|---|---|---|---|"]
-        for part, result in self._parts.items():
-            for row in result["rows"]:
-                lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in (part, *row)) + " |")
-        return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Checks triforce on a CUDA GPU in under 9 minutes: tests marked cuda, the link, overlap, decoding with offloaded KV,
-# step times of a 7B model at 128K. Leaves JSON and a Markdown table in FOLDER, and prints the table last.
+# Checks triforce on a CUDA GPU in under 9 minutes: tests marked cuda under torch's sanitizer, a long prefill, and the
+# steps of every level at 128K tokens, each beside its prediction. Leaves JSON and a Markdown table in FOLDER, and prints
+# the table last. docs/gpu.md says what is in it.
 #
 #   scripts/check_gpu.sh [FOLDER]              default: docs/benchmarks
 #   scripts/check_gpu.sh --device cpu FOLDER   everything at a small size over a simulated link, without a GPU
 #
-# Needs torch, transformers, typer, rich, pyyaml and safetensors in $PYTHON (else .venv's python, else python3), and
-# pytest for the tests. Installs and downloads nothing. Exit code 1: no GPU, or a part failed.
+# Needs torch, transformers, typer, rich, pyyaml, psutil and safetensors in $PYTHON (else .venv's python, else python3),
+# and pytest for the tests. Installs and downloads nothing. Exit code 1: no GPU, a part failed, or a measurement is more
+# than 25 % from its prediction.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"

@@ -1,131 +1,144 @@
-"""Measure step times of a 7B model's shape at 128K tokens, or of the largest part that fits the machine."""
+"""Measure passes of a 7B model's shape at 128K tokens, or of the largest part of it that fits the machine."""
 
 from __future__ import annotations
 
-import gc
-import os
-from collections.abc import Callable, Iterator
+import time
+from dataclasses import dataclass, replace
 
-import torch
-from gpu_models import filled_cache, llama, random_model, smaller
-from gpu_parts import GIB, Machine, Row, step
+from gpu_machine import Machine
+from gpu_models import filled_cache, filled_runner, llama, random_model, run_rows, run_steps, smaller
+from gpu_rows import GIB, Rows, Skipped
+from gpu_steps import ROWS, draft_shape
 
 from offload.architecture.config import ModelShape
 from offload.config import Placement, Speculation
 from offload.decoder import Model
-from offload.hardware.rates import Hardware
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kv_cache.full import FullCache
 from offload.offloading import TieredStoreFactory, TierSettings
 from offload.offloading.balance import Balance
-from offload.planning.placement import PlanRequest
+from offload.planning.latency import Passes
 from offload.planning.plan import Plan, make_plan
 from offload.speculation.hierarchy import selected_cache
+from offload.speculation.runner import Runner, SelectedRunner
 
-BUDGET = 4096
-
-
-def long_context(machine: Machine, rows: list[Row]) -> dict:
-    """Measure step times of Llama-2-7B's shape at 128K, reduced until it fits this machine's memory."""
-    gc.collect()
-    shape = llama(4, 64, 2, 128, 512, 8192) if machine.small else llama(32, 4096, 32, 11008, 32000, 131072)
-    shape, tokens, plan, cut = _fitting(machine, shape, 3000 if machine.small else 131072)
-    if not machine.small:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(machine.device)
-    model = random_model(shape, machine.dtype, machine.device)
-    settings = TierSettings("hybrid", resident_layers=min(plan.placed.resident_layers, shape.layers - 1))
-    cache = filled_cache(model, TieredStoreFactory(model.operations, machine.device, settings, machine.link()), tokens)
-    size = f"{shape.layers} layers of {shape.hidden}, {tokens:,} tokens{cut}"
-    where = f"{cache.store.tiers.resident_layers} layers resident of a {plan.device.limit / GIB:.1f} GiB cap"
-    rows.append(("placement", where, size))
-    steps: dict[str, float] = {}
-    for name, run in _contenders(machine, model, cache):
-        steps[name] = run()
-        rows.append((name, f"{1e3 * steps[name]:.1f} ms a step", ""))
-        if name == "streaming":
-            rows.append(_memory(machine, plan))
-    if "hybrid" not in steps:
-        rows.append(("hybrid", "skipped", "the native kernel is not built"))
-    return {"shape": size, "placement": where, "steps_s": steps}
+ACCEPTANCE, DRAFT_ACCEPTANCE = 0.9, 0.5  # planted
+ROOM = 512  # tokens that are decoded
+MODES = {"stream": (0.0, 1), "host": (1.0, 1), "hybrid": (None, 4)}  # the host's share, and passes before the measured
 
 
-def _contenders(machine: Machine, model: Model, cache: FullCache) -> Iterator[tuple[str, Callable[[], float]]]:
-    """Yield (name, function that returns seconds per step) for streaming, hybrid and the retrieval level."""
-    tiers = cache.store.tiers
+@dataclass
+class Built:
+    """A model with a full cache of random keys and values, and the plan that it was built by."""
 
-    def full(share: float | None, warm: int) -> float:
-        tiers.balance = Balance(share)
-        return machine.seconds(lambda: step(model, cache), 3, warm)
+    plan: Plan
+    model: Model
+    cache: FullCache
+    full: Runner
+    tokens: int  # in the cache
+    middle: SelectedRunner | None = None
 
-    yield "streaming", lambda: full(0.0, 1)
+
+class LongContext:
+    """A model at 128K tokens, for several parts of the check: `build` first, `free` last."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._built: Built | None = None
+
+    @property
+    def built(self) -> Built:
+        """Return the model and its caches. Raises Skipped if they could not be built."""
+        if self._built is None:
+            raise Skipped("the model and its cache could not be built")
+        return self._built
+
+    def free(self) -> None:
+        """Free the model and its caches."""
+        self._built = None
+        self._machine.clear()
+
+    def build(self, rows: Rows) -> dict:
+        """Build a model of Llama-2-7B's shape with a full cache; with fewer tokens and layers where memory is short."""
+        machine, began = self._machine, time.perf_counter()
+        shape = llama(4, 64, 2, 128, 512, 8192) if machine.small else llama(32, 4096, 32, 11008, 32000, 131072)
+        plan, cut = _fitting(machine, shape, 3000 if machine.small else 131072)
+        shape, tokens = plan.request.shape, plan.request.tokens
+        model = random_model(shape, machine.dtype, machine.device)
+        kept = min(plan.placed.resident_layers, shape.layers - 1)
+        settings = TierSettings("hybrid", resident_layers=kept, page_tokens=256 if machine.small else None)
+        stores = TieredStoreFactory(model.operations, machine.device, settings, machine.link())
+        cache = filled_cache(model, stores, tokens - ROOM, ROOM)
+        self._built = Built(plan, model, cache, filled_runner(model, cache), cache.length)
+        size = f"{shape.layers} layers of {shape.hidden}, {tokens:,} tokens{cut}"
+        where = f"{kept} layers resident of a {plan.device.limit / GIB:.1f} GiB cap"
+        rows.add("placement", where, size)
+        rows.add("weights, pinned memory and filling it", f"{time.perf_counter() - began:.1f} s")
+        return {"shape": size, "placement": where}
+
+    def verification(self, rows: Rows) -> dict:
+        """Measure passes of a few rows: streamed, attended to by the host, and both."""
+        machine, built = self._machine, self.built
+        for mode, (share, warm) in MODES.items():
+            if mode != "stream" and not machine.small and not _has_kernel():
+                rows.add(mode, "skipped", "the native kernel is not built")
+                continue
+            passes = passes_of(built.plan, mode)
+            for count in ROWS:
+                built.cache.store.tiers.balance = Balance(share)
+                took = machine.seconds(lambda count=count: run_rows(built.model, built.cache, count), 2, warm)
+                rows.compare(f"{mode}, {count} rows", took, passes.full(count)[0].seconds)
+        built.cache.store.tiers.balance = Balance(0.0)
+        return {}
+
+    def retrieval(self, rows: Rows) -> dict:
+        """Measure the first selection, and steps of the retrieval cache through its runner."""
+        machine, built = self._machine, self.built
+        settings = built.plan.request.speculation
+        built.cache.store.tiers.balance = Balance(0.0)
+        middle = built.middle = SelectedRunner(built.full, selected_cache(built.cache, settings))
+        run_rows(built.model, built.cache, 1)  # the query that selects
+        tokens = built.tokens
+        first = machine.seconds(lambda: run_steps(middle, tokens, 1), 1, 0)
+        rows.add("first step, with the selection", f"{first:.2f} s")
+        passes = passes_of(built.plan, "stream")
+        for count in ROWS:
+            took = machine.seconds(lambda count=count: run_steps(middle, tokens, count), 10, 3)
+            rows.compare(f"budget {settings.budget}, {count} rows", took, passes.retrieval(count))
+        return {"first_s": first, "graphs": getattr(middle, "graphs", None) is not None}
+
+
+def passes_of(plan: Plan, mode: str) -> Passes:
+    """Return the predicted passes of a plan's placement with its offloaded KV attended to by `mode`."""
+    placement: Placement = replace(plan.request.placement, offload=mode)
+    return Passes(replace(plan.request, placement=placement), plan.placed)
+
+
+def _has_kernel() -> bool:
     try:
-        find_kernel()
-        yield "hybrid", lambda: full(None, 4)
+        return find_kernel() is not None
     except KernelUnavailable:
-        pass
-    # The most recent chunks instead of the highest-scoring ones: a step takes as long, without the selection.
-    selected = selected_cache(cache, Speculation("streaming", budget=256 if machine.small else BUDGET))
-
-    def retrieval() -> float:
-        selected.adopt()
-        return machine.seconds(lambda: step(model, selected), 10, 3)
-
-    yield f"retrieval level, budget {256 if machine.small else BUDGET}", retrieval
+        return False
 
 
-def _memory(machine: Machine, plan: Plan) -> Row:
-    """Return the peak device memory beside the planned one."""
-    planned, spare = plan.device.total, plan.device.parts.get("activations", 0)
-    remark = f"planned {planned / GIB:.2f} GiB, of which {spare / GIB:.2f} for prefill, which did not run"
-    if machine.small:
-        return ("peak memory", "not measured on a CPU", remark)
-    free, total = torch.cuda.mem_get_info(machine.device)
-    peak = torch.cuda.max_memory_allocated(machine.device)
-    return ("peak memory", f"{peak / GIB:.2f} GiB, {(total - free) / GIB:.2f} with the driver's", remark)
-
-
-def _fitting(machine: Machine, shape: ModelShape, tokens: int) -> tuple[ModelShape, int, Plan, str]:
-    """Halve tokens and layers until the model fits; return (shape, tokens, plan, remark on the reduction)."""
+def _fitting(machine: Machine, shape: ModelShape, tokens: int) -> tuple[Plan, str]:
+    """Halve tokens and layers until the model fits; return (plan, remark on the reduction)."""
     asked = (shape.layers, tokens)
-    cap = 24 * GIB
-    if not machine.small:
-        cap = min(cap, int(0.9 * torch.cuda.mem_get_info(machine.device)[0]))
+    settings = Speculation("triforce", "random", budget=256 if machine.small else 4096)
+    rates = {"acceptance": ACCEPTANCE, "draft_acceptance": DRAFT_ACCEPTANCE}
     while True:
-        plan = make_plan(_request(machine, shape, tokens, cap))
+        resident = 1 if machine.small else None
+        draft = draft_shape(machine, shape.vocab)
+        plan = make_plan(machine.request(shape, tokens, settings, resident_layers=resident, draft=draft, **rates))
         away = shape.layers - plan.placed.resident_layers
-        weights = plan.placed.weight_layers == shape.layers and not plan.device.missing
-        if weights and away * shape.layer_kv_bytes(tokens + 1024, machine.dtype.itemsize) < 0.7 * free_memory():
+        fits = plan.placed.weight_layers == shape.layers and not plan.device.missing
+        if fits and machine.fits_host(away * shape.layer_kv_bytes(tokens, machine.dtype.itemsize)):
             break
-        if weights and tokens > 8192:
+        if fits and tokens > 8192:
             tokens //= 2
         elif shape.layers > 1:
             shape = smaller(shape)
         else:
             raise RuntimeError(f"not even one layer of {tokens:,} tokens fits: {plan.shortage()}")
     cut = "" if asked == (shape.layers, tokens) else f" (memory here is too small for {asked[0]} and {asked[1]:,})"
-    return shape, tokens, plan, cut
-
-
-def _request(machine: Machine, shape: ModelShape, tokens: int, cap: int) -> PlanRequest:
-    """Return a plan request with arbitrary rates: only the placement is used."""
-    rates = {
-        "bandwidth": 1e12,
-        "flops": 1e14,
-        "link": machine.rate or 1e10,
-        "host_bandwidth": 1e11,
-        "host_flops": 1e12,
-    }
-    kind = "cpu" if machine.small else "cuda"
-    hardware = Hardware("here", kind, 1, cap, host_memory=None, **rates)
-    placement = Placement("stream", memory=cap, resident_layers=1 if machine.small else None)
-    return PlanRequest("random", shape, tokens, hardware, placement, Speculation("ar"), 512, machine.dtype.itemsize)
-
-
-def free_memory() -> int:
-    """Return the free bytes of host memory."""
-    try:
-        from offload.system import free_host_memory
-    except ImportError:  # without psutil
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return free_host_memory()
+    return plan, cut

@@ -17,14 +17,19 @@ from offload.kv_cache.full import FullCache
 from offload.loading.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
 from offload.offloading import TieredStoreFactory
+from offload.sequence import TokenSequence
+from offload.speculation.runner import Runner
 
 
-def llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int) -> ModelShape:
-    """Return the shape of a Llama with one KV head per query head, as in Llama 2."""
+def llama(
+    layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int, kv_heads: int | None = None
+) -> ModelShape:
+    """Return the shape of a Llama; by default with one KV head per query head, as in Llama 2."""
     config = LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=hidden,
         num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         intermediate_size=intermediate,
         vocab_size=vocab,
         max_position_embeddings=positions,
@@ -74,6 +79,43 @@ def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: in
     cache = model.new_cache(tokens + room, store=store)
     cache._length = tokens
     return cache
+
+
+def resident_cache(model: Model, tokens: int, room: int = 64) -> FullCache:
+    """Return a full cache on the device with `tokens` tokens of random keys and values."""
+    cache = model.new_cache(tokens + room)
+    for memory in (cache.store._keys, cache.store._values):
+        memory.normal_(std=0.5)
+    cache._length = tokens
+    return cache
+
+
+def filled_runner(model: Model, cache: FullCache) -> Runner:
+    """Return a runner that takes the tokens in a filled cache for those of `prompt`."""
+    runner = Runner(model, cache)
+    runner._cached = prompt(cache.length)
+    return runner
+
+
+def prompt(tokens: int) -> list[int]:
+    """Return the token ids of a filled cache."""
+    return [1] * tokens
+
+
+def run_rows(model: Model, cache: FullCache, rows: int) -> None:
+    """Run a pass of so many rows and roll it back, so that every pass has the same length."""
+    length = cache.length
+    hidden = model.forward(torch.ones(rows, dtype=torch.long, device=model.device), cache)
+    int(model.logits(hidden)[-1].argmax())
+    cache.truncate(length)
+
+
+def run_steps(runner: Runner, tokens: int, rows: int) -> None:
+    """Run a pass of so many rows behind `tokens` tokens through a runner, which replays a CUDA graph if it has one."""
+    sequence = TokenSequence([*prompt(tokens), 1])
+    runner.truncate(tokens)
+    hidden = runner.rows(sequence, [1] * (rows - 1))
+    int(runner.model.logits(hidden)[-1].argmax())
 
 
 def smaller(shape: ModelShape) -> ModelShape:

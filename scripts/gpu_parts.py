@@ -1,16 +1,17 @@
-"""The measurements of check_gpu.py, on a CUDA GPU or, in miniature over a simulated link, on the CPU."""
+"""Measurements of the link, of overlap and of decoding, for check_gpu.py."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from gpu_models import filled_cache, llama, random_model
+from gpu_machine import Machine
+from gpu_models import filled_cache, llama, random_model, run_rows
+from gpu_rows import Rows
 from torch import Tensor
 
 from offload.config import GenerationConfig, Sampling, Speculation
@@ -21,14 +22,11 @@ from offload.kernels.ops import TorchOperations
 from offload.kv_cache.block_store import host_memory
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
+from offload.offloading import TieredStoreFactory, TierSettings
 from offload.offloading.link import Link, Pair
 
 ROOT = Path(__file__).parents[1]
-GIB = 2**30
 WANTED_OVERLAP = 1.15
-BUDGET = 4096
-Row = tuple[str, str, str]
 
 
 class WithoutCopies:
@@ -42,118 +40,81 @@ class WithoutCopies:
         return self._link.copy((), after)
 
 
-class Machine:
-    """The device under test; sizes fit a GPU, or are small on the CPU."""
+def link_rates(machine: Machine, rows: Rows) -> dict:
+    """Measure the bandwidth to the device, to the host and both at once, from pinned and from pageable memory."""
+    from offload.offloading.cuda_link import pinned_memory
 
-    def __init__(self, device: str) -> None:
-        self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-        self.small = device == "cpu"
-        self.dtype = torch.float32 if self.small else torch.bfloat16
-        if not self.small and not torch.cuda.is_bf16_supported(including_emulation=False):
-            self.dtype = torch.float16
-        self.rate: float | None = None  # of the link, in bytes a second, once measured
+    size, piece = (2**22, 2**20) if machine.small else (2**29, 2**23)
+    link, rates = machine.link(), {}
+    there = torch.empty(2, size, dtype=torch.uint8, device=machine.device)
+    kinds = {"pageable": host_memory} | ({} if machine.small else {"pinned": pinned_memory})
+    for kind, allocate in kinds.items():
+        host = allocate((2, size), torch.uint8)
+        host.fill_(1)
+        down, up = (list(zip(*(x.split(piece) for x in pair), strict=True)) for pair in zip(there, host, strict=True))
+        up = [(target, source) for source, target in up]
+        for way, jobs in {"to device": [down], "to host": [up], "both ways": [down, up]}.items():
+            rate = rates[f"{kind}, {way}"] = len(jobs) * size / machine.seconds(lambda jobs=jobs: _copied(link, jobs))
+            rows.append((f"{kind}, {way}", f"{rate / 1e9:.1f} GB/s", "simulated" if machine.small else ""))
+        del host, down, up
+    return {"bytes_per_s": rates}
 
-    def link(self) -> Link:
-        """Return the link of the device, or a simulated one on the CPU."""
-        if self.small:
-            return SimulatedLink(2e9)
-        from offload.offloading.cuda_link import CudaLink
 
-        return CudaLink(self.device)
+def overlap(machine: Machine, rows: Rows) -> dict:
+    """Compare a streamed step with its copies alone and its computation alone."""
+    shape = llama(2, 64, 2, 128, 512, 8192) if machine.small else llama(8, 4096, 32, 11008, 32000, 131072)
+    tokens = 2000 if machine.small else 32768
+    model = random_model(shape, machine.dtype, machine.device)
+    settings = TierSettings("stream", page_tokens=128 if machine.small else None)
+    stores = TieredStoreFactory(model.operations, machine.device, settings, machine.link())
+    cache = filled_cache(model, stores, tokens)
+    tiers = cache.store.tiers
+    took = machine.seconds(lambda: run_rows(model, cache, 1), 5, 2)
+    tiers.ring.drop()
+    whole = tokens // tiers.format.tokens
+    pages = [layer[i] for layer in tiers.pages for i in range(whole)]
+    copying = machine.seconds(lambda: _into(stores.link, pages, tiers.ring._buffers), 3)
+    tiers.ring._link = WithoutCopies(stores.link)
+    computing = machine.seconds(lambda: run_rows(model, cache, 1), 5, 2)
+    ratio = took / max(copying, computing)
+    remark = f"step {1e3 * took:.1f} ms, copies {1e3 * copying:.1f}, computation {1e3 * computing:.1f}"
+    if machine.small:
+        remark += " (too small to mean anything)"
+    rows.append(("step / max(copy, compute)", f"{ratio:.3f}", f"{remark}; wanted below {WANTED_OVERLAP}"))
+    return {"step_s": took, "copy_s": copying, "compute_s": computing, "ratio": ratio}
 
-    def synchronize(self) -> None:
-        """Wait until the device has finished all work."""
-        if not self.small:
-            torch.cuda.synchronize(self.device)
 
-    def seconds(self, run: Callable[[], object], times: int = 3, warm: int = 1) -> float:
-        """Return the median seconds of `times` runs after `warm` warm-up runs."""
-        taken = []
-        for _ in range(warm + times):
-            self.synchronize()
-            start = time.perf_counter()
-            run()
-            self.synchronize()
-            taken.append(time.perf_counter() - start)
-        return median(taken[warm:])
+def decoding(machine: Machine, rows: Rows) -> dict:
+    """Measure greedy decoding with all KV in host memory, by several methods."""
+    name, model, ids = _decoder(machine)
+    stores = TieredStoreFactory(model.operations, machine.device, TierSettings("stream"), machine.link())
+    engine = Engine(model, (), 512, stores=stores)
+    new, settings = (8, {"budget": 128}) if machine.small else (64, {"budget": 1024})
+    rows.append(("prompt", f"{len(ids):,} tokens", name))
+    found = {}
+    for method in ("ar", "retrieval", "auto"):
+        emitted, took = _decode(engine, ids, new, Speculation(method, **settings))
+        found[method] = {"ms": 1e3 * took, "ids": emitted}
+        same = "same output" if emitted == found["ar"]["ids"] else "output differs: two tokens were as likely"
+        gain = found["ar"]["ms"] / found[method]["ms"]
+        rows.append((method, f"{1e3 * took:.2f} ms a token", f"{gain:.2f} of ar, {same}"))
+    return {"model": name, "tokens": len(ids), "methods": found}
 
-    def link_rates(self, rows: list[Row]) -> dict:
-        """Measure the bandwidth to the device, to the host and both at once, from pinned and from pageable memory."""
-        from offload.offloading.cuda_link import pinned_memory
 
-        size, piece = (2**22, 2**20) if self.small else (2**29, 2**23)
-        link, rates = self.link(), {}
-        there = torch.empty(2, size, dtype=torch.uint8, device=self.device)
-        kinds = {"pageable": host_memory} | ({} if self.small else {"pinned": pinned_memory})
-        for kind, allocate in kinds.items():
-            host = allocate((2, size), torch.uint8)
-            host.fill_(1)
-            down, up = (
-                list(zip(*(x.split(piece) for x in pair), strict=True)) for pair in zip(there, host, strict=True)
-            )
-            up = [(target, source) for source, target in up]
-            for way, jobs in {"to device": [down], "to host": [up], "both ways": [down, up]}.items():
-                rate = rates[f"{kind}, {way}"] = len(jobs) * size / self.seconds(lambda jobs=jobs: _copied(link, jobs))
-                rows.append((f"{kind}, {way}", f"{rate / 1e9:.1f} GB/s", "simulated" if self.small else ""))
-            del host, down, up
-        self.rate = rates.get("pinned, to device", rates["pageable, to device"])
-        return {"bytes_per_s": rates}
-
-    def overlap(self, rows: list[Row]) -> dict:
-        """Compare a streamed step with its copies alone and its computation alone."""
-        shape = llama(2, 64, 2, 128, 512, 8192) if self.small else llama(8, 4096, 32, 11008, 32000, 131072)
-        tokens = 2000 if self.small else 32768
-        model = random_model(shape, self.dtype, self.device)
-        settings = TierSettings("stream", page_tokens=128 if self.small else None)
-        stores = TieredStoreFactory(model.operations, self.device, settings, self.link())
-        cache = filled_cache(model, stores, tokens)
-        tiers = cache.store.tiers
-        took = self.seconds(lambda: step(model, cache), 5, 2)
-        tiers.ring.drop()
-        whole = tokens // tiers.format.tokens
-        pages = [layer[i] for layer in tiers.pages for i in range(whole)]
-        copying = self.seconds(lambda: _into(stores.link, pages, tiers.ring._buffers), 3)
-        tiers.ring._link = WithoutCopies(stores.link)
-        computing = self.seconds(lambda: step(model, cache), 5, 2)
-        ratio = took / max(copying, computing)
-        remark = f"step {1e3 * took:.1f} ms, copies {1e3 * copying:.1f}, computation {1e3 * computing:.1f}"
-        if self.small:
-            remark += " (too small to mean anything)"
-        rows.append(("step / max(copy, compute)", f"{ratio:.3f}", f"{remark}; wanted below {WANTED_OVERLAP}"))
-        return {"step_s": took, "copy_s": copying, "compute_s": computing, "ratio": ratio}
-
-    def decoding(self, rows: list[Row]) -> dict:
-        """Measure greedy decoding with all KV in host memory, by several methods."""
-        name, model, ids = self._decoder()
-        stores = TieredStoreFactory(model.operations, self.device, TierSettings("stream"), self.link())
-        engine = Engine(model, (), 512, stores=stores)
-        new, settings = (8, {"budget": 128}) if self.small else (64, {"budget": 1024})
-        rows.append(("prompt", f"{len(ids):,} tokens", name))
-        found = {}
-        for method in ("ar", "retrieval", "auto"):
-            emitted, took = _decode(engine, ids, new, Speculation(method, **settings))
-            found[method] = {"ms": 1e3 * took, "ids": emitted}
-            same = "same output" if emitted == found["ar"]["ids"] else "output differs: two tokens were as likely"
-            gain = found["ar"]["ms"] / found[method]["ms"]
-            rows.append((method, f"{1e3 * took:.2f} ms a token", f"{gain:.2f} of ar, {same}"))
-        return {"model": name, "tokens": len(ids), "methods": found}
-
-    def _decoder(self) -> tuple[str, Model, list[int]]:
-        """Return (name, model, prompt): the embedded model and a book if the model is here, else both random."""
-        home = os.environ.get("TRIFORCE_HOME") or Path.home() / ".cache" / "triforce"
-        folder = Path(home) / "models" / "smollm2-135m"
-        if not self.small and folder.is_dir():
-            checkpoint = FolderCheckpoint(folder)
-            text = (ROOT / "examples" / "frankenstein.txt").read_text("utf-8")
-            ids = checkpoint.load_tokenizer().encode(text[:40000], special_tokens=True)[:7900]
-            model = load_model(checkpoint, self.dtype, self.device, lambda done, total: None, TorchOperations())
-            return "SmolLM2-135M", model, list(ids)
-        shape = llama(2, 64, 2, 128, 512, 8192) if self.small else llama(16, 2048, 16, 5504, 32000, 32768)
-        ids = torch.randint(
-            0, shape.vocab, (1500 if self.small else 16000,), generator=torch.Generator().manual_seed(0)
-        )
-        model = random_model(shape, self.dtype, self.device)
-        return f"random weights, {shape.layers} layers of {shape.hidden}", model, ids.tolist()
+def _decoder(machine: Machine) -> tuple[str, Model, list[int]]:
+    """Return (name, model, prompt): the embedded model and a book if the model is here, else both random."""
+    home = os.environ.get("TRIFORCE_HOME") or Path.home() / ".cache" / "triforce"
+    folder = Path(home) / "models" / "smollm2-135m"
+    if not machine.small and folder.is_dir():
+        checkpoint = FolderCheckpoint(folder)
+        text = (ROOT / "examples" / "frankenstein.txt").read_text("utf-8")
+        ids = checkpoint.load_tokenizer().encode(text[:40000], special_tokens=True)[:7900]
+        model = load_model(checkpoint, machine.dtype, machine.device, lambda done, total: None, TorchOperations())
+        return "SmolLM2-135M", model, list(ids)
+    shape = llama(2, 64, 2, 128, 512, 8192) if machine.small else llama(16, 2048, 16, 5504, 32000, 32768)
+    ids = torch.randint(0, shape.vocab, (1500 if machine.small else 16000,), generator=torch.Generator().manual_seed(0))
+    model = random_model(shape, machine.dtype, machine.device)
+    return f"random weights, {shape.layers} layers of {shape.hidden}", model, ids.tolist()
 
 
 def _copied(link: Link, jobs: list[list[Pair]]) -> None:
@@ -165,14 +126,6 @@ def _into(link: Link, pages: list[Tensor], buffers: Sequence[Tensor]) -> None:
     """Copy all pages over the link into the buffers in turn, and wait for the last copy."""
     tickets = [link.copy([(buffers[i % len(buffers)], piece)]) for i, piece in enumerate(pages)]
     link.finish(tickets[-1])
-
-
-def step(model: Model, cache: Any) -> None:
-    """Decode one token and truncate it again, so that every step has the same length."""
-    length = cache.length
-    token = torch.ones(1, dtype=torch.long, device=model.device)
-    int(model.logits(model.forward(token, cache)).argmax())
-    cache.truncate(length)
 
 
 def _decode(engine: Engine, ids: list[int], new: int, settings: Speculation) -> tuple[list[int], float]:

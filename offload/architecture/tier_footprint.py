@@ -1,6 +1,6 @@
 """Bytes that an offloaded full cache takes on the device and in pinned host memory. Imports nothing heavy.
 
-The code that allocates and the plan that counts both use them.
+Tests hold them against what offload/offloading allocates.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..errors import SettingsError
 from .linear import TorchLinear
+from .quantized import QuantizedTensor
 
 if TYPE_CHECKING:
     from .native import Kernel
@@ -49,6 +51,14 @@ class Operations(Protocol):
         """Return a linear with a weight `[out, in]` and bias `[out]`; the caller must not use the weight afterwards."""
         ...
 
+    def serves_quantized(self, dtype: torch.dtype) -> bool:
+        """Return whether weights of a model that computes in `dtype` stay quantised."""
+        ...
+
+    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> Linear:
+        """Return a linear as `linear`; the outputs of the weights `[out, in]`, quantised or not, are concatenated."""
+        ...
+
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return the RMSNorm of rows `[tokens, width]`."""
         ...
@@ -65,6 +75,12 @@ class TorchOperations:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
         return TorchLinear(weight, bias)
+
+    def serves_quantized(self, dtype: torch.dtype) -> bool:
+        return False
+
+    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> TorchLinear:
+        raise NotImplementedError("torch multiplies with dequantised weights")
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, epsilon)

@@ -8,16 +8,12 @@ from torch import Tensor
 from ..kernels.native.library import BLOCK
 from .block_store import BlockStore
 from .full import FullCache
-from .selected import SelectedCache
+from .in_place import InPlaceCache
 from .selection import Refresh, Selector
 
 
-class TableCache(SelectedCache):
-    """A table of the block numbers of the selected chunks and of the tail.
-
-    Tokens that the full cache has not run yet are stored behind its own. It overwrites them when it runs tokens there,
-    and `adopt` then drops them.
-    """
+class TableCache(InPlaceCache):
+    """A table of the block numbers of the selected chunks and of the tail."""
 
     def __init__(
         self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
@@ -28,19 +24,6 @@ class TableCache(SelectedCache):
         self._store: BlockStore = full.store
         self._table = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
         self.selection = torch.empty((full.store.shape.layers * full.store.shape.kv_heads, 0), dtype=torch.long)
-        self._writes = -1  # the full cache's `writes` when this cache's own tokens were last intact
-
-    def _invalidate(self, unchanged: int) -> bool:
-        intact = self._writes == self._full.writes
-        self._writes = self._full.writes
-        return intact
-
-    def begin(self, tokens: int) -> None:
-        super().begin(tokens)
-        end = self._length + tokens
-        assert end <= self._full.capacity, f"{end} tokens in a cache of {self._full.capacity}"
-        # Invalidate the tokens of another such cache, not these.
-        self._writes = self._full.writes = self._full.writes + 1
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
         each, start, shape = self._chunk // BLOCK, chunks * self._chunk, self._store.shape
@@ -51,8 +34,5 @@ class TableCache(SelectedCache):
         self._table = table.to(torch.int32).contiguous()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # The full cache's exact tokens are not overwritten with this cache's approximations.
-        stored = min(max(self._full.length - self._length, 0), self._inflight)
-        q = self._store.append(layer, self._length, q, k, v, self.rows, stored)
-        seen = self.selection.shape[1] * self._chunk + self._length - self.tail_start + 1
-        return self._store.attend_table(layer, q, self._table[layer], seen)
+        q = self._store.append(layer, self._length, q, k, v, self.rows, self.stored)
+        return self._store.attend_table(layer, q, self._table[layer], self.seen)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from ..architecture.rope import Rope
+from ..kernels import triton
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
-from .store import Store
+from .static_step import StoreStep
+from .store import PlainStore, Store
 
 
 class Attends(Protocol):
@@ -72,7 +74,7 @@ class FullCache:
         self.writes = 0
         self._length = 0
         self._inflight = 0
-        self._rows: tuple[Tensor, Tensor] | None = None
+        self.rows: tuple[Tensor, Tensor] | None = None  # the rotations of the in-flight tokens
         self._next: tuple[int, int] | None = None  # the current layer, and its next token's position
         self._queries: Tensor | None = None
         self._num_queries, self._queries_end = 0, -1  # number of kept queries, and the position behind the last one
@@ -87,14 +89,14 @@ class FullCache:
         assert tokens > 0 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
         self._inflight = tokens
-        self._rows = self.rope.rows(self._length, end)
+        self.rows = self.rope.rows(self._length, end)
         self._next = None
         self.store.begin(self._length, tokens, chunk)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = self._length if self._next is None or self._next[0] != layer else self._next[1]
         self._next = layer, start + len(q)
-        rows = self._rows
+        rows = self.rows
         if len(q) < self._inflight:
             rows = tuple(row[start - self._length :][: len(q)] for row in rows)
         q = self.store.append(layer, start, q, k, v, rows)
@@ -108,6 +110,36 @@ class FullCache:
         self._length += self._inflight
         self._inflight = 0
         self._queries_end = self._length if self._queries is not None else -1
+
+    @property
+    def has_static_steps(self) -> bool:
+        """Return whether the store is plain memory, and the kernel reads no more of it than is committed.
+
+        Torch's attention with a mask would read all of the capacity.
+        """
+        return isinstance(self.store, PlainStore) and triton.serves(self.store.layer(0)[0][:1])
+
+    @property
+    def position(self) -> int:
+        """Return the position of the first in-flight token."""
+        return self._length
+
+    def fits(self, rows: int) -> bool:
+        return self._length + rows <= self.capacity
+
+    def begin_padded(self, tokens: int, rows: int) -> None:
+        assert rows <= KEPT_QUERIES and self.fits(rows), f"{rows} rows behind {self._length} tokens"
+        self.begin(tokens)
+        self._num_queries = tokens
+
+    def step_key(self, rows: int) -> bool:
+        return self._queries is not None
+
+    def new_step(self, rows: int) -> StoreStep:
+        return StoreStep(self, self.store, rows, self._queries)
+
+    def clear(self) -> None:
+        self.store.clear()
 
     def restore(self, tokens: int, kv: Tensor) -> None:
         """Commit tokens without running them, from what `Store.dump` returned."""

@@ -12,6 +12,8 @@ from ..levels import PADDING
 from .full import FullCache
 from .selected import SelectedCache
 from .selection import Refresh, Selector
+from .static_step import StoreStep
+from .store import PlainStore
 
 
 class CopiedCache(SelectedCache):
@@ -34,6 +36,25 @@ class CopiedCache(SelectedCache):
         self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
         self.exact_end = 0
         self.copied_chunks = 0  # since creation, of all layers and heads
+
+    @property
+    def has_static_steps(self) -> bool:
+        return isinstance(self.store, PlainStore)
+
+    def fits(self, rows: int) -> bool:
+        return True  # behind the tail there are PADDING positions
+
+    def begin_padded(self, tokens: int, rows: int) -> None:
+        self.begin(tokens)
+
+    def step_key(self, rows: int) -> None:
+        return None
+
+    def new_step(self, rows: int) -> StoreStep:
+        return StoreStep(self, self.store, rows)
+
+    def clear(self) -> None:
+        self.store.clear()
 
     @property
     def position(self) -> int:

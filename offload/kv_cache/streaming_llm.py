@@ -5,12 +5,32 @@ Its memory is constant. It drops the tokens in between, which is good enough to 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rope, rotate
+from .static_step import StepInputs
 from .store import attend_stored
+
+
+class Span(NamedTuple):
+    """What a pass attends to, in indices of the buffer: the first `sink` tokens, and those from `start` to `stop` - 1.
+
+    The pass stores its own tokens from `first` on.
+    """
+
+    sink: int
+    start: int
+    first: int
+    stop: int
+
+    @property
+    def position(self) -> int:
+        """Return how many tokens are attended to before the pass's own: the position of its first one."""
+        return self.sink + self.first - self.start
 
 
 class StreamingCache:
@@ -19,6 +39,8 @@ class StreamingCache:
     Keys are kept before RoPE. Every pass numbers the tokens that it attends to from 0 and rotates them there, so no
     position exceeds the cache. Some tokens before the window are kept for rollback; a longer `truncate` starts over.
     """
+
+    has_static_steps = True
 
     def __init__(
         self,
@@ -32,11 +54,11 @@ class StreamingCache:
     ) -> None:
         self.sink, self.window, self._most = sink, window, inflight
         self._room = sink + 2 * window + 2 * inflight  # about half of it is for rollback
-        self._rope = rope
+        self.rope = rope
         self._length = 0
         self._dropped = 0  # tokens between the sink and the oldest of the others
         self._inflight = 0
-        self._seen: slice = slice(0, 0)  # the window and the in-flight tokens in the buffer
+        self.span = Span(0, 0, 0, 0)
         size = (shape.layers, shape.kv_heads, self._room, shape.head_dim)
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
 
@@ -50,14 +72,17 @@ class StreamingCache:
         return self._keys.nbytes + self._values.nbytes
 
     def begin(self, tokens: int) -> None:
+        self.begin_padded(tokens, tokens)
+        self._positions = self.rope.rows(0, self.span.position + tokens)
+
+    def begin_padded(self, tokens: int, rows: int) -> None:
         stored = self._length - self._dropped
-        assert 0 < tokens <= self._most, f"{tokens} tokens at once where {self._most} are the most"
-        if stored + tokens > self._room:
+        assert 0 < tokens <= rows <= self._most, f"{rows} tokens at once where {self._most} are the most"
+        if stored + rows > self._room:
             stored = self._compact()
         self._inflight = tokens
-        self._seen = slice(max(stored - self.window, min(self.sink, stored)), stored + tokens)
-        attended = min(self.sink, stored) + self._seen.stop - self._seen.start
-        self._positions = self._rope.rows(0, attended)
+        sink = min(self.sink, stored)
+        self.span = Span(sink, max(stored - self.window, sink), stored, stored + tokens)
 
     def _compact(self) -> int:
         """Drop tokens behind the sink, except a window and some for rollback; return how many tokens are left."""
@@ -70,14 +95,30 @@ class StreamingCache:
         return self.sink + kept
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        new = slice(self._seen.stop - self._inflight, self._seen.stop)
-        keys, values = self._keys[layer], self._values[layer]
-        keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
-        sink = min(self.sink, new.start)
-        keys, values = (torch.cat((x[:, :sink], x[:, self._seen]), dim=1) for x in (keys, values))
+        sink, start, first, stop = self.span
+        keys, values = self.layer(layer)
+        keys[:, first:stop], values[:, first:stop] = k.transpose(0, 1), v.transpose(0, 1)
+        keys, values = (torch.cat((x[:, :sink], x[:, start:stop]), dim=1) for x in (keys, values))
         cos, sin = self._positions
         keys = rotate(keys, (cos.squeeze(1), sin.squeeze(1)))
         return attend_stored(rotate(q, (cos[-len(q) :], sin[-len(q) :])), keys, values)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys, not rotated, and values `[kv_heads, room, head_dim]` as views, to be written to."""
+        return self._keys[index], self._values[index]
+
+    def fits(self, rows: int) -> bool:
+        return rows <= self._most
+
+    def step_key(self, rows: int) -> None:
+        return None
+
+    def new_step(self, rows: int) -> StreamingStep:
+        return StreamingStep(self, rows)
+
+    def clear(self) -> None:
+        self._keys.zero_()
+        self._values.zero_()
 
     def commit(self) -> None:
         self._length += self._inflight
@@ -100,3 +141,33 @@ class StreamingCache:
             length = self._dropped = 0
         self._length = length
         return length
+
+
+class StreamingStep:
+    """A step over a StreamingCache: the keys that may be seen are gathered and rotated at fixed positions."""
+
+    def __init__(self, cache: StreamingCache, rows: int) -> None:
+        self._cache = cache
+        most = cache.sink + cache.window + rows
+        keys, _ = cache.layer(0)
+        self._inputs = StepInputs(rows, most, keys)
+        self._angles = tuple(x.squeeze(1).clone() for x in cache.rope.rows(0, most))  # [most, head_dim]
+        self._every = torch.arange(most, device=keys.device)
+        self._is_behind_sink = (self._every >= cache.sink).long()
+        self._seen = torch.zeros_like(self._every)  # where in the buffer the keys are that may be seen
+        self._stored = torch.zeros(rows, dtype=torch.long, device=keys.device)  # where the rows' own are
+
+    def load(self) -> None:
+        cache, span = self._cache, self._cache.span
+        position = span.position
+        self._inputs.load(position, cache.rope.rows(position, position + span.stop - span.first))
+        torch.arange(span.first, span.first + len(self._stored), out=self._stored)
+        torch.add(self._every, self._is_behind_sink, alpha=span.start - span.sink, out=self._seen)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend as `KVCache.attend`."""
+        keys, values = self._cache.layer(layer)
+        keys.index_copy_(1, self._stored, k.transpose(0, 1))
+        values.index_copy_(1, self._stored, v.transpose(0, 1))
+        keys, values = (x.index_select(1, self._seen) for x in (keys, values))
+        return self._inputs.attend(rotate(q, self._inputs.angles), rotate(keys, self._angles), values)

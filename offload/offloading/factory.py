@@ -101,7 +101,7 @@ class TieredStoreFactory:
                 link=self.link,
                 ring=PrefetchRing(self.link, buffers, settings.overlap),
                 balance=Balance(share, HOST_ROWS if device.type == "cuda" else float("inf")),
-                host=None if settings.mode == "stream" else HostAttention(format, settings.host_bandwidth),
+                host=None if settings.mode == "stream" else HostAttention(format, device, settings.host_bandwidth),
                 resident=resident,
                 resident_layers=resident_layers,
                 near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..system import usable_cores
 from .page import PageFormat
 
 
@@ -25,17 +26,27 @@ class HostResult(NamedTuple):
     state: Tensor | None = None
 
 
+def thread_count(device: torch.device) -> int:
+    """Return how many threads attend on the host beside a device.
+
+    As many as torch has; with a GPU one core is left to the thread that launches its kernels: it would otherwise wait
+    for a processor, and the GPU for it.
+    """
+    threads = torch.get_num_threads()
+    return threads if device.type == "cpu" else max(min(threads, usable_cores() - 1), 1)
+
+
 class HostAttention:
-    """Attends to whole pages in host memory.
+    """Attends to whole pages in host memory, beside what `device` does.
 
     `bandwidth`, in bytes/s, slows it down to that rate: to model another machine's host memory.
     """
 
-    def __init__(self, format: PageFormat, bandwidth: float | None = None) -> None:
+    def __init__(self, format: PageFormat, device: torch.device, bandwidth: float | None = None) -> None:
         self._format = format.host
         self._bandwidth = bandwidth
-        # OpenMP's number of threads belongs to a thread: the new one takes over this one's.
-        threads = torch.get_num_threads()
+        # OpenMP's number of threads belongs to a thread: the new one does not inherit this one's.
+        threads = thread_count(device)
         self._pool = ThreadPoolExecutor(1, "host-attention", torch.set_num_threads, (threads,))
 
     def submit(self, pages: Tensor, q: Tensor) -> Future[HostResult]:

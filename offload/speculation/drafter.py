@@ -11,7 +11,8 @@ from torch import Tensor
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
 from .runner import Runner
-from .sampling import Sampler, sample
+from .sampling import Sampler, draw, read_tokens
+from .transfers import download
 
 
 class Draft(NamedTuple):
@@ -62,7 +63,11 @@ class ModelDrafter:
     prior = 0.6
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
-        """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all."""
+        """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
+
+        The tokens of a draft stay on the device until its end, and come to the host by one copy. Penalties need them
+        on the host at once, with a copy for each.
+        """
         self._runner = runner
         self._sampler = sampler
         self._group = group
@@ -72,16 +77,22 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, sequence: TokenSequence, limit: int) -> Draft:
-        start = len(sequence)
+        sampler, before = self._sampler, sequence.tentative
+        drawn: list[Tensor] = []
         rows: list[Tensor] = []
-        try:
-            for _ in range(limit):
-                logits = self._padded(self._runner.model.logits(self._runner.rows(sequence)))
-                rows.append(self._sampler.distribution(logits, sequence.tentative))
-                sequence.extend([sample(rows[-1][0], self._sampler.generator)])
-            return Draft([int(token) for token in self._group.agree(sequence.tokens[start:])], torch.cat(rows))
-        finally:
-            sequence.truncate(start)
+        hidden = self._runner.rows(sequence)
+        while True:
+            rows.append(sampler.distribution(self._padded(self._runner.model.logits(hidden)), before))
+            drawn.append(draw(rows[-1][0], sampler.generator))
+            if len(drawn) == limit:
+                break
+            if sampler.reads_history:
+                before += download(drawn[-1])
+            hidden = self._runner.step(drawn[-1])
+        distributions = torch.cat(rows)
+        tokens = read_tokens(torch.cat(drawn), distributions)
+        self._runner.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
+        return Draft([int(token) for token in self._group.agree(tokens)], distributions)
 
     def _padded(self, logits: Tensor) -> Tensor:
         """Return logits with as many columns as the target's: some checkpoints pad the vocabulary, others do not."""

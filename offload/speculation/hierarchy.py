@@ -14,12 +14,15 @@ from ..architecture.footprint import PAGE_GRAIN
 from ..config import Speculation
 from ..decoder import Model
 from ..events import Speculated
+from ..kernels import triton
 from ..kv_cache.block_store import BlockStore
 from ..kv_cache.block_table import TableCache
+from ..kv_cache.chunk_table import ChunkTableCache
 from ..kv_cache.full import FullCache
 from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
+from ..kv_cache.store import PlainStore, Store
 from ..kv_cache.streaming_llm import StreamingCache
 from ..levels import TAIL, draft_chunk, drafter_kind, selected_chunk
 from ..methods import LOOKUP, METHODS, MODEL, STREAMING
@@ -66,8 +69,16 @@ def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
     selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
     if not is_streaming:
         store.keep_mean_keys(chunk)
-    cache = TableCache if isinstance(store, BlockStore) else CopiedCache
-    return cache(full, selector, Refresh(settings.rebuild_every), max(settings.budget, 2 * chunk), chunk, TAIL)
+    budget = max(settings.budget, 2 * chunk)
+    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), budget, chunk, TAIL)
+
+
+def _selected_class(store: Store) -> type[SelectedCache]:
+    """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
+    if isinstance(store, BlockStore):
+        return TableCache
+    in_place = isinstance(store, PlainStore) and triton.serves(store.layer(0)[0][:1])
+    return ChunkTableCache if in_place else CopiedCache
 
 
 @dataclass

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..config import Sampling
 from .repeats import completing_tokens, dry_penalties
+from .transfers import upload
 
 
 def repetition_penalty(logits: Tensor, penalty: float) -> Tensor:
@@ -30,7 +31,8 @@ class Penalties:
         self._device = device
         self._repetition = sampling.repetition_penalty != 1
         self._frequency = sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
-        self._active = self._repetition or self._frequency or sampling.dry_multiplier > 0 or sampling.no_repeat_ngram
+        repeats = sampling.dry_multiplier > 0 or sampling.no_repeat_ngram > 0
+        self.active = self._repetition or self._frequency or repeats  # whether earlier tokens change any logit
         self._history = _History()
         self._seen = np.zeros(vocab, dtype=bool)
         self._seen_ids: Tensor | None = None  # on the device; None if out of date
@@ -40,7 +42,7 @@ class Penalties:
 
     def observe(self, ids: Sequence[int], generated: bool = True) -> None:
         """Append tokens of the prompt, or generated ones, to the history."""
-        if not self._active:
+        if not self.active:
             return
         ids = np.array(ids, dtype=np.int64)
         self._history.append(ids)
@@ -54,7 +56,7 @@ class Penalties:
 
         The last row follows the history and all of the `draft`; each row before it follows one token less.
         """
-        if not self._active:
+        if not self.active:
             return logits
         logits = logits.clone()
         for row, values in enumerate(logits):
@@ -90,11 +92,10 @@ class Penalties:
         if self._sampling.no_repeat_ngram:
             ids = self._tensor(completing_tokens(tokens, self._sampling.no_repeat_ngram).astype(np.int64))
             banned = row.index_fill(0, ids, float("-inf"))
-            if torch.isfinite(banned.amax()):  # something must remain to be sampled
-                row.copy_(banned)
+            row.copy_(torch.where(banned.amax().isfinite(), banned, row))  # something must remain to be sampled
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return upload(torch.from_numpy(array), self._device)
 
 
 class _History:

@@ -14,11 +14,10 @@ from torch import Tensor
 from ..decoder import Model
 from ..events import Prefilled
 from ..kv_cache.full import KVCache
-from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.selected import SelectedCache
-from ..kv_cache.store import PlainStore
 from ..sequence import TokenSequence, Watermarks, common_prefix
-from .cuda_graphs import StepGraphs
+from .cuda_graphs import graphs_for
+from .transfers import upload
 
 
 class Runner:
@@ -36,6 +35,7 @@ class Runner:
         self._cached: list[int] = []  # tokens whose keys and values are in the cache
         self._last: Tensor | None = None  # [1, hidden], the row of the last cached token
         self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
+        self.graphs = graphs_for(model, cache)
 
     @property
     def num_cached(self) -> int:
@@ -55,6 +55,8 @@ class Runner:
         end = len(sequence) if end is None else end
         self._truncate(min(self._matching_prefix(sequence), end - 1))
         yield Prefilled(self.num_cached, len(sequence))
+        if self.graphs is not None:
+            self.graphs.prepare()
         if self._by_layers and end - self.num_cached > self._chunk:
             yield from self._prefill_by_layers(sequence, end)
         while self.num_cached < end:
@@ -103,6 +105,23 @@ class Runner:
         rows = self._run(pending) if pending else self._last[:0]
         return torch.cat((last, rows)) if last is not None else rows[-wanted:]
 
+    @torch.inference_mode()
+    def step(self, ids: Tensor) -> Tensor:
+        """Run tokens `[tokens]` of the device after those in the cache; return their hidden rows `[tokens, hidden]`.
+
+        The host need not know the ids, which are in the model's vocabulary, so it does not wait for them. Until it
+        gives them to `resolve`, they do not count as cached: the next call with a sequence drops them from the cache.
+        """
+        self._last = None
+        hidden = self._forward(ids)
+        self._last = hidden[-1:]
+        return hidden
+
+    def resolve(self, ids: Sequence[int]) -> None:
+        """Note the ids of the tokens that the last steps ran, in order."""
+        assert self.num_cached + len(ids) <= self.cache.length, "more ids than tokens that were run"
+        self._cached += ids
+
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many tokens drafted from this runner's rows were accepted."""
 
@@ -136,18 +155,18 @@ class Runner:
             del self._cached[self.cache.truncate(length) :]
 
     def _run(self, ids: Sequence[int]) -> Tensor:
-        self._last = None
-        hidden = self._forward(self._id_tensor(ids))
-        self._cached += ids
-        self._last = hidden[-1:]
+        hidden = self.step(self._id_tensor(ids))
+        self.resolve(ids)
         return hidden
 
     def _forward(self, ids: Tensor) -> Tensor:
+        if self.graphs is not None and self.graphs.serves(len(ids)):
+            return self.graphs.forward(ids)
         return self.model.forward(ids, self.cache)
 
     def _id_tensor(self, ids: Sequence[int]) -> Tensor:
         """Return ids clamped to the model's vocabulary: a target with a padded one may emit ids that a draft lacks."""
-        return torch.tensor(ids, device=self.model.device).clamp_(max=self.model.shape.vocab - 1)
+        return upload(torch.tensor(ids).clamp_(max=self.model.shape.vocab - 1), self.model.device)
 
 
 class SelectedRunner(Runner):
@@ -159,12 +178,6 @@ class SelectedRunner(Runner):
     def __init__(self, full: Runner, cache: SelectedCache) -> None:
         super().__init__(full.model, cache)
         self._full = full
-        self.graphs = StepGraphs(full.model, cache) if _is_recordable(full.model, cache) else None
-
-    def _forward(self, ids: Tensor) -> Tensor:
-        if self.graphs is not None and self.graphs.serves(len(ids)):
-            return self.graphs.forward(ids)
-        return super()._forward(ids)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.cache.observe(drafted, accepted)
@@ -185,10 +198,3 @@ class SelectedRunner(Runner):
             self._cached += sequence.tokens[self.num_cached : agreed]
             self._last = None
         return agreed
-
-
-def _is_recordable(model: Model, cache: SelectedCache) -> bool:
-    """Return whether steps can be CUDA graphs: all tensors that they use must stay at the same address."""
-    # With several ranks there are no graphs: not every backend can record the collectives.
-    on_gpu = model.device.type == "cuda" and model.keeps_weights and model.group.size == 1
-    return on_gpu and isinstance(cache, CopiedCache) and isinstance(cache.store, PlainStore)

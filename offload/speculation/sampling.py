@@ -1,4 +1,7 @@
-"""Logits -> distribution -> token. One function makes the distribution, at every level of the hierarchy."""
+"""Logits -> distribution -> token. One function makes the distribution, at every level of the hierarchy.
+
+Everything is computed on the device of the logits. The host waits for it in `sample` and `read_tokens` alone.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from torch import Tensor
 from ..config import Sampling
 from ..errors import TriforceError
 from .penalties import Penalties
+from .transfers import download
 
 _NEVER = float("-inf")
+_MASS = 2.0**52  # a probability of 1 as an integer: sums of integers are the same in any order
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -21,23 +26,19 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         logits: `[rows, vocab]` in fp32.
 
     Returns:
-        `[rows, vocab]` in fp32, rows summing to 1. Temperature 0 gives one-hot rows at the largest logit.
-
-    Raises:
-        TriforceError: if a logit is NaN or a row has no finite logit.
+        `[rows, vocab]` in fp32, rows summing to 1. Temperature 0 gives one-hot rows at the largest logit. A row with a
+        logit that is NaN or +inf, or without a finite logit, is all NaN; `read_tokens` raises an error for it.
     """
-    best = logits.amax(dim=-1, keepdim=True)
-    if not torch.isfinite(best).all():  # amax carries NaN along
-        raise TriforceError(
-            "the model gave logits that are no numbers", "try --dtype float32; the weights may be damaged"
-        )
+    best = logits.amax(dim=-1, keepdim=True)  # NaN if one of the logits is
     if sampling.greedy:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
+        zero = best - best  # NaN unless the best is finite
+        return zero.expand_as(logits).scatter(-1, logits.argmax(dim=-1, keepdim=True), zero + 1)
     logits = (logits - best) / sampling.temperature  # the largest is 0: no overflow at any temperature
     if sampling.top_k:
         logits = _keep_top_k(logits, sampling.top_k)
     if sampling.top_p < 1:
-        logits = _keep_top_p(logits, sampling.top_p)
+        keep_top_p = keep_top_p_by_row if logits.device.type == "cpu" else keep_top_p_at_once
+        logits = keep_top_p(logits, sampling.top_p)
     if sampling.min_p > 0:
         probs = logits.softmax(dim=-1)
         logits = logits.masked_fill(probs < sampling.min_p * probs.amax(dim=-1, keepdim=True), _NEVER)
@@ -49,8 +50,11 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
     return logits.masked_fill(logits < kth, _NEVER)
 
 
-def _keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the smallest set of the likeliest tokens whose probabilities sum to p; always at least one token."""
+def keep_top_p_by_row(logits: Tensor, p: float) -> Tensor:
+    """Keep the smallest set of the likeliest tokens whose probabilities sum to p; always at least one token.
+
+    Of equally likely tokens, those with larger ids are kept. For the CPU, where sorting takes most of the time.
+    """
     probs = logits.softmax(dim=-1)
     # Tokens below this sum to less than 1 - p, so none of them is kept: only the few others are sorted.
     likely = (probs > (1 - p) / logits.shape[-1]) | (probs == probs.amax(dim=-1, keepdim=True))
@@ -58,6 +62,8 @@ def _keep_top_p(logits: Tensor, p: float) -> Tensor:
     kept = torch.full_like(logits, _NEVER)
     for row, candidates in enumerate(likely):
         tokens = candidates.nonzero().squeeze(-1)
+        if not len(tokens):  # a row of NaN
+            continue
         ordered, order = probs[row, tokens].sort(stable=True)  # ascending; stable: equal rows break ties alike
         above = ordered.cumsum(dim=-1) + unlikely_mass[row] > 1 - p
         above[-1] = True
@@ -66,10 +72,44 @@ def _keep_top_p(logits: Tensor, p: float) -> Tensor:
     return kept
 
 
-def sample(probs: Tensor, generator: torch.Generator) -> int:
-    """Draw one token from a distribution `[vocab]`, never one of probability 0. All randomness is the generator's."""
+def keep_top_p_at_once(logits: Tensor, p: float) -> Tensor:
+    """Keep what `keep_top_p_by_row` keeps, but for rounding. For a GPU: a few kernels for all rows, and no wait.
+
+    What is kept of a row does not depend on the rows beside it.
+    """
+    ordered, order = logits.softmax(dim=-1).sort(dim=-1, stable=True)  # ascending
+    below = ordered.mul_(_MASS).long().cumsum_(dim=-1) <= int((1 - p) * _MASS)  # in place: there may be 30 rows
+    below[:, -1:].fill_(False)
+    return logits.masked_fill(torch.empty_like(below).scatter_(-1, order, below), _NEVER)
+
+
+def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one token from a distribution `[vocab]`, never one of probability 0; return it on the device, `[1]`.
+
+    All randomness is the generator's.
+    """
     noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
-    return int((probs / noise).argmax())
+    return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
+
+
+def sample(probs: Tensor, generator: torch.Generator) -> int:
+    """Draw one token as `draw` does, and wait for it. Raises TriforceError as `read_tokens` does."""
+    return read_tokens(draw(probs, generator), probs.unsqueeze(0))[0]
+
+
+def read_tokens(tokens: Tensor, rows: Tensor) -> list[int]:
+    """Return tokens `[n]` drawn from the distributions `rows` `[rows, vocab]`, by one copy from the device.
+
+    Raises:
+        TriforceError: if a row is NaN.
+    """
+    is_nan = rows[:, :1].isnan().any(dim=0)  # every number of such a row is NaN
+    *values, failed = download(torch.cat((tokens, is_nan.long())))
+    if failed:
+        raise TriforceError(
+            "the model gave logits that are no numbers", "try --dtype float32; the weights may be damaged"
+        )
+    return values
 
 
 class Sampler:
@@ -91,6 +131,11 @@ class Sampler:
     def observe(self, ids: Sequence[int]) -> None:
         """Append generated tokens to the history."""
         self._penalties.observe(ids)
+
+    @property
+    def reads_history(self) -> bool:
+        """Return whether `distribution` depends on earlier tokens, which must then be known on the host."""
+        return self._penalties.active
 
     @torch.inference_mode()
     def distribution(self, logits: Tensor, tentative: Sequence[int] = ()) -> Tensor:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.gguf import write_gguf
 from tests.support.terminal import Pty
 
 HEAVY = ("torch", "transformers")
@@ -69,7 +70,12 @@ def test_what_can_be_refused_without_torch_is(args, tmp_path):
 
 
 def test_pulling_a_model_that_is_there_needs_no_torch(tiny_model_dir, tmp_path):
-    shutil.copytree(tiny_model_dir, tmp_path / "models" / "smollm2-135m")
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "models" / "smollm2-135m"
+    shutil.copytree(tiny_model_dir, folder)
+    (folder / "model.safetensors").unlink()
+    write_gguf(folder / "model.gguf", AutoModelForCausalLM.from_pretrained(tiny_model_dir))
     assert imported(["pull"], tmp_path) == (0, [])
 
 

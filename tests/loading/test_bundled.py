@@ -126,4 +126,5 @@ def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_u
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == f"{model}\n"
     assert [path.name for path in (tmp_path / "models").iterdir()] == [NAME]
-    assert damaged.stat().st_size > 1_000_000
+    assert not damaged.exists()
+    assert (model / "model.gguf").stat().st_size > 90_000_000

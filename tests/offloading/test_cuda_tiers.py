@@ -230,6 +230,22 @@ def test_read_and_gather_from_host_memory_with_indices_on_the_gpu(model):
 
 @pytest.mark.cuda
 @needs_gpu
+@pytest.mark.parametrize(("mode", "resident"), [("stream", 0), ("stream", 2), ("stream", 3)])
+def test_a_pass_on_a_gpu_waits_for_nothing(model, mode, resident):
+    cache = tiered_gpu_cache(model, mode, resident)
+    passes = [part.to(GPU) for part in (*id_tensor(200).split(100), *id_tensor(24, 1).split(8))]
+    for part in passes[:3]:  # loads kernels
+        model.forward(part, cache)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for part in passes[3:]:
+            model.forward(part, cache)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+@needs_gpu
 def test_an_aborted_pass_on_a_gpu_changes_nothing(model):
     expected, cache = (tiered_gpu_cache(model, "stream", 0) for _ in range(2))
     for each in (expected, cache):

@@ -1,13 +1,8 @@
 """What a pass on a GPU launches, copies and waits for, seen on fake tensors of real shapes."""
 
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import LlamaConfig
 
-from offload.architecture.config import shape_from_config
 from offload.architecture.footprint import activation_bytes
 from offload.architecture.tier_footprint import (
     accumulator_bytes,
@@ -16,55 +11,25 @@ from offload.architecture.tier_footprint import (
     plain_prefill_bytes,
 )
 from offload.kernels import triton
-from offload.kernels.ops import TorchOperations
-from offload.loading.tensor_checks import expected_sizes
-from offload.loading.weights import load_model
 from offload.offloading import factory, mean_keys
 from offload.offloading.factory import TieredStoreFactory, TierSettings
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
+from tests.support.fake_models import SHAPES, fake_shape, load_fake
 
 LAYERS, RESIDENT, CONTEXT = 4, 1, 20_000
-SHAPES = {"7B": (32, 11008, 32000), "8B": (8, 14336, 128256)}  # KV heads, MLP, vocabulary
 OUTSIDE = 30  # launches a layer beside attention
 ATTENTION = {"attend", "finish", "_scaled_dot_product_flash_attention"}
 
 
-class Checkpoint:
-    """Weights of a shape, without values."""
-
-    path = Path("fake")
-
-    def __init__(self, shape):
-        self.shape, self._sizes = shape, expected_sizes(shape)
-
-    @contextmanager
-    def tensors(self):
-        yield lambda name, part=None: torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
-
-
 @pytest.fixture(params=SHAPES)
 def shape(request):
-    kv_heads, intermediate, vocab = SHAPES[request.param]
-    config = LlamaConfig(
-        num_hidden_layers=LAYERS,
-        hidden_size=4096,
-        num_attention_heads=32,
-        num_key_value_heads=kv_heads,
-        intermediate_size=intermediate,
-        vocab_size=vocab,
-        max_position_embeddings=131072,
-    )
-    return shape_from_config(config.to_dict(), {})
+    return fake_shape(request.param, LAYERS)
 
 
 @pytest.fixture(params=[True, False], ids=["triton", "torch"])
 def with_triton(request, monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: request.param and q.device == GPU and len(q) <= triton.ROWS)
     return request.param
-
-
-def load(shape):
-    return load_model(Checkpoint(shape), torch.bfloat16, GPU, lambda done, total: None, TorchOperations())
 
 
 @pytest.fixture
@@ -94,7 +59,7 @@ def run(usage, model, cache, tokens):
 @pytest.mark.parametrize("tokens", [1, 8, 33])
 def test_a_step_over_a_resident_cache_launches_little_and_waits_for_nothing(shape, with_triton, tokens):
     with fake_cuda() as usage:
-        model = load(shape)
+        model = load_fake(shape)
         cache = model.new_cache(4096)
         cache._length = 3000
         launches = run(usage, model, cache, tokens)
@@ -109,7 +74,7 @@ def test_a_step_over_a_resident_cache_launches_little_and_waits_for_nothing(shap
 def test_a_streamed_page_is_one_launch(shape, tiered, monkeypatch, tokens):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
     with fake_cuda() as usage:
-        model = load(shape)
+        model = load_fake(shape)
         cache = tiered(model)
         launches = run(usage, model, cache, tokens)
         tiers = cache.store.tiers
@@ -126,7 +91,7 @@ def test_a_streamed_page_is_one_launch(shape, tiered, monkeypatch, tokens):
 def test_without_triton_the_same_pass_runs_on_torchs_kernels(shape, tiered, monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: False)
     with fake_cuda() as usage:
-        model = load(shape)
+        model = load_fake(shape)
         launches = run(usage, model, tiered(model), 5)
     assert launches["attend"] == 0
     assert launches["_scaled_dot_product_flash_attention"] >= LAYERS
@@ -137,7 +102,7 @@ def test_the_memory_of_a_prefill_chunk_is_bounded_however_many_pages_lie_before_
     peaks = []
     for context in (CONTEXT // 8, CONTEXT // 4):
         with fake_cuda() as usage:
-            model = load(shape)
+            model = load_fake(shape)
             cache = tiered(model, context)
             before, usage.peak = usage.now, usage.now
             model.forward(torch.zeros(2048, dtype=torch.long, device=GPU), cache)
@@ -162,7 +127,7 @@ def prefill(usage, model, cache, tokens, chunk=2048):
 def test_a_prefill_by_layers_attends_once_a_chunk_and_does_nothing_by_page(shape, tiered, start):
     found = {}
     with fake_cuda() as usage:
-        model = load(shape)
+        model = load_fake(shape)
         for chunks in (2, 3):
             found[chunks], _ = prefill(usage, model, tiered(model, start, 10_000), chunks * 2048)
             assert found[chunks]["_scaled_dot_product_flash_attention"] == chunks * LAYERS
@@ -174,7 +139,7 @@ def test_a_prefill_by_layers_attends_once_a_chunk_and_does_nothing_by_page(shape
 def test_a_prefill_by_layers_takes_no_more_than_its_parts(shape, tiered):
     start, tokens, chunk = 3000, 6000, 2048
     with fake_cuda() as usage:
-        model = load(shape)
+        model = load_fake(shape)
         cache = tiered(model, start, tokens)
         page = cache.store.tiers.format.tokens
         cache.store.keep_mean_keys(16)

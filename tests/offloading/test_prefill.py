@@ -8,6 +8,7 @@ import torch
 
 from offload import Speculation
 from offload.architecture.rope import Rope
+from offload.architecture.tier_footprint import host_mean_key_bytes, host_page_bytes, staging_bytes
 from offload.kernels.native.library import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.loading.safetensors import FolderCheckpoint
@@ -239,3 +240,13 @@ def test_a_store_is_freed_at_once(new_store, plainly):
         assert gone() is None and pages() is None
     finally:
         gc.enable()
+
+
+def test_a_store_allocates_what_is_counted(new_store):
+    store = new_store(True, resident=1)
+    store.keep_mean_keys(BLOCK)
+    tiers, counted = store.tiers, (CAPACITY, PAGE, store.dtype.itemsize)
+    assert tiers.pages.nbytes == host_page_bytes(store.shape, 2, *counted)
+    staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring._buffers)
+    assert staged == staging_bytes(store.shape, 2, 2, *counted[1:])
+    assert store._mean_keys._means.nbytes == host_mean_key_bytes(store.shape, 2, CAPACITY, BLOCK, *counted[1:])

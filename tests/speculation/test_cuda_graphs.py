@@ -8,6 +8,7 @@ import torch
 from offload import Speculation
 from offload.errors import Degraded
 from offload.kernels.ops import TorchOperations
+from offload.kv_cache.retrieval import CopiedCache
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
@@ -33,8 +34,9 @@ def runners(model, record=None):
     sequence = TokenSequence(torch.randint(0, 267, (300,), generator=torch.Generator().manual_seed(0)).tolist())
     list(full.prefill(sequence))
     middle = SelectedRunner(full, selected_cache(full.cache, SETTINGS))
-    for each in middle.cache.store.layer(slice(None)):
-        each.fill_(float("nan"))  # as allocated memory may be
+    if isinstance(middle.cache, CopiedCache):  # not the full cache's store
+        for each in middle.cache.store.layer(slice(None)):
+            each.fill_(float("nan"))  # as allocated memory may be
     if record is not None or middle.graphs is not None:  # made anew, because they clear the store
         middle.graphs = StepGraphs(model, middle.cache, record)
     return full, middle, sequence

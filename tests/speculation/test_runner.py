@@ -81,3 +81,51 @@ def test_a_cached_prompt_runs_its_last_token_only(model, monkeypatch):
     runner.rows(sequence)
     sequence.restart([1, 2, 3, 4])
     assert [event.done for event in runner.prefill(sequence)] == [3, 4]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=6),
+    st.integers(0, 6),
+    st.lists(st.integers(0, 15), min_size=1, max_size=4),
+)
+def test_steps_count_as_cached_once_they_are_resolved(model, ran, known, following):
+    """Steps that the host never learnt of, as after an interrupt, are dropped."""
+    runner, sequence = Runner(model, model.new_cache(80), chunk=4), TokenSequence([1, 2, 3])
+    runner.rows(sequence)
+    for position, token in enumerate(ran):
+        row = runner.step(torch.tensor([token]))
+        fresh = Runner(model, model.new_cache(80)).rows(TokenSequence([1, 2, 3, *ran[: position + 1]]))
+        assert torch.allclose(row, fresh, atol=1e-4)
+    runner.resolve(ran[:known])
+    assert runner.num_cached == 3 + min(known, len(ran))
+    sequence.extend(following)
+    fresh = Runner(model, model.new_cache(80)).rows(TokenSequence(sequence.tokens))
+    assert torch.allclose(runner.rows(sequence), fresh, atol=1e-4)
+    assert runner.cache.length == runner.num_cached == len(sequence)
+
+
+def test_resolved_steps_are_not_run_again(model, monkeypatch):
+    runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3]), []
+    runner.rows(sequence)
+    for token in (4, 5):
+        runner.step(torch.tensor([token]))
+    runner.resolve([4, 5])
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda ids, cache: ran.append(ids.tolist()) or forward(ids, cache))
+    sequence.extend([4, 5])
+    last = runner.rows(sequence)  # of a token that has been run
+    assert ran == []
+    assert torch.allclose(last, Runner(model, model.new_cache(80)).rows(TokenSequence(sequence.tokens)), atol=1e-4)
+    sequence.truncate(4)
+    sequence.extend([6])
+    runner.rows(sequence)
+    assert ran[-1] == [6]
+
+
+def test_more_ids_than_steps_are_refused(model):
+    runner = Runner(model, model.new_cache(80))
+    runner.rows(TokenSequence([1, 2, 3]))
+    runner.step(torch.tensor([4]))
+    with pytest.raises(AssertionError, match="more ids"):
+        runner.resolve([4, 5])

@@ -15,8 +15,10 @@ from transformers import (
 
 from offload.config import Sampling
 from offload.errors import SettingsError, TriforceError
+from offload.speculation.drafter import Draft
+from offload.speculation.level import verify
 from offload.speculation.penalties import repetition_penalty
-from offload.speculation.sampling import Sampler, sample, warp
+from offload.speculation.sampling import Sampler, keep_top_p_at_once, keep_top_p_by_row, sample, warp
 
 CPU = torch.device("cpu")
 VOCAB = 50
@@ -131,13 +133,59 @@ def test_top_p_keeps_what_transformers_keeps_ties_included(p, seed, vocab, scale
     assert torch.equal(warp(scores[1:2], Sampling(temperature=1, top_p=p))[0], found[1])
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_logits_that_are_not_finite_are_an_error(temperature):
-    for bad in (float("nan"), float("inf")):
+def boundary(scores, p):
+    """Return how far the mass of each row's tokens is from where top-p cuts, `[rows, vocab]`, in ascending order."""
+    probs = scores.double().softmax(-1)
+    return (probs.sort().values.cumsum(-1) - (1 - p)).abs()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([0.1, 0.5, 0.9, 0.95, 0.999, 1e-38, 1 - 1e-12]) | st.floats(1e-6, 1 - 1e-6),
+    st.integers(0, 999),
+    st.sampled_from([1, 2, 7, 50, 3000]),
+    st.sampled_from([0.0, 0.01, 1, 8, 1e4]),
+)
+def test_top_p_of_all_rows_at_once_keeps_what_it_keeps_row_by_row(p, seed, vocab, scale):
+    draw = torch.randn(4, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+    scores = draw.bfloat16().float()  # many ties
+    scores[3, vocab // 2 :] = 0 if vocab == 1 else float("-inf")
+    found, expected = keep_top_p_at_once(scores, p), keep_top_p_by_row(scores, p)
+    for ours, theirs, near in zip(found, expected, boundary(scores, p), strict=True):
+        assert (ours > float("-inf")).any()
+        if near.min() > 1e-5:
+            assert torch.equal(ours, theirs)
+        else:  # rounding of the sum decides
+            assert ((ours != theirs).sum() <= (near < 1e-5).sum()).item()
+    for row in range(4):
+        assert torch.equal(keep_top_p_at_once(scores[row : row + 1], p)[0], found[row])
+
+
+def test_of_equally_likely_tokens_top_p_keeps_those_with_larger_ids():
+    scores = torch.zeros(2, 8)
+    for keep in (keep_top_p_at_once, keep_top_p_by_row):
+        assert torch.equal(keep(scores, 0.6).isfinite(), torch.tensor([[False] * 3 + [True] * 5] * 2))
+
+
+EVERY_STEP = [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1}]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, *EVERY_STEP])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_logits_that_are_not_finite_are_an_error_before_a_token_is_used(settings, at_once, monkeypatch):
+    if at_once:
+        monkeypatch.setattr("offload.speculation.sampling.keep_top_p_by_row", keep_top_p_at_once)
+    generator, draft = torch.Generator(), Draft([0, 0], None)
+    for bad in ([float("nan")], [float("inf")], [float("nan"), float("-inf")], [float("-inf")] * VOCAB):
         scores = logits()
-        scores[1, 3] = bad
+        scores[1, : len(bad)] = torch.tensor(bad)
+        found = warp(scores, Sampling(**({"temperature": 1, "top_p": 1} | settings)))
+        assert found.isnan().all(-1).tolist() == [False, True, False]
         with pytest.raises(TriforceError, match="no numbers"):
-            warp(scores, Sampling(temperature=temperature))
+            sample(found[1], generator)
+        with pytest.raises(TriforceError, match="no numbers"):
+            verify(draft, found, generator)  # even if the first token is rejected
+        sample(found[0], generator)
 
 
 def test_draws_follow_the_distribution():

@@ -1,8 +1,8 @@
 """CUDA tensors without a GPU: FakeTensorMode knows shapes, dtypes and devices, and computes nothing.
 
-What it finds: tensors on the wrong device, wrong shapes, values that the host waits for (`.item()` raises), how many
-kernels are launched, and how much device memory is in use at the worst moment. What it cannot see: streams, events,
-random generators, and whether a kernel is right.
+What it finds: tensors on the wrong device, wrong shapes, values that the host waits for (`.item()` raises), copies that
+it waits for, how many kernels are launched, and how much device memory is in use at the worst moment. What it cannot
+see: streams, events, random numbers, and whether a kernel is right.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMPOSITE = frozenset(("to", "reshape", "flatten", "unflatten", "contiguous"))
 
 
 class _Indexing(TorchFunctionMode):
-    """Does by plain operations what a torch without CUDA refuses for its tensors: indexing, `copy_` and `to`."""
+    """Does by plain operations what a torch without CUDA refuses for its tensors: indexing, `copy_`, `to` and draws."""
 
     def __torch_function__(self, function, classes, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -44,10 +44,24 @@ class _Indexing(TorchFunctionMode):
         if function is Tensor.__setitem__:
             return _set(*args)
         if function is Tensor.copy_:
-            return _ATEN.copy_(args[0], args[1])
+            return _ATEN.copy_(*args[:2], kwargs.get("non_blocking", False))
         if function is Tensor.to and len(args) > 1 and isinstance(args[1], torch.device):
-            return _ATEN._to_copy(args[0], device=args[1], **({"dtype": args[2]} if len(args) > 2 else {}))
+            dtype = {"dtype": args[2]} if len(args) > 2 else {}
+            return _ATEN._to_copy(args[0], device=args[1], non_blocking=kwargs.get("non_blocking", False), **dtype)
+        if function is Tensor.pin_memory:
+            pinned = args[0].clone()
+            pinned.is_fake_pinned = True
+            return pinned
+        if isinstance(kwargs.get("generator"), FakeGenerator):
+            return function(*args, **kwargs | {"generator": None})
         return function(*args, **kwargs)
+
+
+class FakeGenerator(torch.Generator):
+    """A generator of the GPU: it draws nothing, as its numbers have no values."""
+
+    def __new__(cls, device=None):
+        return super().__new__(cls)
 
 
 def _view(x: Tensor, key) -> tuple[Tensor, list]:
@@ -88,6 +102,7 @@ class Usage(TorchDispatchMode):
         super().__init__()
         self.launches: Counter[str] = Counter()
         self.to_host = 0  # copies from the device that the host waits for
+        self.slow_uploads = 0  # copies to the device that the host waits for: blocking, or from pageable memory
         self.now = self.peak = 0  # bytes in use on the device
         self._storages: dict[int, int] = {}
 
@@ -101,12 +116,26 @@ class Usage(TorchDispatchMode):
             tensors = [x for x in (*args, *torch.utils._pytree.tree_leaves(out)) if isinstance(x, Tensor)]
             if any(x.device.type == "cuda" for x in tensors):
                 self.launches[name] += 1
-            if name == "_to_copy" and out.device.type == "cpu" and args[0].device.type == "cuda":
-                self.to_host += 1
+            if name == "_to_copy":
+                self._count_copy(args[0], out, (kwargs or {}).get("non_blocking", False))
+            elif name == "copy_":
+                self._count_copy(args[1], out, len(args) > 2 and args[2])
         for x in torch.utils._pytree.tree_leaves(out):
             if isinstance(x, Tensor) and x.device.type == "cuda":
                 self._track(x)
         return out
+
+    def _count_copy(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
+        devices = source.device.type, target.device.type
+        if devices == ("cuda", "cpu"):
+            self.to_host += 1
+        elif devices == ("cpu", "cuda") and not (non_blocking and hasattr(source, "is_fake_pinned")):
+            self.slow_uploads += 1
+
+    @property
+    def waits(self) -> int:
+        """Return how many copies the host has waited for."""
+        return self.to_host + self.slow_uploads
 
     def _track(self, x: Tensor) -> None:
         storage = x.untyped_storage()
@@ -137,6 +166,7 @@ def fake_cuda(processors: int = 128, capability: tuple[int, int] = (8, 9)) -> It
     with ExitStack() as stack:
         stack.enter_context(patch("torch.cuda.get_device_capability", lambda device=None: capability))
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda device=None: properties))
+        stack.enter_context(patch("torch.Generator", FakeGenerator))
         stack.enter_context(FakeTensorMode())
         stack.enter_context(_Indexing())
         yield stack.enter_context(Usage())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
+from offload.kernels.attention import attend, attend_causal, merge
 from offload.kernels.ops import Operations
 from offload.kv_cache.selected import SelectedCache
 from offload.kv_cache.selection import Refresh, RetrievalSelector
@@ -64,6 +65,18 @@ class RetrievalSetup:
         scores = torch.einsum("lkd,lkcd->lkc", query, means).flatten(0, 1)
         scores[:, 0] = scores[:, -1] = torch.inf
         return scores
+
+
+def attend_table_by_torch(q, keys, values, table, chunk, lengths):
+    """Attend as `accumulate.attend_table`, without Triton: gather the chunks and the tail of each head."""
+    seen, slots, tail = lengths.tolist() if torch.is_tensor(lengths) else (lengths[0], table.shape[1], lengths[1])
+    own = torch.arange(tail, tail + seen - slots * chunk + len(q) - 1)
+    chosen = (table[:, :slots].long().unsqueeze(-1) * chunk + torch.arange(chunk)).flatten(1)
+    picked = torch.cat((chosen, own.expand(len(keys), -1)), 1).unsqueeze(-1).expand(-1, -1, keys.shape[-1])
+    keys, values = keys.gather(1, picked), values.gather(1, picked)
+    before = keys.shape[1] - len(q)
+    parts = [attend_causal(q, keys[:, before:], values[:, before:])]
+    return merge([*parts, attend(q, keys[:, :before], values[:, :before])] if before else parts).out
 
 
 # Steps of a history, for `take_step`

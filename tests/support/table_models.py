@@ -59,7 +59,15 @@ class TableRunner:
 
     def rows(self, sequence, draft=()):
         text = [*sequence.tokens[-2:], *draft]
-        return torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
+        self._states = torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
+        return self._states
+
+    def step(self, ids):
+        self._states = self._states[-1:] % VOCAB * VOCAB + ids
+        return self._states
+
+    def resolve(self, ids):
+        pass
 
     def settle(self, sequence):
         pass

@@ -5,11 +5,13 @@ A struct holds addresses, not references, so its tensors must live until the ker
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from ...architecture.dims import Dimensions
-from .library import BLOCK, PIECE, Append, Attention, Merge, Product, Rows
+from .library import BLOCK, PIECE, Append, Attention, Format, Merge, Pack, Product, Rows, Unpack
 
 
 class BlockCalls:
@@ -147,9 +149,12 @@ def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None 
     )
 
 
-def product_call(x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Product:
+def product_call(
+    x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor, format: Format | None = None
+) -> Product:
     """Return a call that computes y = x W^T + bias + onto. See `Kernel.linear`."""
-    assert x.is_contiguous() and x.dtype == weight.dtype
+    assert x.is_contiguous() and x.dtype == (weight.dtype if format is None else torch.bfloat16)
+    assert onto is None or (onto.stride() == y.stride() and onto.dtype == x.dtype)
     rows, inputs = x.shape
     return Product(
         x=x.data_ptr(),
@@ -157,11 +162,34 @@ def product_call(x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | 
         bias=_address(bias),
         onto=_address(onto),
         y=y.data_ptr(),
+        format=None if format is None else ctypes.addressof(format),
         rows=rows,
         inputs=inputs,
         outputs=y.shape[1],
-        wide=weight.dtype == torch.float32,
+        stride=y.stride(0),
+        wide=x.dtype == torch.float32,
         wide_out=y.dtype == torch.float32,
+    )
+
+
+def pack_call(codes: Tensor, format: Format, weight: Tensor) -> Pack:
+    """Return a call that stores codes `[rows, inputs]` in the panels of `weight`."""
+    assert codes.is_contiguous() and codes.itemsize == 1 and weight.is_contiguous()
+    rows, inputs = codes.shape
+    return Pack(codes.data_ptr(), ctypes.addressof(format), weight.data_ptr(), rows, inputs)
+
+
+def unpack_call(weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Unpack:
+    """Return a call that dequantises rows `ids` `[rows]` of a packed weight to `y` `[rows, inputs]`."""
+    assert weight.is_contiguous() and ids.is_contiguous() and ids.dtype == torch.int64 and y.is_contiguous()
+    return Unpack(
+        weight=weight.data_ptr(),
+        format=ctypes.addressof(format),
+        ids=ids.data_ptr(),
+        y=y.data_ptr(),
+        rows=len(y),
+        inputs=y.shape[1],
+        wide=y.dtype == torch.float32,
     )
 
 

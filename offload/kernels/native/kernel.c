@@ -65,6 +65,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 
 #include "store.h"
 
+#include "pack.h"
+
 #define LEVEL portable
 #define LANES 8
 #define DOTS 0
@@ -101,9 +103,13 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 
 /* Return a number for the structs and layouts of this build; Python refuses a library whose number differs. */
 int64_t triforce_layout(void) {
-    return LAYOUT | (int64_t)sizeof(struct attention) << 8 | (int64_t)sizeof(struct append) << 20 |
-           (int64_t)sizeof(struct linear) << 32 | (int64_t)sizeof(struct norm) << 44 |
-           (int64_t)sizeof(struct merge) << 56;
+    const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
+                             sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
+                             sizeof(struct pack)};
+    int64_t number = LAYOUT;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        number = number * 257 + sizes[i];
+    return number;
 }
 
 /* Return the level of that name, or NULL if this processor or this build does not have it. */
@@ -137,6 +143,10 @@ int triforce_linear(const struct level *level, const struct linear *l) { return 
 int triforce_norm(const struct level *level, const struct norm *n) { return level->norm(n); }
 
 int triforce_gate(const struct level *level, const struct norm *n) { return level->gate(n); }
+
+int triforce_pack(const struct pack *p) { return run_rows(pack_rows, p, p->rows); }
+
+int triforce_unpack(const struct unpack *u) { return run_rows(unpack_rows, u, u->rows); }
 
 int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
 

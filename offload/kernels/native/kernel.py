@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .calls import product_call, rows_call
-from .library import LEVELS, Append, Attention, KernelUnavailable, Merge, open_library
+from .calls import pack_call, product_call, rows_call, unpack_call
+from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, open_library
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -42,6 +42,7 @@ class Kernel:
         self._append = library.triforce_append
         self._attend, self._merge = library.triforce_attend, library.triforce_merge
         self._linear = library.triforce_linear
+        self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
@@ -57,13 +58,31 @@ class Kernel:
         """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
         self._merge(self._handle, ctypes.byref(call))
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        onto: Tensor | None,
+        y: Tensor,
+        format: Format | None = None,
+    ) -> Tensor:
         """Write x W^T + bias + onto to `y`, and return it.
 
         x `[rows, in]`, the packed weight and onto `[rows, out]` (maybe y itself) have one dtype; bias `[out]` is fp32;
-        y `[rows, out]` has the weight's dtype or fp32. All are contiguous. Raises MemoryError.
+        y `[rows, out]` has the weight's dtype or fp32. x is contiguous; rows of y and onto may be parts of longer ones.
+        With a `format`, the weight is quantised and x is bf16. Raises MemoryError.
         """
-        _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y))))
+        _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y, format))))
+        return y
+
+    def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
+        """Store the codes `[out, in]` of a quantised weight in its panels, of 8 bits each."""
+        self._pack(ctypes.byref(pack_call(codes, format, weight)))
+
+    def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
+        """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""
+        self._unpack(ctypes.byref(unpack_call(weight, format, ids, y)))
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:

@@ -5,6 +5,8 @@
 
 #include "share.h"
 
+#include "quantized.h"
+
 #include "rows.h"
 
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
@@ -17,6 +19,11 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef VECTORS
 #undef MAX_TILE
 #undef BOTH_CHAINS
+#undef HIGH_BITS
+#undef HIGH_SHIFT
+#undef HIGH_EACH
+#undef ROLLED
+#undef PAIRS
 #undef LEVEL
 #undef LANES
 #undef DOTS

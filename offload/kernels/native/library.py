@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint16, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("avx512", "avx2", "portable")  # the best first
-LAYOUT = 3  # as in types.h
+LAYOUT = 4  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
@@ -56,9 +56,40 @@ class Product(ctypes.Structure):
     """`struct linear` of types.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "weight", "bias", "onto", "y")),
-        *((name, c_int64) for name in ("rows", "inputs", "outputs")),
+        *((name, c_void_p) for name in ("x", "weight", "bias", "onto", "y", "format")),
+        *((name, c_int64) for name in ("rows", "inputs", "outputs", "stride")),
         *((name, c_int32) for name in ("wide", "wide_out")),
+    )
+
+
+LEVEL_COUNT = 64  # entries of a format's table of levels
+
+
+class Format(ctypes.Structure):
+    """`struct format` of types.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("bits", "nested", "has_minimum", "base")),
+        ("levels", c_uint16 * LEVEL_COUNT),
+    )
+
+
+class Pack(ctypes.Structure):
+    """`struct pack` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("codes", "format", "weight")),
+        *((name, c_int64) for name in ("rows", "inputs")),
+    )
+
+
+class Unpack(ctypes.Structure):
+    """`struct unpack` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "format", "ids", "y")),
+        *((name, c_int64) for name in ("rows", "inputs")),
+        ("wide", c_int32),
     )
 
 
@@ -110,17 +141,19 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
+    library.triforce_pack.argtypes = (ctypes.POINTER(Pack),)
+    library.triforce_unpack.argtypes = (ctypes.POINTER(Unpack),)
     library.triforce_limit_torch.argtypes, library.triforce_limit_torch.restype = (ctypes.c_int,), None
     return library
 
 
 def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
-    sizes = (
-        ctypes.sizeof(structure) << 8 + 12 * i for i, structure in enumerate((Attention, Append, Product, Rows, Merge))
-    )
+    expected = LAYOUT
+    for structure in (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack):
+        expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:
         function.restype = c_int64
-    if function is None or function() != LAYOUT + sum(sizes):
+    if function is None or c_int64(expected).value != function():
         raise KernelUnavailable("not loaded: it was built from other sources; install triforce again")

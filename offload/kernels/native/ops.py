@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...architecture.config import ModelShape
+from ..quantized import QuantizedTensor
 from .kernel import DTYPES, Kernel
 from .layout import pack_weight, weight_rows
-from .library import BLOCK, MAX_HEAD_DIM
+from .library import BLOCK, MAX_HEAD_DIM, Format
+from .panels import block_inputs, format_struct, pack_quantized
 
 
 class NativeOperations:
@@ -25,7 +29,13 @@ class NativeOperations:
         self._local = threading.local()
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
-        return NativeLinear(self, weight, bias)
+        return NativeLinear(self, [Panels(pack_weight(weight), len(weight))], bias)
+
+    def serves_quantized(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.bfloat16
+
+    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> NativeLinear:
+        return NativeLinear(self, list(_pack(self.kernel, weights)), bias)
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return self.kernel.norm(x, weight, epsilon, self.buffer("norm", x.shape, x.dtype))
@@ -43,33 +53,79 @@ class NativeOperations:
         return buffer
 
 
-class NativeLinear:
-    """A linear whose weight is stored in panels; the original weight is not referenced."""
+class Panels(NamedTuple):
+    """Some outputs of a linear as the kernel reads them; `format` is None for a weight that is not quantised."""
 
-    def __init__(self, operations: NativeOperations, weight: Tensor, bias: Tensor | None) -> None:
+    weight: Tensor
+    outputs: int
+    format: Format | None = None
+
+
+class NativeLinear:
+    """A linear whose weight is stored in panels; the original weight is not referenced.
+
+    Its outputs may be in several parts, of which some are quantised and in different formats.
+    """
+
+    def __init__(self, operations: NativeOperations, parts: Sequence[Panels], bias: Tensor | None) -> None:
         self._operations = operations
-        self._outputs = len(weight)
-        self._weight = pack_weight(weight)
+        self._parts = tuple(parts)
+        self._outputs = sum(part.outputs for part in parts)
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         y = onto if onto is not None else self._operations.buffer(f"{self._outputs}", (len(x), self._outputs), x.dtype)
-        return self._operations.kernel.linear(x, self._weight, self._bias, onto, y)
+        return self._write(x, onto, y)
 
     def wide(self, x: Tensor) -> Tensor:
-        y = torch.empty((len(x), self._outputs), dtype=torch.float32)
-        return self._operations.kernel.linear(x, self._weight, self._bias, None, y)
+        return self._write(x, None, torch.empty((len(x), self._outputs), dtype=torch.float32))
+
+    def _write(self, x: Tensor, onto: Tensor | None, y: Tensor) -> Tensor:
+        kernel = self._operations.kernel
+        if len(self._parts) == 1:
+            weight, _, format = self._parts[0]
+            return kernel.linear(x, weight, self._bias, onto, y, format)
+        end = 0
+        for weight, outputs, format in self._parts:
+            some = slice(end, end := end + outputs)
+            bias, residual = (None if each is None else each[..., some] for each in (self._bias, onto))
+            kernel.linear(x, weight, bias, residual, y[:, some], format)
+        return y
 
     def rows(self, ids: Tensor) -> Tensor:
-        return weight_rows(self._weight, ids)
+        ((weight, _, format),) = self._parts
+        if format is None:
+            return weight_rows(weight, ids)
+        inputs = weight.shape[1] * block_inputs(format)
+        return self._operations.kernel.unpack(
+            weight, format, ids, torch.empty((len(ids), inputs), dtype=torch.bfloat16)
+        )
 
     def tensors(self) -> list[Tensor]:
-        return [self._weight] if self._bias is None else [self._weight, self._bias]
+        return [part.weight for part in self._parts] + ([] if self._bias is None else [self._bias])
 
     def over(self, tensors: list[Tensor]) -> NativeLinear:
         other = copy.copy(self)
-        other._weight, other._bias = tensors if len(tensors) == 2 else (tensors[0], None)
+        other._parts = tuple(part._replace(weight=x) for part, x in zip(self._parts, tensors, strict=False))
+        other._bias = None if self._bias is None else tensors[-1]
         return other
+
+
+def _pack(kernel: Kernel, weights: Sequence[QuantizedTensor | Tensor]) -> Iterator[Panels]:
+    """Yield the panels of weights whose outputs are concatenated; neighbours of one format that fill panels are one."""
+    last: Panels | None = None
+    for weight in weights:
+        if isinstance(weight, QuantizedTensor):
+            new = Panels(pack_quantized(kernel, weight), weight.shape[0], format_struct(weight.format))
+        else:
+            new = Panels(pack_weight(weight), len(weight))
+        if last is not None and last.format is new.format and last.outputs % BLOCK == 0:
+            last = Panels(torch.cat((last.weight, new.weight)), last.outputs + new.outputs, new.format)
+            continue
+        if last is not None:
+            yield last
+        last = new
+    yield last
 
 
 def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str | None:

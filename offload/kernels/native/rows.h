@@ -45,12 +45,29 @@ INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, c
     }
 }
 
+/* The same with quantised weights. */
+INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_work) *w, const char *x,
+                                    const float *sums, int rows, int64_t panel, int panels) {
+    const struct format *f = l->format;
+    int x_item = DOTS ? 2 : 4, inputs = f->nested ? NESTED_GROUPS * GROUP_INPUTS : GROUP_INPUTS; /* of a block */
+    int64_t bytes = block_bytes(f), groups = l->inputs / GROUP_INPUTS;
+    struct NAME(quantized_tile) t = {.format = f, .a_stride = l->inputs * x_item, .c_stride = 2 * BLOCK};
+    t.sums_stride = groups;
+    for (int p = 0; p < panels; p++)
+        for (int64_t k = 0; k < l->inputs; k += NAME(DEPTH)) {
+            int64_t depth = l->inputs - k < NAME(DEPTH) ? l->inputs - k : NAME(DEPTH);
+            t.panel = l->weight + ((panel + p) * (l->inputs / inputs) + k / inputs) * bytes;
+            t.blocks = depth / inputs, t.fresh = k == 0, t.sums = sums + k / GROUP_INPUTS;
+            NAME(run_quantized)(rows, t, x + k * x_item, w->c + p * BLOCK);
+        }
+}
+
 /* Add bias and residual, and store in y. */
 NOINLINE static void NAME(epilogue)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
                               int columns) {
     for (int r = 0; r < rows; r++, c += 2 * BLOCK)
         for (int i = 0; i < columns; i++) {
-            int64_t at = (first + r) * l->outputs + column + i;
+            int64_t at = (first + r) * l->stride + column + i;
             float y = c[i] + (l->bias ? l->bias[column + i] : 0);
             if (l->onto)
                 y += l->wide ? ((const float *)l->onto)[at] : widen(((const uint16_t *)l->onto)[at]);
@@ -66,12 +83,28 @@ struct NAME(linear_job) {
     const char *x; /* rows as the tiles read them */
     int64_t row_bytes, pairs; /* pairs of panels */
     float *widened;
+    float *sums; /* of quantised weights with minima: of each row's groups of 32 activations */
 };
 
 TARGET static int NAME(widen_rows)(const void *context, int64_t first, int64_t last) {
     const struct NAME(linear_job) *j = context;
     for (int64_t i = first * j->l->inputs; i < last * j->l->inputs; i++)
         j->widened[i] = widen(((const uint16_t *)j->l->x)[i]);
+    return 0;
+}
+
+/* Sum each group of a row's activations, in order. */
+TARGET static int NAME(sum_groups)(const void *context, int64_t first, int64_t last) {
+    const struct NAME(linear_job) *j = context;
+    const uint16_t *x = j->l->x;
+    for (int64_t g = first * (j->l->inputs / GROUP_INPUTS); g < last * (j->l->inputs / GROUP_INPUTS); g++) {
+        vec sum = NAME(splat)(0);
+        for (int i = 0; i < GROUP_INPUTS; i += LANES)
+            sum += NAME(load)(x, g * GROUP_INPUTS + i, 0);
+        j->sums[g] = 0;
+        for (int i = 0; i < LANES; i++)
+            j->sums[g] += sum[i];
+    }
     return 0;
 }
 
@@ -84,7 +117,12 @@ TARGET static int NAME(multiply_groups)(const void *context, int64_t first_part,
         int64_t first = part / j->pairs * NAME(GROUP), column = part % j->pairs * 2 * BLOCK;
         int rows = l->rows - first < NAME(GROUP) ? (int)(l->rows - first) : NAME(GROUP);
         int columns = l->outputs - column < 2 * BLOCK ? (int)(l->outputs - column) : 2 * BLOCK;
-        NAME(product)(l, w, j->x + first * j->row_bytes, rows, column / BLOCK, columns > BLOCK ? 2 : 1);
+        const char *x = j->x + first * j->row_bytes;
+        if (l->format)
+            NAME(quantized_product)(l, w, x, j->sums + first * (l->inputs / GROUP_INPUTS), rows, column / BLOCK,
+                                    columns > BLOCK ? 2 : 1);
+        else
+            NAME(product)(l, w, x, rows, column / BLOCK, columns > BLOCK ? 2 : 1);
         NAME(epilogue)(l, w->c, first, rows, column, columns);
     }
     return !w;
@@ -93,12 +131,19 @@ TARGET static int NAME(multiply_groups)(const void *context, int64_t first_part,
 TARGET static int NAME(linear)(const struct linear *l) {
     struct NAME(linear_job) j = {.l = l, .x = l->x, .row_bytes = l->inputs * (DOTS && !l->wide ? 2 : 4)};
     j.pairs = (l->outputs + 2 * BLOCK - 1) / (2 * BLOCK);
-    if (!DOTS && !l->wide) {
-        j.widened = scratch(&shared_memory, sizeof(float) * l->rows * l->inputs);
-        if (!j.widened)
-            return 1;
+    int64_t widened = !DOTS && !l->wide ? l->rows * l->inputs : 0;
+    int64_t sums = l->format && l->format->has_minimum ? l->rows * (l->inputs / GROUP_INPUTS) : 0;
+    float *memory = widened + sums ? scratch(&shared_memory, sizeof(float) * (widened + sums)) : 0;
+    if (widened + sums && !memory)
+        return 1;
+    if (widened) {
+        j.widened = memory;
         run_rows(NAME(widen_rows), &j, l->rows);
         j.x = (const char *)j.widened;
+    }
+    if (sums) {
+        j.sums = memory + widened;
+        run_rows(NAME(sum_groups), &j, l->rows);
     }
     int64_t groups = (l->rows + NAME(GROUP) - 1) / NAME(GROUP);
     return pool_run(NAME(multiply_groups), &j, groups * j.pairs, l->rows >= LONG_ROWS);

@@ -14,12 +14,14 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 3,      /* raise it with any change that Python sees */
+    LAYOUT = 4,      /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
     ROW_GROUP = 60,  /* query rows that read a span together: a multiple of the rows a tile of every level */
     MAX_HEAD_DIM = 256,
+    GROUP_INPUTS = 32,  /* of quantised weights: inputs whose codes lie together */
+    NESTED_GROUPS = 8,  /* groups of a block whose scales share an outer factor */
     MOST_PARTIALS = 1 << 26, /* bytes of partial results up to which the keys are split in prefill */
 };
 
@@ -70,6 +72,45 @@ struct append {
     int32_t wide;
 };
 
+/*
+ * Quantised weights are stored in panels of 16 outputs too. A weight is scale * level + minimum, where the level of a
+ * code is a number that bf16 represents exactly. A group of 32 inputs is
+ *
+ *     codes   4 bits  [4][16][2] of 16 bits: pairs of inputs 4v to 4v + 3 of an output in the four digits
+ *             5 bits  4 bits each, and then [16][2] of 16 bits: bit p is the fifth of pair p
+ *             6 bits  4 bits each, and then [2][16][2] of 16 bits: two bits for each of eight pairs
+ *             8 bits  [16][16][2]: pairs, outputs, members; the codes are the values, signed
+ *     scales  [16] fp16; nested: [16] of 8 bits, signed. 6 bits: two of them, for 16 inputs each
+ *     minima  the same, if the format has minima; one for all 32 inputs
+ *
+ * Where scales are nested, eight groups are a block. It begins with an fp16 factor of the scales and, if there are
+ * minima, one of the minima, [16] each.
+ */
+struct format {
+    int32_t bits; /* 4, 5, 6 or 8 */
+    int32_t nested, has_minimum;
+    int32_t base;        /* at most 0: levels are code + base; 1: they are not evenly spaced */
+    uint16_t levels[64]; /* bf16, for less than 8 bits; with 4 bits twice or more */
+};
+
+/* Store the codes of a matrix in panels. */
+struct pack {
+    const uint8_t *codes; /* [rows][inputs] */
+    const struct format *format;
+    char *weight;
+    int64_t rows, inputs;
+};
+
+/* Rows of quantised weights, dequantised. */
+struct unpack {
+    const char *weight;
+    const struct format *format;
+    const int64_t *ids; /* [rows], numbers of outputs */
+    void *y;            /* [rows][inputs], bf16, or fp32 where `wide` is set */
+    int64_t rows, inputs;
+    int32_t wide;
+};
+
 /* y = x W^T (+ bias) (+ onto); the weights in panels of 16 outputs, the last one padded with zeros. */
 struct linear {
     const void *x;      /* [rows][inputs], in the type of the weights */
@@ -77,7 +118,9 @@ struct linear {
     const float *bias;  /* [outputs] or NULL */
     const void *onto;   /* [rows][outputs], the residual to add, or NULL; may be y itself */
     void *y;            /* [rows][outputs] in the type of the weights, or fp32 where wide_out is set */
+    const struct format *format; /* NULL, or how `weight` is quantised; then x is bf16 */
     int64_t rows, inputs, outputs;
+    int64_t stride;     /* elements between rows of y and of onto; at least `outputs` */
     int32_t wide;
     int32_t wide_out;
 };

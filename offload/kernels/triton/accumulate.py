@@ -71,3 +71,26 @@ def attend_growing(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Ten
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     ops.attend_growing(q, keys, values, state, seen)
     return ops.finish(state, q)
+
+
+def attend_table(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, chunk: int, lengths: tuple[int, int] | Tensor
+) -> Tensor:
+    """Attend to the selected chunks of a whole store and to its tail, causally to the queries' own keys, which end it.
+
+    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, capacity, head_dim]`, rotated; returns as q.
+
+    Args:
+        table: numbers of chunks of `chunk` tokens, `[kv_heads, slots]` in int32.
+        lengths: how many keys the first query sees, and the position of the tail; or as `ops.attend_growing_table`
+            takes them, for a recorded step.
+    """
+    from . import ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
+    if isinstance(lengths, Tensor):
+        ops.attend_growing_table(q, keys, values, state, table, chunk, lengths)
+    else:
+        seen, tail = lengths
+        ops.attend_table(q, keys, values, state, table, chunk, tail, seen)
+    return ops.finish(state, q)

@@ -43,7 +43,8 @@ def attend_kernel(
 
     Grid: (kv_heads, blocks of rows, splits). `rows` are tokens times the group's heads; token t sees `seen` keys, t
     more if CAUSAL. With a CHUNK the keys are those of a table's chunks `[kv_heads, slots]`, then those from `tail` on.
-    HAS_SEEN: `seen` is read from memory and `keys` follow from it, so that a recorded launch can be repeated.
+    HAS_SEEN: `seen` is read from memory and `keys` follow from it, so that a recorded launch can be repeated; with a
+    CHUNK, `slots` and `tail` are read behind it.
     WIDEN multiplies in fp32, for the interpreter, which cannot multiply bf16.
     """
     head, split = tl.program_id(0), tl.program_id(2)
@@ -71,6 +72,9 @@ def attend_kernel(
     if HAS_SEEN:
         seen = tl.load(seen_ptr).to(tl.int32)
         keys = seen + (rows // GROUP - 1) if CAUSAL else seen
+        if CHUNK > 0:
+            slots = tl.load(seen_ptr + 1).to(tl.int32)
+            tail = tl.load(seen_ptr + 2).to(tl.int32)
     limit = seen + token if CAUSAL else seen + token * 0
     k_head, v_head = k_ptr + head.to(tl.int64) * stride_head, v_ptr + head.to(tl.int64) * stride_head
     # Split by stripes of BLOCK_N keys: which split has a key does not depend on how many there are.

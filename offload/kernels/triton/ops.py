@@ -134,6 +134,18 @@ def attend_table(
     torch.ops.triforce.attend(q, keys, values, state, table, None, count, seen, True, True, PLAIN, chunk, tail)
 
 
+def attend_growing_table(
+    q: Tensor, keys: Tensor, values: Tensor, state: Tensor, table: Tensor, chunk: int, lengths: Tensor
+) -> None:
+    """Do what `attend_table` does with lengths in device memory, as a recorded step of fixed shape needs.
+
+    Args:
+        table: numbers of chunks, `[kv_heads, at least slots]` in int32.
+        lengths: `seen`, the number of slots that are used, and `tail`: integers `[3]`.
+    """
+    torch.ops.triforce.attend(q, keys, values, state, table, lengths, 0, 0, True, True, PLAIN, chunk, 0)
+
+
 def finish(state: Tensor, like: Tensor, lse: Tensor | None = None) -> Tensor:
     """Return the attention `[tokens, heads, head_dim]` that states stand for, in the dtype of `like`.
 

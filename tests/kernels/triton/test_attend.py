@@ -6,6 +6,7 @@ import torch
 from offload.kernels.attention import attend_reference
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
+from offload.kernels.triton.accumulate import attend_table
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -116,6 +117,18 @@ def test_a_table_of_chunks_is_attention_over_those_chunks_and_the_tail():
     picked = [torch.stack([x[head, own[head]] for head in range(2)]) for x in (keys, values)]
     wanted, _ = expected(q, *picked, 4 * 8 + 13 - 2, True)
     assert (out - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("seen", "slots", "tail"), [(43, 4, 104), (1, 0, 0), (30, 2, 24)])
+def test_lengths_of_a_table_in_device_memory_are_those_lengths(seen, slots, tail):
+    q, chunk = random(3, 4, 64), 8
+    keys, values = random(2, 120, 64, seed=1), random(2, 120, 64, seed=2)
+    keys[:, tail + seen - slots * chunk + len(q) :] = float("nan")  # not of the tail yet
+    table = torch.tensor([[0, 2, 7, 12], [1, 0, 12, 0]], dtype=torch.int32, device=DEVICE)
+    found = attend_table(q, keys, values, table, chunk, torch.tensor([seen, slots, tail], device=DEVICE))
+    wanted = attend_table(q, keys, values, table[:, :slots], chunk, (seen, tail))
+    assert wanted.isfinite().all()
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("seen", [1, 60, 97])

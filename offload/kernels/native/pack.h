@@ -1,0 +1,114 @@
+/* Packing and dequantising quantised weights. One version for all levels, because it is not on a hot path. */
+
+static inline int64_t code_bytes(const struct format *f) { /* of a group */
+    return f->bits == 8 ? 512 : f->bits == 6 ? 384 : f->bits == 5 ? 320 : 256;
+}
+
+static inline int64_t group_bytes(const struct format *f) {
+    return code_bytes(f) + (f->nested ? BLOCK : 2 * BLOCK) * ((f->bits == 6 ? 2 : 1) + f->has_minimum);
+}
+
+static inline int64_t block_bytes(const struct format *f) { /* of one group, or where scales are nested of eight */
+    return f->nested ? NESTED_GROUPS * group_bytes(f) + 2 * BLOCK * (1 + f->has_minimum) : group_bytes(f);
+}
+
+/* Store a group's codes of one output in a panel's lane. */
+static void pack_group(int bits, const uint8_t *codes, char *to, int lane) {
+    if (bits == 8) {
+        for (int pair = 0; pair < 16; pair++)
+            memcpy(to + 32 * pair + 2 * lane, codes + 2 * pair, 2);
+        return;
+    }
+    uint16_t high[2][2] = {{0}};
+    for (int quad = 0; quad < 4; quad++)
+        for (int member = 0; member < 2; member++) {
+            const uint8_t *c = codes + 8 * quad + member;
+            uint16_t low = (c[0] & 15) | (c[2] & 15) << 4 | (c[4] & 15) << 8 | (c[6] & 15) << 12;
+            memcpy(to + 64 * quad + 2 * (2 * lane + member), &low, 2);
+            if (bits == 5)
+                high[0][member] |= (c[0] >> 4 | c[2] >> 4 << 1 | c[4] >> 4 << 2 | c[6] >> 4 << 3) << 4 * quad;
+            if (bits == 6)
+                high[quad / 2][member] |= (c[0] >> 4 | c[2] >> 4 << 2 | c[4] >> 4 << 4 | c[6] >> 4 << 6) << 8 * (quad % 2);
+        }
+    if (bits > 4)
+        memcpy(to + 256 + 4 * lane, high[0], 4);
+    if (bits == 6)
+        memcpy(to + 320 + 4 * lane, high[1], 4);
+}
+
+/* Pack the codes of some outputs. Memory between them, for the scales, is left as it is. */
+static int pack_rows(const void *call, int64_t first, int64_t last) {
+    const struct pack *p = call;
+    const struct format *f = p->format;
+    int64_t groups = f->nested ? NESTED_GROUPS : 1, blocks = p->inputs / (groups * GROUP_INPUTS);
+    for (int64_t row = first; row < last; row++)
+        for (int64_t g = 0; g < p->inputs / GROUP_INPUTS; g++) {
+            char *block = p->weight + (row / BLOCK * blocks + g / groups) * block_bytes(f);
+            char *group = block + (f->nested ? 2 * BLOCK * (1 + f->has_minimum) : 0) + g % groups * group_bytes(f);
+            pack_group(f->bits, p->codes + row * p->inputs + g * GROUP_INPUTS, group, row % BLOCK);
+        }
+    return 0;
+}
+
+static float half_at(const char *memory, int i) { /* finite */
+    uint16_t half;
+    memcpy(&half, memory + 2 * i, 2);
+    uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
+    float size;
+    memcpy(&size, &bits, 4);
+    size *= 0x1p112f;
+    return half & 0x8000 ? -size : size;
+}
+
+/* Return the level of input `i` of a group, for the output of a panel's lane. */
+static float level_at(const struct format *f, const char *codes, int i, int lane) {
+    int pair = i / 2, column = 2 * lane + i % 2;
+    if (f->bits == 8)
+        return (float)((const int8_t *)codes)[32 * pair + column];
+    uint16_t digits[2] = {0, 0};
+    memcpy(digits, codes + 64 * (pair / 4) + 2 * column, 2);
+    int code = digits[0] >> 4 * (pair % 4) & 15;
+    if (f->bits > 4)
+        memcpy(digits + 1, codes + 256 + (f->bits == 6 ? 64 * (pair / 8) : 0) + 2 * column, 2);
+    if (f->bits == 5)
+        code |= (digits[1] >> pair & 1) << 4;
+    if (f->bits == 6)
+        code |= (digits[1] >> 2 * (pair % 8) & 3) << 4;
+    return widen(f->levels[code]);
+}
+
+/* Dequantise one block for a panel's lane. */
+static void unpack_block(const struct format *f, const char *b, int lane, float *to) {
+    const char *outer = b;
+    int64_t codes = code_bytes(f);
+    int halves = f->bits == 6 ? 2 : 1, scale_bytes = f->nested ? BLOCK : 2 * BLOCK;
+    b += f->nested ? 2 * BLOCK * (1 + f->has_minimum) : 0;
+    for (int g = 0; g < (f->nested ? NESTED_GROUPS : 1); g++, to += GROUP_INPUTS) {
+        const char *scales = b + codes, *minima = scales + halves * scale_bytes;
+        float least = 0;
+        if (f->has_minimum)
+            least = f->nested ? half_at(outer + 2 * BLOCK, lane) * (float)((const int8_t *)minima)[lane]
+                              : half_at(minima, lane);
+        for (int i = 0; i < GROUP_INPUTS; i++) {
+            const char *own = scales + i * halves / GROUP_INPUTS * scale_bytes;
+            float scale = f->nested ? half_at(outer, lane) * (float)((const int8_t *)own)[lane] : half_at(own, lane);
+            to[i] = scale * level_at(f, b, i, lane) + least;
+        }
+        b = minima + (f->has_minimum ? scale_bytes : 0);
+    }
+}
+
+static int unpack_rows(const void *call, int64_t first, int64_t last) {
+    const struct unpack *u = call;
+    int inputs = u->format->nested ? NESTED_GROUPS * GROUP_INPUTS : GROUP_INPUTS;
+    int64_t bytes = block_bytes(u->format), blocks = u->inputs / inputs;
+    float values[NESTED_GROUPS * GROUP_INPUTS];
+    for (int64_t row = first; row < last; row++)
+        for (int64_t block = 0; block < blocks; block++) {
+            unpack_block(u->format, u->weight + (u->ids[row] / BLOCK * blocks + block) * bytes, u->ids[row] % BLOCK,
+                         values);
+            for (int i = 0; i < inputs; i++)
+                write_element(u->y, row * u->inputs + block * inputs + i, values[i], u->wide);
+        }
+    return 0;
+}

@@ -1,0 +1,236 @@
+/*
+ * Tiles of products with quantised weights. Included once per level, after tile.h; the layout is in types.h.
+ *
+ * A group's codes become bf16 values (exactly) in registers, and are multiplied with the activations; the group's sums
+ * are then multiplied by its scale, and the minimum by the sum of the group's activations. The order is that of the
+ * inputs, whatever the number of rows: a row's result does not depend on the other rows of the tile.
+ */
+struct NAME(quantized_tile) {
+    const struct format *format;
+    const char *panel;    /* the first of the groups */
+    int64_t blocks;       /* to multiply */
+    int64_t a_stride;     /* bytes between rows of activations: pairs as in `struct tile` */
+    const float *sums;    /* of each row's groups of activations */
+    int64_t sums_stride;  /* floats */
+    int64_t c_stride;     /* floats */
+    int fresh;            /* 1: replace `c`, 0: add to it */
+};
+
+/* Widen LANES fp16 numbers; they are finite. */
+INLINE vec NAME(halves)(const char *memory, int vector) {
+#if HAS_MAX && LANES == 16
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)memory + vector));
+#else
+    typedef uint16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    ints bits = __builtin_convertvector(((const shorts *)memory)[vector], ints);
+    vec size = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* the exponent's bias: 127 - 15; exact */
+    return (vec)((ints)size | (bits & 0x8000) << 16);
+#endif
+}
+
+/* Convert LANES small integers of 8 bits. */
+INLINE vec NAME(small)(const char *memory, int vector) {
+    typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+    return __builtin_convertvector(((const bytes *)memory)[vector], vec);
+}
+
+/* The bits above the low four of a quad's codes; a quad is four pairs of inputs. `bits` is a constant. */
+#define HIGH_BITS(bits, quad) ((bits) == 6 ? 256 + 64 * ((quad) / 2) : 256)
+#define HIGH_SHIFT(bits, quad) ((bits) == 6 ? 8 * ((quad) % 2) : 4 * (quad))
+#define HIGH_EACH(bits) ((bits) == 6 ? 2 : 1)
+
+#if DOTS && !defined(TRIFORCE_EMULATE)
+/* Return pair `p` of a quad, for 16 outputs: two bf16 in each lane. `bits` and `p` are constants. */
+INLINE ints NAME(value_pair)(const int bits, const int p, const char *codes, int quad, __m512i low, __m512i high,
+                             const __m512i *levels) {
+    if (bits == 8) { /* two conversions of 16 integers, narrowed to 32 bf16 in order: exact below 2^8 */
+        const __m128i *at = (const __m128i *)(codes + 128 * quad + 32 * p);
+        __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
+        __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at + 1)));
+        return (ints)_mm512_cvtne2ps_pbh(second, first);
+    }
+    __m512i index = _mm512_srli_epi16(low, 4 * p);
+    if (bits == 4) /* the table holds the levels twice: the bit above the code does not matter */
+        return (ints)_mm512_permutexvar_epi16(index, levels[0]);
+    const int at = HIGH_EACH(bits) * p; /* where the code's high bits are; they move to bit 4 */
+    high = at > 4 ? _mm512_srli_epi16(high, at - 4) : _mm512_slli_epi16(high, 4 - at);
+    index = _mm512_ternarylogic_epi32(_mm512_set1_epi16(15), index, high, 0xca); /* 15 ? index : high */
+    if (bits == 5)
+        return (ints)_mm512_permutexvar_epi16(index, levels[0]);
+    return (ints)_mm512_permutex2var_epi16(levels[0], index, levels[1]);
+}
+#else
+/* Return code `odd` of pair `p` of a quad, for LANES outputs. */
+INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, int quad, int vector) {
+    if (bits == 8) {
+        typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+        ints both = __builtin_convertvector(((const shorts *)(codes + 128 * quad + 32 * p))[vector], ints);
+        return odd ? both >> 8 : both << 24 >> 24;
+    }
+    ints code = ((const ints_at *)(codes + 64 * quad))[vector] >> (16 * odd + 4 * p) & 15;
+    if (bits > 4) {
+        int shift = 16 * odd + HIGH_SHIFT(bits, quad) + HIGH_EACH(bits) * p;
+        ints high = ((const ints_at *)(codes + HIGH_BITS(bits, quad)))[vector] >> shift;
+        code |= (high & (bits == 6 ? 3 : 1)) << 4;
+    }
+    return code;
+}
+
+/* Return the levels of codes that are not evenly spaced. */
+NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
+    vec value;
+    for (int i = 0; i < LANES; i++)
+        value[i] = widen(f->levels[code[i]]);
+    return value;
+}
+
+/* Return the levels of codes. */
+INLINE vec NAME(value)(const int bits, const struct format *f, ints code) {
+    if (bits == 8)
+        return __builtin_convertvector(code, vec);
+    if (bits == 4 && f->base > 0)
+        return NAME(uneven)(f, code);
+    return __builtin_convertvector(code, vec) + (float)f->base;
+}
+#endif
+
+#define ROLLED _Pragma("GCC unroll 1")
+#if DOTS
+#define PAIRS UNROLL /* shifts by constants */
+#else
+#define PAIRS ROLLED
+#endif
+
+/* Multiply some quads of a group by a tile of rows; the sums are returned in `s`. */
+INLINE void NAME(group_dots)(const int rows, const int bits, const int first, const int quads,
+                             const struct NAME(quantized_tile) *t, const void *levels, const char *codes,
+                             const char *a, vec s[MAX_TILE][VECTORS]) {
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
+            s[r][v] = NAME(splat)(0);
+    a += first * (DOTS ? 16 : 32);
+    ROLLED for (int quad = first; quad < first + quads; quad++, a += DOTS ? 16 : 32) {
+#if DOTS && !defined(TRIFORCE_EMULATE)
+        __m512i low = _mm512_loadu_si512(codes + 64 * quad), high = low;
+        if (bits == 5 || bits == 6)
+            high = _mm512_srl_epi16(_mm512_loadu_si512(codes + HIGH_BITS(bits, quad)),
+                                    _mm_cvtsi32_si128(HIGH_SHIFT(bits, quad)));
+#endif
+        PAIRS for (int p = 0; p < 4; p++) {
+#if DOTS
+#ifdef TRIFORCE_EMULATE
+            ints even = (ints)NAME(value)(bits, t->format, NAME(code)(bits, p, 0, codes, quad, 0));
+            ints odd = (ints)NAME(value)(bits, t->format, NAME(code)(bits, p, 1, codes, quad, 0));
+            ints pair = (even >> 16 & 0xffff) | (odd & (int32_t)0xffff0000);
+#else
+            ints pair = NAME(value_pair)(bits, p, codes, quad, low, high, levels);
+#endif
+            UNROLL for (int r = 0; r < rows; r++)
+                s[r][0] = NAME(dot)(s[r][0], pair, *(const NAME(pair_at) *)(a + r * t->a_stride + 4 * p));
+#else
+            UNROLL for (int odd = 0; odd < 2; odd++)
+                UNROLL for (int v = 0; v < VECTORS; v++) {
+                    vec column = NAME(value)(bits, t->format, NAME(code)(bits, p, odd, codes, quad, v));
+                    UNROLL for (int r = 0; r < rows; r++)
+                        s[r][v] += NAME(splat)(*(const float *)(a + r * t->a_stride + 8 * p + 4 * odd)) * column;
+                }
+#endif
+        }
+    }
+}
+
+/* Multiply a tile of rows with some blocks of a panel. `rows` and `bits` are constants. */
+INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(quantized_tile) *t, const char *a,
+                            float *c) {
+    const struct format *f = t->format;
+    const int halves = bits == 6 ? 2 : 1, quads = 4 / halves; /* 6 bits: groups of 16 inputs */
+    const int code_bytes = bits == 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256;
+    const int scale_bytes = f->nested ? BLOCK : 2 * BLOCK;
+    const int group_bytes = code_bytes + scale_bytes * (halves + f->has_minimum);
+    const char *b = t->panel;
+    const float *sums = t->sums;
+    const void *levels = 0;
+#if DOTS && !defined(TRIFORCE_EMULATE)
+    const __m512i tables[2] = {_mm512_loadu_si512(f->levels), _mm512_loadu_si512(f->levels + 32)};
+    levels = tables;
+#endif
+    vec total[MAX_TILE][VECTORS], s[MAX_TILE][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
+            total[r][v] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * t->c_stride, v);
+    for (int64_t block = 0; block < t->blocks; block++) {
+        vec outer[2][VECTORS] = {0}; /* factors of the block's scales and minima */
+        if (f->nested) {
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                outer[0][v] = NAME(halves)(b, v);
+                outer[1][v] = f->has_minimum ? NAME(halves)(b + 2 * BLOCK, v) : outer[0][v];
+            }
+            b += 2 * BLOCK * (1 + f->has_minimum);
+        }
+        for (int g = 0; g < (f->nested ? NESTED_GROUPS : 1); g++, sums++) {
+            UNROLL for (int line = 0; line < code_bytes; line += 64)
+                __builtin_prefetch(b + 6 * group_bytes + line);
+            const char *scales = b + code_bytes;
+            ROLLED for (int half = 0; half < halves; half++, scales += scale_bytes) {
+                NAME(group_dots)(rows, bits, half * quads, quads, t, levels, b, a, s);
+                UNROLL for (int v = 0; v < VECTORS; v++) {
+                    vec scale = f->nested ? outer[0][v] * NAME(small)(scales, v) : NAME(halves)(scales, v);
+                    UNROLL for (int r = 0; r < rows; r++)
+                        total[r][v] += scale * s[r][v];
+                }
+            }
+            if (f->has_minimum)
+                UNROLL for (int v = 0; v < VECTORS; v++) {
+                    vec least = f->nested ? outer[1][v] * NAME(small)(scales, v) : NAME(halves)(scales, v);
+                    UNROLL for (int r = 0; r < rows; r++)
+                        total[r][v] += least * NAME(splat)(sums[r * t->sums_stride]);
+                }
+            a += DOTS ? 2 * GROUP_INPUTS : 4 * GROUP_INPUTS;
+            b += group_bytes;
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
+            ((vec_at *)(c + r * t->c_stride))[v] = total[r][v];
+}
+
+#define CASE(rows) case rows: NAME(run_codes)(rows, bits, t, a, c); break;
+INLINE void NAME(codes_rows)(int rows, const int bits, const struct NAME(quantized_tile) *t, const char *a, float *c) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if LANES == 16
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+    }
+}
+#undef CASE
+
+#define WIDTH(name, bits)                                                                                          \
+    TARGET static void NAME(EXPAND(tile, name))(int rows, const struct NAME(quantized_tile) *t, const char *a,     \
+                                                float *c) {                                                       \
+        NAME(codes_rows)(rows, bits, t, a, c);                                                                     \
+    }
+#if HAS_MAX
+WIDTH(4, 4) WIDTH(5, 5) WIDTH(6, 6) WIDTH(8, 8)
+#else /* levels for which compiling less matters more than speed */
+WIDTH(any, t->format->bits)
+#endif
+#undef WIDTH
+
+/* Run tiles over any number of rows; `a`, `c` and t.sums belong to the first row. */
+INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
+    for (int r = 0; r < rows; r += MAX_TILE) {
+        int some = rows - r < MAX_TILE ? rows - r : MAX_TILE;
+#if HAS_MAX
+        switch (t.format->bits) {
+            case 4: NAME(tile_4)(some, &t, a, c); break;
+            case 5: NAME(tile_5)(some, &t, a, c); break;
+            case 6: NAME(tile_6)(some, &t, a, c); break;
+            case 8: NAME(tile_8)(some, &t, a, c); break;
+        }
+#else
+        NAME(tile_any)(some, &t, a, c);
+#endif
+        a += MAX_TILE * t.a_stride, c += MAX_TILE * t.c_stride, t.sums += MAX_TILE * t.sums_stride;
+    }
+}

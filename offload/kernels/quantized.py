@@ -1,0 +1,103 @@
+"""Quantised weights: codes of 4 to 8 bits, with a scale and maybe a minimum for each group of a row.
+
+A weight is `scale * level + minimum`, where the level of a code is a small whole number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+BLOCK_GROUPS = 8  # groups of 32 inputs whose scales share an outer factor, where they are nested
+
+
+@dataclass(frozen=True)
+class QuantizedFormat:
+    """How codes become weights.
+
+    `bits` is 4, 5, 6 or 8. A scale belongs to `group` inputs, a minimum to 32. Nested scales and minima are integers
+    times an fp16 factor for each block of 256 inputs. `levels` are those of the codes in order, from -128 to 127.
+    """
+
+    name: str
+    bits: int
+    group: int
+    nested: bool
+    has_minimum: bool
+    levels: tuple[int, ...]
+
+    @property
+    def block(self) -> int:
+        """Return the inputs that lie together: a row has a multiple of them."""
+        return 32 * BLOCK_GROUPS if self.nested else 32
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Return the bits of a weight in memory, with its part of the scales and minima."""
+        each = 8 if self.nested else 16
+        own = self.bits + each / self.group + (each / 32 if self.has_minimum else 0)
+        return own + (16 * (1 + self.has_minimum) / self.block if self.nested else 0)
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A quantised matrix `[rows, inputs]` on the CPU.
+
+    Args:
+        codes: `[rows, inputs]`, uint8; with 8 bits int8, and the codes are the levels.
+        scales: `[rows, inputs / group]`, fp16, or int8 where they are nested.
+        minima: `[rows, inputs / 32]` likewise, or None.
+        factors: `[rows, inputs / 256]` fp16, of nested scales, or None.
+        minimum_factors: likewise, of nested minima.
+    """
+
+    format: QuantizedFormat
+    codes: Tensor
+    scales: Tensor
+    minima: Tensor | None = None
+    factors: Tensor | None = None
+    minimum_factors: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    def rows(self, part: slice | Tensor) -> QuantizedTensor:
+        """Return some of the rows."""
+        return replace(self, **{name: x[part] for name, x in self._tensors().items()})
+
+    def columns(self, part: slice) -> QuantizedTensor | None:
+        """Return some of the columns, or None if a block would be cut."""
+        inputs = self.shape[1]
+        start, end, _ = part.indices(inputs)
+        if start % self.format.block or end % self.format.block:
+            return None
+        parts = {name: (x, x.shape[1]) for name, x in self._tensors().items()}
+        return replace(
+            self, **{name: x[:, start * each // inputs : end * each // inputs] for name, (x, each) in parts.items()}
+        )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = ("codes", "scales", "minima", "factors", "minimum_factors")
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
+
+    def dequantized(self) -> Tensor:
+        """Return the weights `[rows, inputs]` in fp32."""
+        scales = _widened(self.scales, self.factors, 256 // self.format.group)
+        values = self._levels().unflatten(1, (-1, self.format.group)) * scales.unsqueeze(-1)
+        if self.minima is None:
+            return values.flatten(1)
+        minima = _widened(self.minima, self.minimum_factors, BLOCK_GROUPS)
+        return (values.flatten(1).unflatten(1, (-1, 32)) + minima.unsqueeze(-1)).flatten(1)
+
+    def _levels(self) -> Tensor:
+        if self.format.bits == 8:
+            return self.codes.float()
+        return torch.tensor(self.format.levels, dtype=torch.float32)[self.codes.int()]
+
+
+def _widened(numbers: Tensor, factors: Tensor | None, each: int) -> Tensor:
+    """Return scales or minima in fp32, with the outer factor of every `each` of them applied."""
+    return numbers.float() if factors is None else factors.float().repeat_interleave(each, 1) * numbers.float()

@@ -1,0 +1,48 @@
+"""The base of the retrieval caches that copy nothing: tables of the full cache's chunks, attended to where they lie."""
+
+from __future__ import annotations
+
+from .full import FullCache
+from .selected import SelectedCache
+from .selection import Refresh, Selector
+
+
+class InPlaceCache(SelectedCache):
+    """Refers to the full cache's store for the selected chunks and the tail.
+
+    Tokens that the full cache has not run yet are stored behind its own. It overwrites them when it runs tokens there,
+    and `adopt` then drops them.
+    """
+
+    def __init__(
+        self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
+    ) -> None:
+        super().__init__(full, selector, refresh, budget, chunk, tail)
+        self._writes = -1  # the full cache's `writes` when this cache's own tokens were last intact
+
+    def _invalidate(self, unchanged: int) -> bool:
+        intact = self._writes == self._full.writes
+        self._writes = self._full.writes
+        return intact
+
+    def begin(self, tokens: int) -> None:
+        super().begin(tokens)
+        end = self._length + tokens
+        assert end <= self._full.capacity, f"{end} tokens in a cache of {self._full.capacity}"
+        # Invalidate the tokens of another such cache, not these.
+        self._writes = self._full.writes = self._full.writes + 1
+
+    @property
+    def ahead(self) -> int:
+        """Return how many tokens the full cache has behind the committed ones of this cache."""
+        return max(self._full.length - self._length, 0)
+
+    @property
+    def stored(self) -> int:
+        """Return how many in-flight tokens the full cache has: its exact ones are not overwritten by approximations."""
+        return min(self.ahead, self._inflight)
+
+    @property
+    def seen(self) -> int:
+        """Return how many tokens the first in-flight one attends to, itself included."""
+        return self.selection.shape[1] * self._chunk + self._length - self.tail_start + 1

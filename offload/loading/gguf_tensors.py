@@ -1,0 +1,133 @@
+"""The tensors of a GGUF file: their names, sizes and types, and their values, quantised or not.
+
+Imports neither torch nor gguf until tensors are read.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError, UnsupportedModel
+from ..short_repr import short_text
+from .gguf_header import check_metadata
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..kernels.quantized import QuantizedTensor
+
+_TENSORS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_NAMES = {theirs: ours for ours, theirs in _TENSORS.items()}
+_STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
+
+
+class GGUFTensors:
+    """The tensors of one file under transformers' names, with the rows of q and k in transformers' order.
+
+    It is a `TensorReader`. `heads` and `kv_heads` are the model's.
+    """
+
+    def __init__(self, path: Path, heads: int, kv_heads: int, reader: Any = None) -> None:
+        self.path = path
+        self._reader = reader or open_gguf(path)
+        self._heads = {"attn_q": heads, "attn_k": kv_heads}
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    @cached_property
+    def _names(self) -> dict[str | None, str]:
+        return {_transformers_name(name): name for name in self._tensors}
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Return every tensor's name and size. Raises CheckpointError if tensors do not lie as the format requires."""
+        self._check_layout()
+        return {ours: tuple(map(int, self._tensors[name].shape[::-1])) for ours, name in self._names.items() if ours}
+
+    def _check_layout(self) -> None:
+        """Check that the tensors follow each other, each aligned. Raises CheckpointError."""
+        end, offset, alignment = self.path.stat().st_size, self._reader.data_offset, int(self._reader.alignment)
+        for tensor in self._reader.tensors:
+            if tensor.data_offset != offset:
+                raise CheckpointError(f"{self.path} is corrupt: {tensor.name} is misplaced", "fetch the model again")
+            if offset + tensor.n_bytes > end:
+                raise CheckpointError(f"{self.path} is truncated inside {tensor.name}", "fetch the model again")
+            offset += -(-tensor.n_bytes // alignment) * alignment
+
+    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
+        """Return a tensor dequantised to fp32: as a whole, and then sliced."""
+        stored = self._names[name]
+        weight, order = self.dequantized(stored), self._row_order(stored)
+        return (weight if order is None else weight[order])[part or ...]
+
+    def dequantized(self, stored: str) -> Tensor:
+        """Return the tensor that the file calls `stored`, in fp32, in the file's layout. Raises UnsupportedModel."""
+        import torch
+        from gguf import dequantize
+
+        tensor = self._tensors[stored]
+        try:
+            return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise UnsupportedModel(f"{self.path}: {stored} is quantised as {kind}", str(error)) from error
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """Return a tensor as it is stored, or None for types that the native kernel does not read."""
+        import torch
+
+        from .gguf_blocks import FORMATS, split_blocks
+
+        stored = self._names[name]
+        kind, data = self._tensors[stored].tensor_type.name, self._tensors[stored].data
+        if kind not in FORMATS:
+            return None
+        weight = split_blocks(kind, torch.from_numpy(data.copy()))
+        order = self._row_order(stored)
+        return weight if order is None else weight.rows(order)
+
+    def _row_order(self, stored: str) -> Tensor | None:
+        """Return the rows of q and k in transformers' order; llama.cpp's RoPE pairs neighbours, not halves."""
+        import torch
+
+        heads = self._heads.get(stored.split(".")[-2])
+        if heads is None:
+            return None
+        rows = int(self._tensors[stored].shape[-1])
+        return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
+
+
+def open_gguf(path: Path) -> Any:
+    """Return gguf's reader of a file whose metadata has been checked. Raises CheckpointError."""
+    from gguf import GGUFReader
+
+    check_metadata(path)
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # the reader raises any exception for a damaged file
+        raise CheckpointError(
+            f"{path} is corrupt, or not a GGUF file that can be read: {short_text(str(error))}", "fetch the model again"
+        ) from error
+
+
+def _transformers_name(name: str) -> str | None:
+    """Map blk.3.attn_q.weight to model.layers.3.self_attn.q_proj.weight; None for a tensor that is not a weight."""
+    match = _STORED.fullmatch(name)
+    if match is None or match["stem"] not in _NAMES:
+        return None
+    layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
+    return f"{layer}{_NAMES[match['stem']]}.{match['kind']}"

@@ -1,0 +1,48 @@
+"""Whole generations whose passes have fixed shapes, as on a GPU; here they are repeated without a recording."""
+
+from dataclasses import replace
+
+import pytest
+
+from offload.kv_cache import chunk_table
+from offload.kv_cache.chunk_table import ChunkTableCache
+from offload.kv_cache.retrieval import CopiedCache
+from offload.speculation import hierarchy, runner
+from offload.speculation.cuda_graphs import StepGraphs
+from tests.support.engine import fresh, run, tokens
+from tests.support.models import ids
+from tests.support.retrieval import attend_table_by_torch
+
+
+@pytest.fixture(scope="module")
+def engine(opened_with_draft):
+    """Make an engine on torch's operations that no token ends."""
+    opened = replace(opened_with_draft, config=replace(opened_with_draft.config, kernel="off"))
+    return opened.load().without_end()
+
+
+@pytest.fixture(params=[CopiedCache, ChunkTableCache], ids=["copied", "in place"])
+def recorded(request, monkeypatch):
+    """Give every cache the steps that a GPU would record; return how many rows each of them has."""
+    rows = []
+
+    def record(run):
+        rows.append(len(run()))
+        return run
+
+    monkeypatch.setattr(runner, "graphs_for", lambda model, cache: StepGraphs(model, cache, record))
+    monkeypatch.setattr(hierarchy, "_selected_class", lambda store: request.param)
+    monkeypatch.setattr(chunk_table, "attend_table", attend_table_by_torch)
+    return rows
+
+
+@pytest.mark.parametrize(("method", "draft"), [("triforce", "model"), ("retrieval", "none")])
+def test_greedy_is_plain_greedy(engine, recorded, method, draft, monkeypatch):
+    prompt = ids(100)
+    with monkeypatch.context() as plainly:
+        plainly.setattr(runner, "graphs_for", lambda model, cache: None)
+        expected = tokens(run(fresh(engine), prompt, 40))
+    assert not recorded
+    found = tokens(run(fresh(engine), prompt, 40, method, draft, gamma1=3, gamma2=7))
+    assert found == expected
+    assert len(recorded) >= 3

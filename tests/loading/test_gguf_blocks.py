@@ -1,0 +1,34 @@
+"""Quantised GGUF tensors, split into codes and scales, against the gguf package's own dequantisation."""
+
+import pytest
+import torch
+
+from offload.loading.gguf_blocks import FORMATS, split_blocks
+from tests.support.quantized import random_blocks
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_value_changes(name):
+    data, expected = random_blocks(name, 7, 768)
+    weight = split_blocks(name, torch.from_numpy(data))
+    assert weight.shape == (7, 768)
+    assert torch.equal(weight.dequantized(), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_and_whole_blocks_of_columns_can_be_taken(name):
+    data, expected = random_blocks(name, 9, 1024)
+    weight, expected = split_blocks(name, torch.from_numpy(data)), torch.from_numpy(expected)
+    order = torch.tensor([8, 0, 3])
+    assert torch.equal(weight.rows(order).dequantized(), expected[order])
+    assert torch.equal(weight.columns(slice(256, 768)).dequantized(), expected[:, 256:768])
+    assert weight.columns(slice(16, 272)) is None
+    assert (weight.columns(slice(32, 96)) is None) == weight.format.nested
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bits_per_weight_are_those_of_the_file_but_for_the_rounding_of_nested_scales(name):
+    data, _ = random_blocks(name, 2, 256)
+    stored = 8 * data.nbytes / 512
+    extra = 0.125 if name in ("Q4_K", "Q5_K") else 0.0  # scales and minima of 6 bits take 8
+    assert FORMATS[name].bits_per_weight == stored + extra

@@ -1,0 +1,77 @@
+"""Models whose weights stay quantised in memory, against the same weights dequantised."""
+
+import shutil
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+from offload.config import EngineConfig, GenerationConfig, Sampling, Speculation
+from offload.events import Tokens
+from offload.kernels.ops import TorchOperations
+from offload.loader import open_model
+from offload.loading.bundled import copy_tensors
+from offload.loading.gguf import GGUFCheckpoint
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from tests.support.engine import SMALL
+from tests.support.gguf import write_gguf
+from tests.support.models import make_hf_model, make_tokenizer
+from tests.support.native_kernel import distance
+
+CPU = torch.device("cpu")
+KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+
+
+def logits(checkpoint, dtype, operations):
+    model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
+    ids = torch.arange(3, 43)
+    return model.logits(model.forward(ids, model.new_cache(64))), model
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def gguf(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    model = make_hf_model("llama", tie_word_embeddings=request.param != "Q5_1")
+    write_gguf(path, model, GGMLQuantizationType[request.param], tokenizer=make_tokenizer())
+    return path
+
+
+def test_logits_are_those_of_the_dequantised_weights(gguf, native_operations):
+    found, model = logits(GGUFCheckpoint(gguf), torch.bfloat16, native_operations)
+    expected, _ = logits(GGUFCheckpoint(gguf), torch.float32, TorchOperations())
+    assert distance(found, expected.double()) < 0.02
+    layer = model._layers[0]
+    assert {linear.tensors()[0].dtype for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)} == {torch.uint8}
+
+
+def test_a_folder_with_the_same_tensors_gives_the_same_bits(gguf, native_operations, tmp_path):
+    """As the embedded model is installed: config.json, and a GGUF file without a vocabulary."""
+    checkpoint = GGUFCheckpoint(gguf)
+    make_hf_model("llama").config.save_pretrained(tmp_path)
+    copy_tensors(gguf, tmp_path / "model.gguf", lambda *_: None)
+    folder = FolderCheckpoint(tmp_path)
+    assert folder.sizes() == checkpoint.sizes()
+    if folder.shape.tied_embeddings == checkpoint.shape.tied_embeddings:
+        found, expected = (logits(each, torch.bfloat16, native_operations)[0] for each in (folder, checkpoint))
+        assert torch.equal(found, expected)
+    (tmp_path / "model.gguf").write_bytes(gguf.read_bytes()[:3000])
+    with pytest.raises(Exception, match=r"corrupt|truncated"):
+        FolderCheckpoint(tmp_path).sizes()
+
+
+@pytest.mark.parametrize("method", ["retrieval", "triforce", "lookup"])
+def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path, native_operations, method):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_hf_model("llama"), GGMLQuantizationType.Q4_1, tokenizer=make_tokenizer())
+    draft = tmp_path / "draft.gguf"
+    shutil.copy(path, draft)
+    config = EngineConfig(model=str(path), device="cpu")
+    engine = open_model(config, speculation=Speculation(method, str(draft), **SMALL)).load()
+
+    def tokens(speculation):
+        options = GenerationConfig(max_new_tokens=40)
+        events = engine.generate(list(range(3, 103)), Sampling(temperature=0), options, speculation)
+        return [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+    assert tokens(Speculation(method, str(draft), **SMALL)) == tokens(Speculation("ar"))

@@ -1,0 +1,125 @@
+"""What a cycle of speculation launches and waits for on a GPU, seen on fake tensors of real shapes."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from offload.architecture.config import shape_from_config
+from offload.config import Sampling, Speculation
+from offload.kernels.ops import TorchOperations
+from offload.loading.tensor_checks import expected_sizes
+from offload.loading.weights import load_model
+from offload.sequence import TokenSequence
+from offload.speculation import sampling as sampling_module
+from offload.speculation.adaptive import AdaptiveScheduler
+from offload.speculation.draft_runner import DraftRunner
+from offload.speculation.drafter import Draft, ModelDrafter
+from offload.speculation.hierarchy import draft_cache
+from offload.speculation.level import ModelVerifier, speculate, verify
+from offload.speculation.runner import Runner
+from offload.speculation.sampling import Sampler, warp
+from tests.support.fake_cuda import GPU, fake_cuda
+
+GAMMA, PROMPT = 6, 40
+TARGET = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2, "vocab_size": 32000}
+DRAFT = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2, "vocab_size": 32000}  # JackFram's 68M
+LAUNCHES = [  # of a distribution
+    (Sampling(temperature=0), 5),
+    (Sampling(), 13),  # with top-p
+    (Sampling(top_p=1, top_k=50), 7),
+    (Sampling(top_p=1, min_p=0.05), 9),
+    (Sampling(top_k=50, min_p=0.05), 21),
+]
+VERIFY_LAUNCHES = 30
+
+
+class Checkpoint:
+    """Weights of a shape, without values."""
+
+    path = Path("fake")
+
+    def __init__(self, shape):
+        self.shape, self._sizes = shape, expected_sizes(shape)
+
+    @contextmanager
+    def tensors(self):
+        yield lambda name, part=None: torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
+
+
+def load(values):
+    shape = shape_from_config(LlamaConfig(max_position_embeddings=131072, **values).to_dict(), {})
+    return load_model(Checkpoint(shape), torch.bfloat16, GPU, lambda done, total: None, TorchOperations())
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """Counts what the host reads from the device, and gives it zeros: the first draft token is rejected."""
+    found = []
+
+    def download(values):
+        found.append(len(values))
+        return [0] * values.to(torch.device("cpu")).numel()
+
+    monkeypatch.setattr(sampling_module, "download", download)
+    monkeypatch.setattr("offload.speculation.drafter.download", download)
+    return found
+
+
+def level(sampling):
+    """Return a level of a draft model under a target of Llama-2-7B's shape, and a sequence that both have read."""
+    target, draft = load(TARGET), load(DRAFT)
+    sampler = Sampler(sampling, 0, target.shape.vocab, GPU)
+    settings = Speculation("naive", "a model", window=64)
+    full = Runner(target, target.new_cache(4096))
+    drafting = DraftRunner(draft, draft_cache(draft, settings), 64)
+    sequence = TokenSequence(range(PROMPT))
+    list(full.prefill(sequence))
+    list(drafting.read(sequence))
+    scheduler = AdaptiveScheduler([ModelDrafter(drafting, sampler)], GAMMA)
+    found = speculate("target", ModelVerifier("full", full, sampler), scheduler, sampler.generator)
+    found.advance(sequence, GAMMA + 1)  # the first step is plain
+    return found, sequence
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(top_k=50, min_p=0.05)], ids=["greedy", "all"])
+def test_a_cycle_of_a_draft_model_waits_twice_and_a_plain_step_once(sampling, downloads):
+    with fake_cuda() as usage:
+        top, sequence = level(sampling)
+        before, known = usage.waits, len(downloads)
+        for _ in range(3):
+            top.advance(sequence, GAMMA + 1)
+        cycles = usage.waits
+        top.advance(sequence, 1)
+    assert cycles - before == 6
+    # The draft's tokens; how many are accepted, and the next token. Each with a flag for logits that are no numbers.
+    assert downloads[known:] == [GAMMA + 1, 3] * 3 + [2]
+    assert usage.waits - cycles == 1
+
+
+@pytest.mark.parametrize("vocab", [32000, 128256])
+@pytest.mark.parametrize(("sampling", "most"), LAUNCHES)
+def test_the_launches_of_a_distribution_do_not_grow_with_its_rows(sampling, most, vocab):
+    with fake_cuda() as usage:
+        for rows in (1, 2, 8, 22):
+            logits = torch.empty((rows, vocab), device=GPU)
+            with usage.of() as launches:
+                assert warp(logits, sampling).shape == logits.shape
+            assert sum(launches.values()) <= most
+    assert usage.waits == 0
+
+
+@pytest.mark.parametrize("one_hot", [False, True], ids=["sampled", "one-hot"])
+def test_a_verification_waits_once_however_long_the_draft(one_hot, downloads):
+    with fake_cuda() as usage:
+        generator = torch.Generator(GPU)
+        for tokens in (1, 5, 21):
+            rows = torch.empty((tokens + 1, 32000), device=GPU)
+            draft = Draft([3] * tokens, None if one_hot else rows[1:])
+            before = usage.waits
+            with usage.of() as launches:
+                assert verify(draft, rows, generator) == (0, 0)
+            assert usage.waits - before == 1
+            assert sum(launches.values()) <= VERIFY_LAUNCHES

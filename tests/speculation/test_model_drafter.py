@@ -1,0 +1,125 @@
+"""A draft model's tokens stay on the device while it drafts, and nothing is lost if drafting is interrupted."""
+
+import pytest
+import torch
+
+from offload.config import Sampling, Speculation
+from offload.decoder import Model
+from offload.errors import TriforceError
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.sequence import TokenSequence
+from offload.speculation import drafter as drafter_module
+from offload.speculation import sampling as sampling_module
+from offload.speculation.draft_runner import DraftRunner
+from offload.speculation.drafter import ModelDrafter
+from offload.speculation.hierarchy import draft_cache
+from offload.speculation.sampling import Sampler
+from tests.support.models import ids, make_hf_model
+from tests.support.offloading import CPU
+
+VOCAB, GAMMA = 40, 5
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_hf_model("llama", vocab_size=VOCAB, num_hidden_layers=1).save_pretrained(folder)
+    return load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None)
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """The lengths of the tensors that the host has read."""
+    found = []
+    for module in (drafter_module, sampling_module):
+        monkeypatch.setattr(module, "download", lambda values: found.append(len(values)) or values.tolist())
+    return found
+
+
+def new_drafter(model, sampling=GREEDY):
+    runner = DraftRunner(
+        model, draft_cache(model, Speculation("naive", "a model", sink=3, window=100)), 16
+    )  # sees all tokens
+    sampler = Sampler(sampling, 0, VOCAB, CPU)
+    sampler.observe_prompt(text().tokens)
+    return ModelDrafter(runner, sampler)
+
+
+def text():
+    return TokenSequence([token % VOCAB for token in ids(60)])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
+def test_a_draft_is_read_at_once(model, downloads, sampling):
+    new_drafter(model, sampling).propose(text(), GAMMA)
+    assert downloads == [GAMMA + 1]
+
+
+def test_penalties_read_every_token_and_see_those_before_it(model, downloads):
+    drafter = new_drafter(model, Sampling(temperature=0, no_repeat_ngram=1))
+    draft = drafter.propose(text(), GAMMA)
+    assert downloads == [1] * (GAMMA - 1) + [GAMMA + 1]
+    assert len({*draft.tokens, *text().tokens}) == GAMMA + len({*text().tokens})
+
+
+@pytest.mark.parametrize("passes", range(2, GAMMA + 1))
+@pytest.mark.parametrize("commits", [False, True], ids=["before", "after"])
+def test_an_interrupted_draft_leaves_sequence_and_runner_intact(model, monkeypatch, passes, commits):
+    """Whether the pass that is interrupted has committed its keys or not."""
+    drafter, sequence, calls, forward = new_drafter(model), text(), [], Model.forward
+
+    def interrupted(self, x, cache):
+        calls.append(len(x))
+        if len(calls) == passes:
+            if commits:
+                forward(self, x, cache)
+            raise KeyboardInterrupt
+        return forward(self, x, cache)
+
+    drafter.propose(sequence, 1)
+    monkeypatch.setattr(Model, "forward", interrupted)
+    sequence.extend([1])
+    with pytest.raises(KeyboardInterrupt):
+        drafter.propose(sequence, GAMMA)
+    monkeypatch.setattr(Model, "forward", forward)
+    assert sequence.tokens == [*text().tokens, 1]
+    sequence.extend([2])
+    assert drafter.propose(sequence, GAMMA).tokens == new_drafter(model).propose(sequence, GAMMA).tokens
+
+
+def test_logits_that_are_no_numbers_are_an_error_and_the_next_draft_is_right(model, monkeypatch):
+    drafter, sequence, logits, calls = new_drafter(model), text(), Model.logits, []
+
+    def broken(self, hidden):
+        calls.append(len(hidden))
+        return logits(self, hidden) * (float("nan") if len(calls) == 3 else 1)
+
+    expected = drafter.propose(sequence, GAMMA).tokens
+    monkeypatch.setattr(Model, "logits", broken)
+    with pytest.raises(TriforceError, match="no numbers"):
+        drafter.propose(sequence, GAMMA)
+    assert sequence.tokens == text().tokens
+    assert drafter.propose(sequence, GAMMA).tokens == expected
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=3, top_p=1), Sampling(temperature=0, no_repeat_ngram=1)])
+def test_the_tokens_of_a_draft_are_cached_under_their_ids(model, monkeypatch, sampling):
+    drafter, sequence, passes, forward = new_drafter(model, sampling), text(), [], Model.forward
+    monkeypatch.setattr(Model, "forward", lambda self, x, cache: passes.append(x.tolist()) or forward(self, x, cache))
+    drafted = drafter.propose(sequence, GAMMA).tokens
+    assert len(set(drafted)) > 2
+    start = len(sequence)
+    sequence.extend([*drafted, 1])
+    passes.clear()
+    drafter.propose(sequence, 1)
+    assert passes == [[drafted[-1], 1]]  # the others had been run
+    for following in (drafted[1:], drafted[:2], [*drafted[:1], *drafted[2:]]):
+        drafter.propose(sequence, GAMMA)
+        sequence.truncate(start)
+        drafter.propose(sequence, GAMMA)
+        sequence.extend(following)
+        rows, fresh = (each._runner.rows(sequence) for each in (drafter, new_drafter(model)))
+        torch.testing.assert_close(rows, fresh, rtol=1e-4, atol=1e-4)
+        sequence.truncate(start)
