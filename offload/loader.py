@@ -8,11 +8,14 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 
 import torch
 
 from .architecture.config import ModelShape
+from .architecture.dims import WeightBits
 from .architecture.rope import check_frequencies
 from .architecture.yarn import factor_for, stretched
 from .config import EngineConfig, Sampling, Speculation
@@ -140,6 +143,20 @@ class OpenModel:
         checkpoint.shape = stretched(self.checkpoint.shape, factor)
         return replace(self, checkpoint=checkpoint)
 
+    @cached_property
+    def weight_bits(self) -> WeightBits:
+        """Return the average bits of a weight in memory, inside and outside of the layers."""
+        quantized = {}
+        if self._operations(self.shape).serves_quantized(self.dtype):
+            quantized = self.checkpoint.quantized_bits()
+        bits, counts = {True: 0.0, False: 0.0}, {True: 0, False: 0}  # of tensors in layers, and of others
+        for name, size in self.checkpoint.sizes().items():
+            if len(size) > 1:
+                in_layer = name.startswith("model.layers.")
+                counts[in_layer] += prod(size)
+                bits[in_layer] += prod(size) * quantized.get(name, 8 * self.dtype.itemsize)
+        return WeightBits(*(bits[part] / max(counts[part], 1) for part in (True, False)))
+
     def estimate(self, tokens: int) -> MemoryEstimate:
         """Estimate the memory for a sequence of `tokens` whose KV cache is completely on this device."""
         return estimate(
@@ -150,7 +167,8 @@ class OpenModel:
             itemsize=self.dtype.itemsize,
             prefill_chunk=self.config.prefill_chunk,
             draft=None if self.draft is None else self.draft.shape,
-            in_place=self.kernel != "off",
+            in_place=self.kernel != "off" if self.device.type == "cpu" else find_spec("triton") is not None,
+            weight_bits=self.weight_bits,
         )
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:

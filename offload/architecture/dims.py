@@ -5,6 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 
+@dataclass(frozen=True, slots=True)
+class WeightBits:
+    """Average bits of a weight in memory, scales included: of the layers, and of the embeddings and output head."""
+
+    layers: float
+    outer: float
+
+    @staticmethod
+    def of_dtype(itemsize: int) -> WeightBits:
+        """Return the bits of weights that are not quantised, of `itemsize` bytes."""
+        return WeightBits(8 * itemsize, 8 * itemsize)
+
+
 @dataclass(frozen=True)
 class Dimensions:
     """The dimensions of a decoder. Parameter counts exclude biases and norms, which are under 0.1 % of the total."""
@@ -52,6 +65,18 @@ class Dimensions:
     def read_parameters(self) -> int:
         """Return the number of parameters that a decode step reads; of the embeddings it reads one row."""
         return self.layers * self.layer_parameters + self.vocab * self.hidden
+
+    def layer_bytes(self, bits: WeightBits) -> int:
+        """Return the bytes of the weights of one layer."""
+        return int(self.layer_parameters * bits.layers / 8)
+
+    def outer_bytes(self, bits: WeightBits) -> int:
+        """Return the bytes of the embeddings and the output head."""
+        return int(self.outer_parameters * bits.outer / 8)
+
+    def read_bytes(self, bits: WeightBits) -> int:
+        """Return the bytes of weights that a decode step reads."""
+        return self.layers * self.layer_bytes(bits) + int(self.vocab * self.hidden * bits.outer / 8)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of all layers for `tokens` tokens."""

@@ -44,13 +44,19 @@ def retrieval_bytes(
     Args:
         device: "cpu" or "cuda".
         offloaded: layers whose KV is in host memory.
-        in_place: the selected chunks are a list of the full cache's blocks (native kernel), not a copy.
+        in_place: the selected chunks are a list of the full cache's blocks or chunks, not a copy.
     """
-    chunk = selected_chunk(settings, PAGE_GRAIN if in_place or offloaded else 1)
+    chunk = _chunk(settings, device, offloaded, in_place)
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
-    selected = 0 if in_place else shape.kv_bytes(slots * chunk + TAIL + chunk + PADDING, itemsize)
+    table = shape.layers * shape.kv_heads * slots * 4
+    selected = table if in_place else shape.kv_bytes(slots * chunk + TAIL + chunk + PADDING, itemsize)
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
+
+
+def _chunk(settings: Speculation, device: str, offloaded: int, in_place: bool) -> int:
+    """Return how many tokens are selected together: a block of the native kernel, where it attends or could."""
+    return selected_chunk(settings, PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1)
 
 
 def kept_mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: str, offloaded: int) -> int:
@@ -64,7 +70,7 @@ def selection_bytes(
     shape: Dimensions, settings: Speculation, tokens: int, device: str, offloaded: int = 0, in_place: bool = False
 ) -> int:
     """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
-    chunk = selected_chunk(settings, PAGE_GRAIN if in_place or offloaded else 1)
+    chunk = _chunk(settings, device, offloaded, in_place)
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
     rows = shape.layers * shape.kv_heads
     if device == "cpu":

@@ -137,6 +137,9 @@ class GGUFCheckpoint:
     def sizes(self) -> dict[str, tuple[int, ...]]:
         return self._tensors.sizes()
 
+    def quantized_bits(self) -> dict[str, float]:
+        return self._tensors.quantized_bits()
+
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
         yield self._tensors

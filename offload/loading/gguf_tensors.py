@@ -100,6 +100,13 @@ class GGUFTensors:
         order = self._row_order(stored)
         return weight if order is None else weight.rows(order)
 
+    def quantized_bits(self) -> dict[str, float]:
+        """Return the bits of a weight of every tensor that `quantized` gives, scales included."""
+        from .gguf_blocks import FORMATS
+
+        kinds = {ours: self._tensors[name].tensor_type.name for ours, name in self._names.items() if ours}
+        return {name: FORMATS[kind].bits_per_weight for name, kind in kinds.items() if kind in FORMATS}
+
     def _row_order(self, stored: str) -> Tensor | None:
         """Return the rows of q and k in transformers' order; llama.cpp's RoPE pairs neighbours, not halves."""
         import torch

@@ -59,6 +59,10 @@ class Checkpoint(Protocol):
         """Return a context manager that yields a `TensorReader`."""
         ...
 
+    def quantized_bits(self) -> dict[str, float]:
+        """Return the bits of a weight of every tensor that `TensorReader.quantized` gives, scales included."""
+        ...
+
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer. Raises CheckpointError."""
         ...
@@ -105,6 +109,9 @@ class FolderCheckpoint:
                         )
                     sizes[key] = tuple(tensor.get_shape())
         return sizes
+
+    def quantized_bits(self) -> dict[str, float]:
+        return self._gguf.quantized_bits() if self._quantized else {}
 
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:

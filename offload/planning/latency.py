@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..architecture.dims import Dimensions
+from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.footprint import page_tokens
 from ..config import LONGEST_GAMMA
 from ..hardware.rates import READ
@@ -179,13 +179,14 @@ def _linears(shape: Dimensions, request: PlanRequest, rows: int, gpus: int, stre
 
     It is a CUDA graph on a single GPU that has all weights.
     """
+    bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
     return Pass(
         rows=rows,
         layers=shape.layers,
         row_bytes=shape.hidden * request.itemsize,
-        weights=shape.read_parameters * request.itemsize / gpus,
+        weights=shape.read_bytes(bits) / gpus,
         kv=0.0,
-        copied=streamed * shape.layer_parameters * request.itemsize / gpus,
+        copied=streamed * shape.layer_bytes(bits) / gpus,
         hosted=0.0,
         linear_flops=2 * shape.read_parameters * rows / gpus,
         attention_flops=0.0,

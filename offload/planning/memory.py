@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..architecture.dims import Dimensions
+from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.footprint import PAGE_GRAIN, activation_bytes, page_tokens, retrieval_bytes, selection_bytes
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from ..config import Speculation
@@ -14,8 +14,8 @@ from ..methods import LOOKUP
 from ..units import GIB, counted, size_text
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
-# A graph of a thousand kernels: parameters and work queues in the driver, and the results that it keeps. An estimate;
-# vLLM's logs give 10 to 25 MiB a graph for models of this size.
+# A graph of a thousand kernels: parameters and work queues in the driver, and the results that it keeps. A guess; no
+# measurement stands behind it.
 GRAPH_BYTES = 12 * 2**20
 GRAPHS = 7  # of each level: passes of 1, 2, 4, ... 64 rows
 LOOKUP_BYTES = 470  # a token of the lookup index (speculation/ngram.py), measured on text and on random tokens
@@ -63,6 +63,7 @@ def estimate(
     gpus: int = 1,
     offloaded: int = 0,
     by_layers: bool = False,
+    weight_bits: WeightBits | None = None,
 ) -> MemoryEstimate:
     """Estimate the memory for a sequence of `tokens`, prompt and answer together.
 
@@ -71,12 +72,13 @@ def estimate(
         itemsize: bytes of a weight, and of an element of the KV cache.
         prefill_chunk: tokens in one prefill pass.
         draft: the draft model's dimensions, counted if the method uses one.
-        in_place: the retrieval cache is a list of the full cache's blocks (native kernel), not a copy.
+        in_place: the retrieval cache is a list of the full cache's blocks or chunks, not a copy.
         gpus: devices that share the model; each has all of the draft model.
         offloaded: layers whose KV is in host memory; `layer_kv` is nevertheless what it takes on a device.
         by_layers: prefill runs layer by layer.
+        weight_bits: of quantised weights; None for weights of `itemsize` bytes.
     """
-    on_cpu = device == "cpu"
+    on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
     share, retrieval, selection = shape.share(gpus), 0, 0
     if has_middle(settings, tokens):
         retrieval = retrieval_bytes(share, settings, tokens, itemsize, device, offloaded, in_place)
@@ -85,8 +87,8 @@ def estimate(
     return MemoryEstimate(
         tokens=tokens,
         layers=shape.layers,
-        outer_weights=shape.outer_parameters * itemsize // gpus,
-        layer_weights=shape.layer_parameters * itemsize // gpus,
+        outer_weights=shape.outer_bytes(bits) // gpus,
+        layer_weights=shape.layer_bytes(bits) // gpus,
         layer_kv=shape.layer_kv_bytes(tokens, itemsize) // gpus,
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection),
         retrieval=retrieval,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..architecture.dims import Dimensions
+from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.footprint import PAGE_GRAIN, page_tokens
 from ..architecture.tier_footprint import host_mean_key_bytes, host_page_bytes, staging_bytes
 from ..config import Placement, Speculation
@@ -30,7 +30,9 @@ class PlanRequest:
         draft: the draft model's dimensions, if Speculation names one.
         acceptance: rate at which the full cache accepts the retrieval level's tokens; None for the published one.
         draft_acceptance: rate at which the retrieval level accepts the draft's tokens, likewise.
-        retrieves_in_place: the retrieval cache is a list of the full cache's blocks, as with the native kernel.
+        retrieves_in_place: on a CPU, the retrieval cache is a list of the full cache's blocks (native kernel).
+        has_triton: on a GPU, Triton attends; the retrieval cache is then a list of chunks where no KV is offloaded.
+        weight_bits: of quantised weights; None for weights of `itemsize` bytes.
     """
 
     model: str
@@ -45,6 +47,17 @@ class PlanRequest:
     acceptance: float | None = None
     draft_acceptance: float | None = None
     retrieves_in_place: bool = False
+    has_triton: bool = True
+    weight_bits: WeightBits | None = None
+
+    @property
+    def bits(self) -> WeightBits:
+        """Return the bits of the target's weights."""
+        return self.weight_bits or WeightBits.of_dtype(self.itemsize)
+
+    def in_place(self, offloaded: int) -> bool:
+        """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
+        return self.retrieves_in_place if self.hardware.device == "cpu" else self.has_triton and not offloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +209,8 @@ def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEs
         itemsize=request.itemsize,
         prefill_chunk=request.prefill_chunk,
         draft=request.draft,
-        in_place=request.retrieves_in_place,
+        in_place=request.in_place(offloaded),
+        weight_bits=request.bits,
         gpus=request.hardware.gpus,
         offloaded=offloaded,
         by_layers=by_layers,

@@ -31,7 +31,8 @@ def logits(checkpoint, dtype, operations):
 
 @pytest.fixture(scope="module", params=KINDS)
 def gguf(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    path = tmp_path_factory.mktemp("gguf") / request.param / "model.gguf"
+    path.parent.mkdir()
     model = make_hf_model("llama", tie_word_embeddings=request.param != "Q5_1")
     write_gguf(path, model, GGMLQuantizationType[request.param], tokenizer=make_tokenizer())
     return path
@@ -75,3 +76,15 @@ def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path, native_operati
         return [token for event in events if isinstance(event, Tokens) for token in event.ids]
 
     assert tokens(Speculation(method, str(draft), **SMALL)) == tokens(Speculation("ar"))
+
+
+def test_memory_is_estimated_from_the_bits_that_weights_take(gguf):
+    opened = open_model(EngineConfig(model=str(gguf), device="cpu", dtype="bfloat16"))
+    bits = {"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5}
+    kind = gguf.parent.name
+    assert opened.weight_bits.layers == opened.weight_bits.outer == bits[kind]
+    weights = opened.load().model._layers[0].gate_up.tensors()[0].nbytes
+    assert weights * 8 == 2 * opened.shape.intermediate * opened.shape.hidden * bits[kind]
+    wide = open_model(EngineConfig(model=str(gguf), device="cpu", dtype="float32"))
+    assert (wide.weight_bits.layers, wide.weight_bits.outer) == (32, 32)
+    assert opened.estimate(64).weights * 32 == pytest.approx(wide.estimate(64).weights * bits[kind], rel=1e-3)

@@ -23,6 +23,7 @@ from offload.offloading.factory import TieredStoreFactory, TierSettings
 from offload.offloading.host_attention import HostAttention, HostResult
 from offload.parallel.shard import split
 from offload.planning.placement import PlanRequest, _place
+from offload.speculation import runner
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
@@ -92,6 +93,7 @@ def faked_host_attention(self, pages, q):
 def without_a_gpu(monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
     monkeypatch.setattr(HostAttention, "submit", faked_host_attention)
+    monkeypatch.setattr(runner, "graphs_for", lambda model, cache: None)  # fake tensors cannot be recorded
     monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
     for module in (weights, mean_keys, tier_reader):
         monkeypatch.setattr(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from offload.architecture.dims import Dimensions
@@ -164,7 +165,14 @@ def request_on_this_machine(
     hardware = this_machine(model.device, profile, model.group.mates)
     request = plan_request(settings, model.shape, tokens, hardware, draft)
     in_place = model.kernel != "off" and settings.placement.link_gb_s is None
-    return replace(request, itemsize=model.dtype.itemsize, retrieves_in_place=in_place), profile
+    request = replace(
+        request,
+        itemsize=model.dtype.itemsize,
+        retrieves_in_place=in_place,
+        has_triton=find_spec("triton") is not None,
+        weight_bits=model.weight_bits,
+    )
+    return request, profile
 
 
 def rated_profile(device: torch.device, profile: Profile, measured: Measured | None) -> Profile:
