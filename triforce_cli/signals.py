@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 from .exit_codes import INTERRUPTED, SIGNALLED
@@ -44,7 +45,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _is_called_by_safetensors(frame: FrameType | None) -> bool:
     """Return whether torch's storage code is running: its callers in Rust replace an interrupt by their own error."""
-    return frame is not None and frame.f_code.co_filename.endswith(_TORCH_STORAGE)
+    return _is_below(frame, lambda name: name.endswith(_TORCH_STORAGE))
 
 
 def _deliver_again(number: int) -> None:
@@ -61,8 +62,13 @@ def _exit_at_once(code: int) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
+    return _is_below(frame, lambda name: name.startswith("<frozen importlib"))
+
+
+def _is_below(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> bool:
+    """Return whether a file whose name is wanted is running, or called what is running."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        if is_wanted(frame.f_code.co_filename):
             return True
         frame = frame.f_back
     return False

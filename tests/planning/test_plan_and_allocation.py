@@ -3,21 +3,15 @@
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaConfig
 
-from offload.architecture.config import shape_from_config
 from offload.architecture.footprint import PAGE_GRAIN
 from offload.config import Placement, Speculation
 from offload.kernels import triton
-from offload.kernels.ops import TorchOperations
-from offload.loading.tensor_checks import expected_sizes
-from offload.loading.weights import load_model
 from offload.offloading import factory, mean_keys, tier_reader, weights
 from offload.offloading.factory import TieredStoreFactory, TierSettings
 from offload.offloading.host_attention import HostAttention, HostResult
@@ -27,11 +21,11 @@ from offload.speculation import runner
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
+from tests.support.fake_models import SHAPES, fake_shape, load_fake
 from tests.support.planning import HARDWARE
 
 LAYERS, CHUNK, LONG = 2, 2048, 128 * 1024
 SHORT = 12 * 1024  # tokens where pages are read one by one, which takes fake tensors long
-SHAPES = {"7B": (32, 11008, 32000), "8B": (8, 14336, 128256)}  # KV heads, MLP, vocabulary
 SPECULATION = Speculation(method="retrieval", budget=4096)
 MIB = 2**20
 _ATEN = torch.ops.aten
@@ -53,33 +47,6 @@ class WorstCase(TorchFunctionMode):
             return args[0].untyped_storage()._cdata + args[0].storage_offset()
         simple = {Tensor.gather: _ATEN.gather, Tensor.__invert__: _ATEN.bitwise_not}
         return simple.get(function, function)(*args, **(kwargs or {}))
-
-
-class Checkpoint:
-    """Weights of a shape, without values."""
-
-    path = Path("fake")
-
-    def __init__(self, shape):
-        self.shape, self._sizes = shape, expected_sizes(shape)
-
-    @contextmanager
-    def tensors(self):
-        yield lambda name, part=None: torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
-
-
-def shape_of(name):
-    kv_heads, intermediate, vocab = SHAPES[name]
-    config = LlamaConfig(
-        num_hidden_layers=LAYERS,
-        hidden_size=4096,
-        num_attention_heads=32,
-        num_key_value_heads=kv_heads,
-        intermediate_size=intermediate,
-        vocab_size=vocab,
-        max_position_embeddings=LONG,
-    )
-    return shape_from_config(config.to_dict(), {})
 
 
 def faked_host_attention(self, pages, q):
@@ -123,8 +90,7 @@ class Run:
             self.usage = stack.enter_context(fake_cuda())
             stack.enter_context(WorstCase())
             tier = None if self.weight_layers is None else weights.WeightTier(self.weight_layers, FakeLink())
-            load = Checkpoint(shape), torch.bfloat16, GPU, lambda done, total: None, TorchOperations(), tier
-            self.model = load_model(*load)
+            self.model = load_fake(shape, tier)
             self._weights = self.usage.now - self._staged_weights(shape)
             self.usage.peak = self.usage.now
             stores = TieredStoreFactory(self.model.operations, GPU, settings, FakeLink())
@@ -176,7 +142,7 @@ def _last(generator):
 
 def request(name, resident, mode="stream", tokens=LONG, hardware="rtx-4090"):
     placement = Placement(offload=mode, resident_layers=resident)
-    return PlanRequest(name, shape_of(name), tokens, HARDWARE[hardware], placement, SPECULATION, CHUNK)
+    return PlanRequest(name, fake_shape(name, LAYERS), tokens, HARDWARE[hardware], placement, SPECULATION, CHUNK)
 
 
 def check(run):

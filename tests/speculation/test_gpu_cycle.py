@@ -1,17 +1,9 @@
 """What a cycle of speculation launches and waits for on a GPU, seen on fake tensors of real shapes."""
 
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import LlamaConfig
 
-from offload.architecture.config import shape_from_config
 from offload.config import Sampling, Speculation
-from offload.kernels.ops import TorchOperations
-from offload.loading.tensor_checks import expected_sizes
-from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.speculation import sampling as sampling_module
 from offload.speculation.adaptive import AdaptiveScheduler
@@ -22,10 +14,10 @@ from offload.speculation.level import ModelVerifier, speculate, verify
 from offload.speculation.runner import Runner
 from offload.speculation.sampling import Sampler, warp
 from tests.support.fake_cuda import GPU, fake_cuda
+from tests.support.fake_models import fake_shape, load_fake
 
 GAMMA, PROMPT = 6, 40
-TARGET = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2, "vocab_size": 32000}
-DRAFT = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2, "vocab_size": 32000}  # JackFram's 68M
+DRAFT = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 3072}
 LAUNCHES = [  # of a distribution
     (Sampling(temperature=0), 5),
     (Sampling(), 13),  # with top-p
@@ -34,24 +26,6 @@ LAUNCHES = [  # of a distribution
     (Sampling(top_k=50, min_p=0.05), 21),
 ]
 VERIFY_LAUNCHES = 30
-
-
-class Checkpoint:
-    """Weights of a shape, without values."""
-
-    path = Path("fake")
-
-    def __init__(self, shape):
-        self.shape, self._sizes = shape, expected_sizes(shape)
-
-    @contextmanager
-    def tensors(self):
-        yield lambda name, part=None: torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
-
-
-def load(values):
-    shape = shape_from_config(LlamaConfig(max_position_embeddings=131072, **values).to_dict(), {})
-    return load_model(Checkpoint(shape), torch.bfloat16, GPU, lambda done, total: None, TorchOperations())
 
 
 @pytest.fixture
@@ -71,7 +45,7 @@ def downloads(monkeypatch):
 
 def level(sampling):
     """Return a level of a draft model under a target of Llama-2-7B's shape, and a sequence that both have read."""
-    target, draft = load(TARGET), load(DRAFT)
+    target, draft = load_fake(fake_shape("7B", 2)), load_fake(fake_shape("7B", 2, **DRAFT))
     sampler = Sampler(sampling, 0, target.shape.vocab, GPU)
     settings = Speculation("naive", "a model", window=64)
     full = Runner(target, target.new_cache(4096))

@@ -11,6 +11,7 @@ from offload.decoder import Model
 from offload.kernels.ops import TorchOperations
 from offload.loading.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
+from offload.offloading import WeightTier
 from tests.support.fake_cuda import GPU
 
 SHAPES = {"7B": (32, 11008, 32000), "8B": (8, 14336, 128256)}  # KV heads, MLP, vocabulary
@@ -44,6 +45,6 @@ def fake_shape(name: str, layers: int, **changes) -> ModelShape:
     return shape_from_config(LlamaConfig(**settings | changes).to_dict(), {})
 
 
-def load_fake(shape: ModelShape) -> Model:
+def load_fake(shape: ModelShape, tier: WeightTier | None = None) -> Model:
     """Return a model of the shape on torch's operations in bf16."""
-    return load_model(_Checkpoint(shape), torch.bfloat16, GPU, lambda done, total: None, TorchOperations())
+    return load_model(_Checkpoint(shape), torch.bfloat16, GPU, lambda done, total: None, TorchOperations(), tier)
