@@ -46,7 +46,9 @@ class QuantizedTensor:
     """A quantised matrix `[rows, inputs]` on the CPU.
 
     Args:
-        codes: `[rows, inputs]`, uint8; with 8 bits int8, and the codes are the levels.
+        codes: `[rows, inputs / 32, 32]`, uint8; with 8 bits int8, and the codes are the levels. Or, as GGUF files have
+            4 bits, `[rows, inputs / 32, 16]`: byte i has code i in its low half and code 16 + i in its high half. Any
+            strides with a contiguous last axis.
         scales: `[rows, inputs / group]`, fp16, or int8 where they are nested.
         minima: `[rows, inputs / 32]` likewise, or None.
         factors: `[rows, inputs / 256]` fp16, of nested scales, or None.
@@ -61,8 +63,9 @@ class QuantizedTensor:
     minimum_factors: Tensor | None = None
 
     @property
-    def shape(self) -> torch.Size:
-        return self.codes.shape
+    def shape(self) -> tuple[int, int]:
+        """Return rows and inputs."""
+        return len(self.codes), 32 * self.codes.shape[1]
 
     def rows(self, part: slice | Tensor) -> QuantizedTensor:
         """Return some of the rows."""
@@ -94,8 +97,9 @@ class QuantizedTensor:
 
     def _levels(self) -> Tensor:
         if self.format.bits == 8:
-            return self.codes.float()
-        return torch.tensor(self.format.levels, dtype=torch.float32)[self.codes.int()]
+            return self.codes.flatten(1).float()
+        codes = self.codes if self.codes.shape[2] == 32 else torch.cat((self.codes & 15, self.codes >> 4), dim=2)
+        return torch.tensor(self.format.levels, dtype=torch.float32)[codes.flatten(1).int()]
 
 
 def _widened(numbers: Tensor, factors: Tensor | None, each: int) -> Tensor:

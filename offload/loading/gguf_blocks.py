@@ -42,8 +42,8 @@ def split_blocks(name: str, data: Tensor) -> QuantizedTensor:
 
 
 def _halves(data: Tensor) -> Tensor:
-    """Return fp16 numbers from their bytes `[rows, blocks, 2]`."""
-    return data.contiguous().view(torch.float16).squeeze(-1)
+    """Return a view of fp16 numbers, from their bytes `[rows, blocks, 2]`; all blocks have even sizes."""
+    return data.view(torch.float16).squeeze(-1)
 
 
 def _nibbles(data: Tensor) -> Tensor:
@@ -59,21 +59,17 @@ def _fifth_bits(data: Tensor) -> Tensor:
 
 def _split_plain(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
     """Split Q4_0, Q4_1, Q5_0, Q5_1 and IQ4_NL: scale, minimum, fifth bits, low bits."""
-    at = 2
+    scales, blocks = _halves(blocks[..., :2]), blocks[..., 2:]
     minima = None
     if kind.has_minimum:
-        minima, at = _halves(blocks[..., 2:4]), 4
-    fifth = None
-    if kind.bits == 5:
-        fifth, at = _fifth_bits(blocks[..., at : at + 4]), at + 4
-    codes = _nibbles(blocks[..., at:])
-    codes = codes if fifth is None else codes | fifth
-    return QuantizedTensor(kind, codes.flatten(1), _halves(blocks[..., :2]), minima)
+        minima, blocks = _halves(blocks[..., :2]), blocks[..., 2:]
+    codes = blocks if kind.bits == 4 else _nibbles(blocks[..., 4:]) | _fifth_bits(blocks[..., :4])
+    return QuantizedTensor(kind, codes, scales, minima)
 
 
 def _split_bytes(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
     """Split Q8_0."""
-    return QuantizedTensor(kind, blocks[..., 2:].flatten(1).view(torch.int8), _halves(blocks[..., :2]))
+    return QuantizedTensor(kind, blocks[..., 2:].view(torch.int8), _halves(blocks[..., :2]))
 
 
 def _split_nested(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
@@ -87,7 +83,7 @@ def _split_nested(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
         codes = codes | fifth.flatten(-2) << 4
     return QuantizedTensor(
         kind,
-        codes.flatten(1),
+        codes.flatten(1).unflatten(1, (-1, 32)),
         scales.flatten(1).view(torch.int8),
         minima.flatten(1).view(torch.int8),
         _halves(blocks[..., :2]),
@@ -102,7 +98,7 @@ def _split_six(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
     codes = low | high.flatten(-3) << 4
     scales = blocks[..., 192:208].flatten(1).view(torch.int8)
-    return QuantizedTensor(kind, codes.flatten(1), scales, None, _halves(blocks[..., 208:210]))
+    return QuantizedTensor(kind, codes.flatten(1).unflatten(1, (-1, 32)), scales, None, _halves(blocks[..., 208:210]))
 
 
 _BYTES = {

@@ -6,6 +6,7 @@ Imports neither torch nor gguf until tensors are read.
 from __future__ import annotations
 
 import re
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,9 +97,11 @@ class GGUFTensors:
         kind, data = self._tensors[stored].tensor_type.name, self._tensors[stored].data
         if kind not in FORMATS:
             return None
-        weight = split_blocks(kind, torch.from_numpy(data.copy()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of memory that cannot be written to: nothing writes here
+            mapped = torch.from_numpy(data)
         order = self._row_order(stored)
-        return weight if order is None else weight.rows(order)
+        return split_blocks(kind, mapped if order is None else mapped[order])
 
     def quantized_bits(self) -> dict[str, float]:
         """Return the bits of a weight of every tensor that `quantized` gives, scales included."""

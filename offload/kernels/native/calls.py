@@ -173,10 +173,19 @@ def product_call(
 
 
 def pack_call(codes: Tensor, format: Format, weight: Tensor) -> Pack:
-    """Return a call that stores codes `[rows, inputs]` in the panels of `weight`."""
-    assert codes.is_contiguous() and codes.itemsize == 1 and weight.is_contiguous()
-    rows, inputs = codes.shape
-    return Pack(codes.data_ptr(), ctypes.addressof(format), weight.data_ptr(), rows, inputs)
+    """Return a call that stores the codes of a `QuantizedTensor` in the panels of `weight`."""
+    rows, groups, width = codes.shape
+    assert codes.stride(2) == 1 and codes.itemsize == 1 and weight.is_contiguous()
+    return Pack(
+        codes=codes.data_ptr(),
+        row_stride=codes.stride(0),
+        group_stride=codes.stride(1),
+        halves=width == 16,
+        format=ctypes.addressof(format),
+        weight=weight.data_ptr(),
+        rows=rows,
+        inputs=32 * groups,
+    )
 
 
 def unpack_call(weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Unpack:

@@ -77,7 +77,7 @@ class Kernel:
         return y
 
     def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
-        """Store the codes `[out, in]` of a quantised weight in its panels, of 8 bits each."""
+        """Store the codes of a `QuantizedTensor` in its panels."""
         self._pack(ctypes.byref(pack_call(codes, format, weight)))
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:

@@ -78,7 +78,10 @@ class Pack(ctypes.Structure):
     """`struct pack` of types.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("codes", "format", "weight")),
+        ("codes", c_void_p),
+        *((name, c_int64) for name in ("row_stride", "group_stride")),
+        ("halves", c_int32),
+        *((name, c_void_p) for name in ("format", "weight")),
         *((name, c_int64) for name in ("rows", "inputs")),
     )
 

@@ -113,19 +113,21 @@ class NativeLinear:
 
 def _pack(kernel: Kernel, weights: Sequence[QuantizedTensor | Tensor]) -> Iterator[Panels]:
     """Yield the panels of weights whose outputs are concatenated; neighbours of one format that fill panels are one."""
-    last: Panels | None = None
-    for weight in weights:
-        if isinstance(weight, QuantizedTensor):
-            new = Panels(pack_quantized(kernel, weight), weight.shape[0], format_struct(weight.format))
-        else:
-            new = Panels(pack_weight(weight), len(weight))
-        if last is not None and last.format is new.format and last.outputs % BLOCK == 0:
-            last = Panels(torch.cat((last.weight, new.weight)), last.outputs + new.outputs, new.format)
+    rest = list(weights)
+    while rest:
+        joined = [rest.pop(0)]
+        if not isinstance(joined[0], QuantizedTensor):
+            yield Panels(pack_weight(joined[0]), len(joined[0]))
             continue
-        if last is not None:
-            yield last
-        last = new
-    yield last
+        while rest and _continues(joined[-1], rest[0]):
+            joined.append(rest.pop(0))
+        outputs = sum(weight.shape[0] for weight in joined)
+        yield Panels(pack_quantized(kernel, joined), outputs, format_struct(joined[0].format))
+
+
+def _continues(before: QuantizedTensor, weight: QuantizedTensor | Tensor) -> bool:
+    is_alike = isinstance(weight, QuantizedTensor) and weight.format == before.format
+    return is_alike and before.shape[0] % BLOCK == 0
 
 
 def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str | None:

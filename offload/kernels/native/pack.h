@@ -45,7 +45,13 @@ static int pack_rows(const void *call, int64_t first, int64_t last) {
         for (int64_t g = 0; g < p->inputs / GROUP_INPUTS; g++) {
             char *block = p->weight + (row / BLOCK * blocks + g / groups) * block_bytes(f);
             char *group = block + (f->nested ? 2 * BLOCK * (1 + f->has_minimum) : 0) + g % groups * group_bytes(f);
-            pack_group(f->bits, p->codes + row * p->inputs + g * GROUP_INPUTS, group, row % BLOCK);
+            const uint8_t *codes = p->codes + row * p->row_stride + g * p->group_stride;
+            uint8_t separate[GROUP_INPUTS];
+            for (int i = 0; p->halves && i < GROUP_INPUTS / 2; i++) {
+                separate[i] = codes[i] & 15;
+                separate[GROUP_INPUTS / 2 + i] = codes[i] >> 4;
+            }
+            pack_group(f->bits, p->halves ? separate : codes, group, row % BLOCK);
         }
     return 0;
 }

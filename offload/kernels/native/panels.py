@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -33,23 +34,40 @@ def block_inputs(format: Format) -> int:
     return 32 * BLOCK_GROUPS if format.nested else 32
 
 
-def pack_quantized(kernel: Kernel, weight: QuantizedTensor) -> Tensor:
-    """Return a weight `[out, in]` as panels `[panels, in / block, bytes]`, uint8; outputs are padded to 16."""
-    kind, format = weight.format, format_struct(weight.format)
-    outputs, inputs = weight.shape
-    groups, factors = (BLOCK_GROUPS if kind.nested else 1), (weight.factors, weight.minimum_factors)
-    header = sum(2 * BLOCK for x in factors if x is not None)
-    numbers = [_numbers(weight.scales, 32 // kind.group)]
-    if weight.minima is not None:
-        numbers.append(_numbers(weight.minima, 1))
-    scales = torch.cat(numbers, dim=-1)  # [panels, groups, bytes]
-    group = CODE_BYTES[kind.bits] + scales.shape[2]
-    packed = torch.zeros((-(-outputs // BLOCK), inputs // kind.block, header + groups * group), dtype=torch.uint8)
-    kernel.pack(weight.codes.contiguous(), format, packed)
-    packed[..., header:].unflatten(2, (groups, group))[..., -scales.shape[2] :] = scales.unflatten(1, (-1, groups))
-    for at, x in enumerate(x for x in factors if x is not None):
-        packed[..., 2 * BLOCK * at : 2 * BLOCK * (at + 1)] = _numbers(x, 1)
+def pack_quantized(kernel: Kernel, weights: Sequence[QuantizedTensor]) -> Tensor:
+    """Return weights `[out, in]` of one format below each other, as panels `[panels, in / block, bytes]`, uint8.
+
+    The outputs of all but the last are a multiple of 16; those of the last are padded to one.
+    """
+    kind, outputs = weights[0].format, sum(weight.shape[0] for weight in weights)
+    size = (-(-outputs // BLOCK), weights[0].shape[1] // kind.block, _block_bytes(kind))
+    packed = (torch.zeros if outputs % BLOCK else torch.empty)(size, dtype=torch.uint8)
+    panels = [-(-weight.shape[0] // BLOCK) for weight in weights]
+    for weight, part in zip(weights, packed.split(panels), strict=True):
+        kernel.pack(weight.codes, format_struct(kind), part)
+        _write_numbers(weight, part)
     return packed
+
+
+def _block_bytes(kind: QuantizedFormat) -> int:
+    return int(kind.bits_per_weight * BLOCK * kind.block) // 8
+
+
+def _write_numbers(weight: QuantizedTensor, packed: Tensor) -> None:
+    """Write scales, minima and factors to their places between the codes."""
+    kind = weight.format
+    groups, factors = (BLOCK_GROUPS if kind.nested else 1), (weight.factors, weight.minimum_factors)
+    at = 0
+    for x in factors:
+        if x is not None:
+            packed[..., at : at + 2 * BLOCK] = _numbers(x, 1)
+            at += 2 * BLOCK
+    places, at = packed[..., at:].unflatten(2, (groups, -1)), CODE_BYTES[kind.bits]
+    for x, each in ((weight.scales, 32 // kind.group), (weight.minima, 1)):
+        if x is not None:
+            found = _numbers(x, each).unflatten(1, (-1, groups))
+            places[..., at : at + found.shape[3]] = found
+            at += found.shape[3]
 
 
 def _numbers(x: Tensor, each: int) -> Tensor:

@@ -95,7 +95,9 @@ struct format {
 
 /* Store the codes of a matrix in panels. */
 struct pack {
-    const uint8_t *codes; /* [rows][inputs] */
+    const uint8_t *codes; /* [rows][groups][32], or where `halves` is set [16]: code i and 16 + i in byte i */
+    int64_t row_stride, group_stride; /* bytes between them */
+    int32_t halves;
     const struct format *format;
     char *weight;
     int64_t rows, inputs;

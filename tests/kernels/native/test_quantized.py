@@ -22,7 +22,7 @@ def weight_of(name, outputs, inputs, seed=0):
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 256), (33, 1280), (100, 512)])
 def test_a_packed_weight_has_the_same_values(kernel, name, outputs, inputs):
     weight, values = weight_of(name, outputs, inputs)
-    packed, ids = pack_quantized(kernel, weight), torch.tensor([outputs - 1, 0, outputs // 2])
+    packed, ids = pack_quantized(kernel, [weight]), torch.tensor([outputs - 1, 0, outputs // 2])
     assert 8 * packed.nbytes == weight.format.bits_per_weight * -(-outputs // BLOCK) * BLOCK * inputs
     for dtype in (torch.float32, torch.bfloat16):
         rows = kernel.unpack(packed, format_struct(weight.format), ids, torch.full((3, inputs), NAN, dtype=dtype))
@@ -34,7 +34,7 @@ def test_a_packed_weight_has_the_same_values(kernel, name, outputs, inputs):
 def test_a_product_is_that_of_the_dequantised_weights(kernel, name, outputs, inputs):
     """Up to rounding in fp32; inputs to both sides of the 1,024 that are multiplied at a time."""
     weight, values = weight_of(name, outputs, inputs)
-    packed, format = pack_quantized(kernel, weight), format_struct(weight.format)
+    packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
     bias = draw(outputs, seed=2)
     for rows in (1, 7, 13, 97):
         x, onto = draw(rows, inputs, dtype=torch.bfloat16, seed=rows), draw(rows, outputs, dtype=torch.bfloat16, seed=3)
@@ -49,7 +49,7 @@ def test_a_product_is_that_of_the_dequantised_weights(kernel, name, outputs, inp
 @pytest.mark.parametrize("inputs", [256, 1280])
 def test_a_row_is_the_same_whatever_other_rows_there_are(kernel, set_threads, name, inputs):
     weight, _ = weight_of(name, 40, inputs)
-    packed, format = pack_quantized(kernel, weight), format_struct(weight.format)
+    packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
     x = draw(110, inputs, dtype=torch.bfloat16, seed=3)
 
     def some(first, last):
@@ -82,7 +82,7 @@ def test_parts_in_different_formats_are_one_linear(kernel):
 
 def test_extreme_activations_and_scales_stay_finite_and_nan_is_shown(kernel):
     weight, values = weight_of("Q4_1", 16, 64)
-    packed, format = pack_quantized(kernel, weight), format_struct(weight.format)
+    packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
     x = torch.tensor([[1e30], [1e-30], [NAN]]).expand(3, 64).to(torch.bfloat16).contiguous()
     y = kernel.linear(x, packed, None, None, torch.zeros(3, 16), format)
     assert torch.allclose(y[:2].double(), x[:2].double() @ values.T, rtol=1e-4)
