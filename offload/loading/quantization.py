@@ -15,7 +15,9 @@ from .gguf_blocks import FORMATS
 
 _FORMATS = {"q4": FORMATS["Q4_1"], "q5": FORMATS["Q5_1"], "q6": FORMATS["Q6_K"], "q8": FORMATS["Q8_0"]}
 _ENDS = ("model.embed_tokens.weight", "lm_head.weight")
-_PIECE = 1 << 17  # weights that are rounded at a time: their fp32 copies stay in a core's cache
+# Weights that are rounded at a time. Torch runs operations on fewer than 2^15 numbers on the calling thread alone;
+# its own threads would wait for each other after every one of them, beside another busy process for milliseconds.
+_PIECE = (1 << 15) - 1
 _REFITS = 2  # least-squares fits: each next one gains half as much as the last one
 
 Parts = tuple[Tensor | None, ...]  # the tensors of a QuantizedTensor, in its order
@@ -53,9 +55,10 @@ def _round_with_minimum(weight: Tensor, kind: QuantizedFormat) -> Parts:
     for _ in range(1 + _REFITS):
         scale, minimum = scale.half(), minimum.half()
         codes = _codes(x - minimum.float(), scale.float(), 0, most)
-        best = _better((_error(codes * scale.float() + minimum.float(), x), codes, scale, minimum), best)
+        best = _better((_error(codes * scale.float() + minimum.float(), x), scale, minimum), best)
         scale, minimum = _fit_line(codes, x)
-    _, codes, scale, minimum = best
+    _, scale, minimum = best
+    codes = _codes(x - minimum.float(), scale.float(), 0, most)
     return _rows(codes, weight).to(torch.uint8), scale.view(len(weight), -1), minimum.view(len(weight), -1)
 
 
