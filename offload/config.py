@@ -17,6 +17,7 @@ SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single c
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "avx512", "avx2", "portable", "off")
+QUANTIZE = ("q4", "q5", "q6", "q8")
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
 METHODS = tuple(methods.METHODS)
 DRAFTS = ("lookup", "none")  # values of `draft` that are not the name of a model
@@ -28,7 +29,8 @@ DEFAULT_MODEL = "smollm2-135m"
 class EngineConfig:
     """Where and how the model runs. `auto` is resolved from the hardware when the engine is loaded.
 
-    `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything.
+    `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
+    the level to which the weights are rounded while they are loaded, which changes the model; None leaves them.
     """
 
     model: str = DEFAULT_MODEL
@@ -37,6 +39,7 @@ class EngineConfig:
     threads: int = 0  # 0: as many as the machine has cores
     prefill_chunk: int = 512
     kernel: str = "auto"
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -45,6 +48,11 @@ class EngineConfig:
             ("kernel", self.kernel, KERNELS),
         ):
             require(value in allowed, f"{name} is {short_repr(value)}", f"use one of: {', '.join(allowed)}")
+        require(
+            self.quantize is None or self.quantize in QUANTIZE,
+            f"quantize is {short_repr(self.quantize)}",
+            f"use one of: {', '.join(QUANTIZE)}, or leave it out",
+        )
         require(bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out")
         require(
             0 <= self.threads <= 1024, f"threads is {short_repr(self.threads)}", "use 1 to 1024, or 0 for all cores"

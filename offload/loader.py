@@ -5,6 +5,7 @@ Opening a model reads headers only, so that wrong requests are refused before th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,9 @@ from .errors import PromptError, SettingsError, TriforceError
 from .generation_config import DRY_BREAKERS
 from .kernels.ops import Operations, check_kernel, choose_operations
 from .levels import has_draft_model
+from .loading.agreement import agreement
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
+from .loading.quantization_checks import check_quantize, quantized
 from .loading.registry import draft_error
 from .loading.safetensors import Checkpoint
 from .loading.tensor_checks import check_tensors
@@ -214,7 +217,16 @@ class OpenModel:
         """
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
+        if self.config.quantize is not None:
+            digest = f"{digest} {self.config.quantize}"
         return PromptCache(folder, digest, self.config.model, least, self.group)
+
+    def agreement(self, model: Model, ids: Sequence[int]) -> float:
+        """Return the share of the prompt's last tokens after which a loaded, quantised model chooses as its original.
+
+        Call it only with `config.quantize`. It reads all weights once more, and takes memory for one layer of them.
+        """
+        return agreement(model, self.checkpoint, ids, self._operations(self.shape), self.share)
 
     def _load(self, progress: Progress, do: Operations, tier: WeightTier | None) -> Model:
         return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)
@@ -259,13 +271,15 @@ def open_model(
     device = resolve_device(config.device, group.local)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    dtype = resolve_dtype(config.dtype, device)
     check_kernel(config.kernel)  # before a model is fetched in vain
-    checkpoint = _open_checked(config.model, home, progress)
+    check_quantize(config, device, dtype)
+    checkpoint = quantized(_open_checked(config.model, home, progress), config, device, dtype)
     settings = speculation or Speculation()
     draft = None
     if has_draft_model(settings):
         draft = _open_draft(settings.draft_model, home, progress)
-    opened = OpenModel(config, checkpoint, device, resolve_dtype(config.dtype, device), settings, draft, group)
+    opened = OpenModel(config, checkpoint, device, dtype, settings, draft, group)
     opened.check_kernel()
     if draft is not None:
         check_draft(opened.tokenizer, draft.load_tokenizer(), draft.shape, settings)

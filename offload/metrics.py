@@ -46,6 +46,8 @@ class Summary:
     link_bytes: int | None = None  # transferred between host memory and the device; None without offloading
     link_utilisation: float | None = None  # share of the time that the link was busy
     load_s: float | None = None  # to find, check and load the model
+    quantize: str | None = None  # the level to which the weights were rounded on loading
+    agreement: float | None = None  # of the quantised model's and its original's choices on the prompt's end
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
 

@@ -131,6 +131,10 @@ class GGUFCheckpoint:
             )
         return tuple(divisors.tolist())
 
+    @property
+    def is_quantized(self) -> bool:
+        return self._tensors.is_quantized
+
     def files(self) -> list[Path]:
         return [self.path]
 

@@ -34,6 +34,7 @@ _TENSORS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_FLOATS = ("F64", "F32", "F16", "BF16")  # ggml's names
 _NAMES = {theirs: ours for ours, theirs in _TENSORS.items()}
 _STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
 
@@ -53,6 +54,11 @@ class GGUFTensors:
     @cached_property
     def _names(self) -> dict[str | None, str]:
         return {_transformers_name(name): name for name in self._tensors}
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether any tensor is quantised."""
+        return any(tensor.tensor_type.name not in _FLOATS for tensor in self._tensors.values())
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Return every tensor's name and size. Raises CheckpointError if tensors do not lie as the format requires."""

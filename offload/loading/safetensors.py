@@ -47,6 +47,11 @@ class Checkpoint(Protocol):
     shape: ModelShape
     generation: dict  # generation_config.json, or {}
 
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether any weights are quantised in the files."""
+        ...
+
     def files(self) -> list[Path]:
         """Return the files that contain the weights."""
         ...
@@ -86,6 +91,10 @@ class FolderCheckpoint:
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
         self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None
         self._files = [QUANTIZED_FILE] if self._quantized else _weight_files(path)
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._quantized is not None and self._gguf.is_quantized
 
     def files(self) -> list[Path]:
         return [self.path / name for name in self._files]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -76,6 +77,24 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, prefix: str) -> Layer:
         gate_up=reader.linear(shape.mlp_bias, f"{mlp}gate_proj", f"{mlp}up_proj"),
         down=reader.summed(shape.mlp_bias, f"{mlp}down_proj"),
     )
+
+
+@contextmanager
+def streamed_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    operations: Operations,
+    group: Group = ALONE,
+    share: Share | None = None,
+) -> Iterator[Model]:
+    """Yield a model for one forward pass, which reads each layer when it comes to it, so that one is in memory."""
+    shape = checkpoint.shape if share is None else share.shape
+    with checkpoint.tensors() as read:
+        reader = _WeightReader(read, dtype, device, operations, group, share)
+        embedding, head = _load_ends(reader, shape)
+        layers = (_load_layer(reader, shape, f"model.layers.{index}.") for index in range(shape.layers))
+        yield Model(shape, operations, embedding, layers, reader.stacked("model.norm.weight"), head, group)
 
 
 class _WeightReader:

@@ -1,14 +1,19 @@
-"""The fingerprint depends on weights, dtype, RoPE and kernel."""
+"""The fingerprint depends on weights, their quantisation, dtype, RoPE and kernel."""
 
 import json
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
+from offload.config import EngineConfig
 from offload.kernels.native.ops import NativeOperations
+from offload.loader import open_model
 from offload.prompt_cache import fingerprint
 from offload.prompt_cache.fingerprint import TOKENS, weights_digest
-from tests.support.models import ids, make_hf_model
+from offload.prompt_cache.folder import PromptFolder
+from tests.support.gguf import write_gguf
+from tests.support.models import ids, make_hf_model, make_tokenizer
 from tests.support.offloading import native_kernel
 from tests.support.prompt_cache import LENGTH, engine_on, said
 
@@ -53,3 +58,26 @@ def test_the_digest_of_weights_is_cached_until_they_change(tmp_path):
     for nonsense in (b"", b"[]", b"{", b'{"a": 3}', b"\xff", json.dumps({str(weights): [3, 4]}).encode()):
         notes.write_bytes(nonsense)
         assert weights_digest([weights], notes) != first
+
+
+def fingerprint_of(config, home):
+    """Return the fingerprint of a model's KV as it is opened and loaded with this configuration."""
+    opened = open_model(config)
+    prompts = opened.prompt_cache(PromptFolder(home, 1 << 30))
+    model = opened.load().model
+    return fingerprint.fingerprint(model, model.new_cache(256), 64, prompts.weights)
+
+
+def test_quantised_weights_have_fingerprints_of_their_own(model_dir, tmp_path, home):
+    """Rounded on loading or stored so; a GGUF file is dequantised where torch or fp32 computes."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_hf_model("llama"), GGMLQuantizationType.Q8_0, tokenizer=make_tokenizer())
+    loaded = [
+        *({"model": str(model_dir), "quantize": level} for level in (None, "q4", "q8")),
+        *({"model": str(path), **changes} for changes in ({}, {"dtype": "float32"}, {"kernel": "off"})),
+    ]
+    names = [fingerprint_of(EngineConfig(device="cpu", **each), home) for each in loaded]
+    assert len(set(names)) == len(names)
+    assert fingerprint_of(EngineConfig(device="cpu", **loaded[1]), home) == names[1]

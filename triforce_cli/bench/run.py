@@ -20,6 +20,7 @@ from offload.levels import has_draft_model
 from offload.metrics import Meter
 
 from ..exit_codes import DONE, INTERRUPTED
+from ..output.agreement import quantized_warning
 from ..output.plan import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.renderers import json_line
@@ -65,6 +66,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
     with closing(display):
         display.loading(f"loading {benchmark.settings.engine.model}")
         engine = benchmark.model.load(tiers=benchmark.tiers).without_end()
+        agreement = _agreement(benchmark, engine, display, terminal)
         runs = [MethodRuns(name, _memory(benchmark, method)) for name, method in benchmark.speculations.items()]
         interrupted, prefill_s = False, None
         load = OtherLoad() if benchmark.model.group.size == 1 else None  # other ranks are not other load
@@ -79,7 +81,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
             status.clear()
     if interrupted:
         terminal.after_ctrl_c()
-    facts = _facts(benchmark, engine, prefill_s)
+    facts = _facts(benchmark, engine, prefill_s, agreement)
     comparison = Comparison(facts, benchmark.sampling.greedy, runs, None if load is None else load.cores())
     _write(comparison, terminal, output, interrupted)
     return INTERRUPTED if interrupted else DONE
@@ -102,6 +104,18 @@ def _memory(benchmark: Benchmark, method: Speculation) -> int:
     draft = benchmark.model.draft if has_draft_model(method) else None
     need = replace(benchmark.model, speculation=method, draft=draft).estimate(benchmark.length)
     return need.kv + need.retrieval + need.draft
+
+
+def _agreement(benchmark: Benchmark, engine: Engine, display: ProgressDisplay, terminal: Terminal) -> float | None:
+    """Warn of quantised weights; return how often they choose as the original ones, None if there are none."""
+    level = benchmark.settings.engine.quantize
+    if level is None:
+        return None
+    display.loading(f"comparing {level} with the original weights")
+    agreement = benchmark.model.agreement(engine.model, benchmark.ids)
+    display.hide()
+    terminal.warn(quantized_warning(level, agreement))
+    return agreement
 
 
 def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> float:
@@ -154,9 +168,10 @@ def _run(benchmark: Benchmark, engine: Engine, method: Speculation, prefill_s: f
     return Sample(replace(summary, ttft_s=prefill_s + to_first), meter.gaps, tuple(meter.ids))
 
 
-def _facts(benchmark: Benchmark, engine: Engine, prefill_s: float | None) -> dict[str, Any]:
+def _facts(benchmark: Benchmark, engine: Engine, prefill_s: float | None, agreement: float | None) -> dict[str, Any]:
     """Return the machine and the request, for the comparison."""
     settings = benchmark.settings
+    level = settings.engine.quantize
     resolved = settings.described(benchmark.sampling) | {"device": benchmark.model.device.type}
     del resolved["method"], resolved["stop"]  # they differ between runs
     return {
@@ -165,10 +180,12 @@ def _facts(benchmark: Benchmark, engine: Engine, prefill_s: float | None) -> dic
         "machine": {
             "name": processor(benchmark.model.device),
             "threads": torch.get_num_threads(),
-            "engine": engine.describe(),
+            "engine": engine.describe() + (f", weights rounded to {level}" if level else ""),
             "torch": torch.__version__,
         },
         "model": settings.engine.model,
+        "quantize": level,
+        "agreement": agreement,
         "prompt_tokens": len(benchmark.ids),
         "new_tokens": benchmark.config.max_new_tokens,
         "repeats": benchmark.repeats,

@@ -85,6 +85,7 @@ def bench(
     device: options.Device = None,
     dtype: options.Dtype = None,
     kernel: options.Kernel = None,
+    quantize: options.Quantize = None,
     threads: options.Threads = None,
     prefill_chunk: options.PrefillChunk = None,
     dry_run: options.DryRun = False,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS
+from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS, QUANTIZE
 from offload.units import parse_size, parse_tokens
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
@@ -26,14 +26,15 @@ PANELS = {
     **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
     **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
     **dict.fromkeys(
-        ("device", "dtype", "kernel", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"), MACHINE
+        ("device", "dtype", "kernel", "quantize", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"),
+        MACHINE,
     ),
 }
 
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _NUMBERS += ("dry_multiplier", "dry_base", "host_share")
-_NAMES = ("method", "device", "dtype", "kernel", "offload")
+_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload")
 _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
 
 
@@ -88,6 +89,10 @@ Kernel = Annotated[
         "avx512, avx2, portable or off.",
         autocompletion=_complete_from(*KERNELS),
     ),
+]
+Quantize = Annotated[
+    str | None,
+    _setting("quantize", "Round the weights: q4, q5, q6, q8.", "no", autocompletion=_complete_from(*QUANTIZE)),
 ]
 Threads = Annotated[int | None, _setting("threads", "CPU threads.", "all cores")]
 PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Prompt tokens per forward pass.")]

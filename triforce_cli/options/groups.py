@@ -61,6 +61,7 @@ GENERATION = {
     "device": options.Device,
     "dtype": options.Dtype,
     "kernel": options.Kernel,
+    "quantize": options.Quantize,
     "threads": options.Threads,
     "prefill_chunk": options.PrefillChunk,
     **PARALLEL,

@@ -30,6 +30,9 @@ class Renderer(Protocol):
     def loading(self, text: str) -> None:
         """Show that the model is being opened or loaded, with this text."""
 
+    def warn(self, text: str) -> None:
+        """Print a warning before the events of a generation."""
+
     def start(self, facts: RunFacts) -> None:
         """Prepare for the events of a generation, which `facts.meter` observes first."""
 
@@ -162,6 +165,10 @@ class StreamRenderer:
 
     def loading(self, text: str) -> None:
         self._display.loading(text)
+
+    def warn(self, text: str) -> None:
+        self._display.hide()
+        self._terminal.warn(text)
 
     def start(self, facts: RunFacts) -> None:
         self._meter = facts.meter

@@ -16,8 +16,10 @@ _REASONS = {"eos": "end-of-sequence token", "stop": "stop string", "length": "to
 
 
 def statistics_line(summary: Summary) -> str:
-    """Return what was read and written in one line, and why it ended if the model or a stop string did not end it."""
+    """Return in one line what was read and written, whether weights were rounded, and which limit ended it, if any."""
     parts = [_read(summary), _written(summary)]
+    if summary.quantize is not None:
+        parts.append(f"weights rounded to {summary.quantize}")
     if summary.finish_reason in _ENDINGS:
         parts.append(_ENDINGS[summary.finish_reason])
     return SEPARATOR.join(parts)

@@ -15,6 +15,7 @@ from offload.prompt_cache.prefill import PromptCache
 
 from ..exit_codes import DONE
 from ..options.request import OutputOptions, Request
+from ..output.agreement import quantized_warning
 from ..output.plan import print_plan
 from ..output.renderers import Renderer, StreamRenderer
 from ..output.terminal import Terminal
@@ -34,6 +35,7 @@ class TextGenerator:
         self._load_s = load_s
         self._engine = engine
         self._prompt_cache = prompt_cache
+        self._agreement: float | None = None
 
     def generate(self, prompt: Prompt, renderer: Renderer, label: str = "") -> str:
         """Generate for a prompt, rendering events as they come; return the whole text.
@@ -42,6 +44,10 @@ class TextGenerator:
         KeyboardInterrupt is raised again. Raises TriforceError if the output was to be verified and is not lossless.
         """
         opened, settings = self._opened, self._opened.settings
+        if settings.engine.quantize is not None and self._agreement is None:
+            renderer.loading(f"comparing {settings.engine.quantize} with the original weights")
+            self._agreement = opened.model.agreement(self._engine.model, prompt.ids)
+            renderer.warn(quantized_warning(settings.engine.quantize, self._agreement))
         meter = Meter(len(prompt.ids))
         renderer.start(opened.run_facts(meter, self._engine, label))
         if self._prompt_cache is not None:
@@ -72,7 +78,7 @@ class TextGenerator:
 
     def _facts(self, prompt: Prompt) -> dict[str, Any]:
         """Return what the summary of a generation contains beside its numbers."""
-        return self._opened.summary_facts(prompt.new_tokens) | {"load_s": self._load_s}
+        return self._opened.summary_facts(prompt.new_tokens) | {"load_s": self._load_s, "agreement": self._agreement}
 
     def _verify(self, prompt: Prompt, emitted: list[int], summary: Summary, renderer: Renderer) -> None:
         """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""

@@ -98,6 +98,7 @@ class ModelRequest:
             "seed": self.settings.generation.seed,
             "method": self.settings.speculation.method,
             "model": self.settings.engine.model,
+            "quantize": self.settings.engine.quantize,
             "peak_memory_bytes": peak_memory(self.model.device),
             "settings": self.resolved(new_tokens),
         }

@@ -1,0 +1,76 @@
+"""Checkpoints that are quantised as they are read, against the same weights dequantised."""
+
+import pytest
+import torch
+
+from offload.config import EngineConfig
+from offload.errors import SettingsError
+from offload.kernels.ops import TorchOperations
+from offload.loading.agreement import TOKENS, agreement
+from offload.loading.quantization_checks import check_quantize
+from offload.loading.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from tests.support.models import ids, make_hf_model
+from tests.support.native_kernel import distance
+
+CPU = torch.device("cpu")
+LEVELS = ["q4", "q5", "q6", "q8"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A model with rows that 6-bit blocks fit, and a head of its own."""
+    folder = tmp_path_factory.mktemp("wide")
+    make_hf_model("llama", intermediate_size=256, tie_word_embeddings=False).save_pretrained(folder)
+    return FolderCheckpoint(folder)
+
+
+def load(checkpoint, dtype, operations):
+    return load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
+
+
+def logits(model, prompt):
+    return model.logits(model.forward(torch.tensor(prompt), model.new_cache(len(prompt))))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_kernel_computes_with_the_rounded_weights(checkpoint, native_operations, level):
+    quantized = QuantizedCheckpoint(checkpoint, level)
+    model = load(quantized, torch.bfloat16, native_operations)
+    expected = logits(load(quantized, torch.float32, TorchOperations()), ids(40)).double()
+    assert distance(logits(model, ids(40)), expected) < 0.02
+    assert model._layers[0].down.tensors()[0].dtype == torch.uint8
+    in_full = logits(load(checkpoint, torch.float32, TorchOperations()), ids(40))
+    assert distance(in_full, expected) > 0.002  # the weights were rounded
+
+
+def test_each_tensor_has_its_format_and_its_parts_are_those_of_the_whole(checkpoint):
+    quantized = QuantizedCheckpoint(checkpoint, "q6")
+    formats = {name: kind.name for name, kind in quantized.formats().items()}
+    assert formats["model.layers.0.mlp.down_proj.weight"] == "Q6_K"
+    assert formats["model.layers.0.mlp.up_proj.weight"] == formats["lm_head.weight"] == "Q8_0"
+    assert len(formats) == 7 * 2 + 2  # no norms
+    with quantized.tensors() as read, checkpoint.tensors() as original:
+        name = "model.layers.0.self_attn.o_proj.weight"
+        part = (slice(None), slice(16, 48))  # cuts groups of 32
+        assert torch.equal(read(name, part), read.quantized(name).dequantized()[part])
+        assert read.quantized("model.norm.weight") is None
+        assert torch.equal(read("model.norm.weight"), original("model.norm.weight"))
+
+
+def test_the_agreement_is_that_of_two_whole_models(checkpoint, native_operations, operations):
+    prompt = ids(TOKENS + 40)
+    quantized = QuantizedCheckpoint(checkpoint, "q4")
+    model = load(quantized, torch.bfloat16, native_operations)
+    original = load(checkpoint, torch.bfloat16, operations)
+    choices = [logits(each, prompt[40:]).argmax(-1) for each in (model, original)]
+    expected = (choices[0] == choices[1]).float().mean().item()
+    assert agreement(model, quantized, prompt, operations, None) == expected
+    assert 0.3 < expected < 1
+    assert agreement(original, quantized, prompt, operations, None) == 1
+
+
+def test_refused_on_a_gpu():
+    with pytest.raises(SettingsError, match="the model runs on cuda"):
+        check_quantize(EngineConfig(quantize="q4"), torch.device("cuda"), torch.bfloat16)
