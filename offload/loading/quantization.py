@@ -43,7 +43,8 @@ def quantize(weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
     rounded = [_ROUNDERS[kind.name](part.float(), kind) for part in weight.split(max(1, _PIECE // weight.shape[1]))]
     whole = [None if pieces[0] is None else torch.cat(pieces) for pieces in zip(*rounded, strict=True)]
     fits = all(x.isfinite().all() for x in whole if x is not None and x.is_floating_point())
-    return QuantizedTensor(kind, *whole) if fits else None
+    codes, *numbers = whole
+    return QuantizedTensor(kind, codes.unflatten(1, (-1, 32)), *numbers) if fits else None
 
 
 def _round_with_minimum(weight: Tensor, kind: QuantizedFormat) -> Parts:

@@ -40,6 +40,9 @@ class QuantizedCheckpoint:
         formats = {name: format_of(self.level, name, size) for name, size in self.sizes().items()}
         return {name: kind for name, kind in formats.items() if kind is not None}
 
+    def quantized_bits(self) -> dict[str, float]:
+        return {name: kind.bits_per_weight for name, kind in self.formats().items()}
+
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
         with self.original.tensors() as read:
