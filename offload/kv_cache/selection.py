@@ -22,6 +22,10 @@ class Selector(Protocol):
         """Return `slots` of the first `chunks` chunk numbers (more than `slots`), `[layers * kv_heads, slots]`."""
         ...
 
+    def missing(self, chunks: int) -> float:
+        """Return the share of the first `chunks` chunks whose mean keys `select` would have to compute."""
+        ...
+
     def truncate(self, length: int) -> None:
         """Note that tokens at position `length` and later may have changed since the last selection."""
         ...
@@ -46,6 +50,9 @@ class RecencySelector:
         sink = min(self._sink, slots - 1)
         chosen = torch.cat((torch.arange(sink), torch.arange(chunks - slots + sink, chunks)))
         return chosen.to(full.store.device).expand(shape.layers * shape.kv_heads, -1)
+
+    def missing(self, chunks: int) -> float:
+        return 0.0
 
     def truncate(self, length: int) -> None:
         pass
@@ -93,6 +100,9 @@ class RetrievalSelector:
             for layer, means in enumerate(self._means):
                 means[:, self._done : chunks] = store.mean_keys(layer, start, end, self._chunk)
             self._done = chunks
+
+    def missing(self, chunks: int) -> float:
+        return 1 - min(self._done / max(chunks, 1), 1)
 
     def truncate(self, length: int) -> None:
         self._done = min(self._done, length // self._chunk)
