@@ -71,7 +71,7 @@ class Session:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device, breakers)
         sampler.observe_prompt(sequence.tokens)
-        hierarchy = build(runners, settings, sampler, group=self._model.group)
+        hierarchy = build(runners, settings, sampler, group=self._model.group, horizon=config.max_new_tokens)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)
 
     def _prefill(self) -> Generator[Event]:

@@ -9,6 +9,8 @@ from torch import Tensor
 from .full import FullCache
 from .selection import Refresh, Selector, choose
 
+_SELECTION = 1.0  # relative to attention in a plain step; estimated time of a selection whose mean keys are known
+
 
 class SelectedCache(ABC):
     """A KVCache of selected chunks of a full cache, followed by the newest tokens without a gap (the tail).
@@ -32,15 +34,30 @@ class SelectedCache(ABC):
         self.tail_start = 0
         self._length = self._inflight = 0
         self._rebuild = True
+        self.selections = 0  # so far
         full.keep_queries()
 
     @property
     def length(self) -> int:
         return self._length
 
+    @property
+    def budget(self) -> int:
+        """The number of tokens in selected chunks."""
+        return self._slots * self._chunk
+
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many of the tokens drafted with this cache the full cache accepted."""
         self._refresh.observe(drafted, accepted)
+
+    def selection_cost(self, length: int) -> float:
+        """Estimate the time of the selection before the next pass, relative to a plain step's attention.
+
+        0 if none is due when the sequence has `length` tokens. The first one reads all keys, the later ones do not.
+        """
+        if not self._rebuild and not self._is_due(length):
+            return 0.0
+        return _SELECTION + self._full.store.mean_keys_cost * self._selector.missing(length // self._chunk)
 
     def renew(self) -> None:
         """Select again at the next pass."""
@@ -84,6 +101,7 @@ class SelectedCache(ABC):
         self._use(choose(self._selector, self._full, chunks, min(self._slots, chunks)), chunks)
         self.tail_start = chunks * self._chunk
         self._rebuild = False
+        self.selections += 1
         self._refresh.start(self._length)
 
     @abstractmethod

@@ -25,6 +25,10 @@ class Selector(Protocol):
         """Return `slots` of the first `chunks` chunk numbers (more than `slots`), `[layers * kv_heads, slots]`."""
         ...
 
+    def missing(self, chunks: int) -> float:
+        """Return the share of the first `chunks` chunks whose mean keys `select` would have to compute."""
+        ...
+
     def truncate(self, length: int) -> None:
         """Note that tokens at position `length` and later may have changed since the last selection."""
         ...
@@ -49,6 +53,9 @@ class RecencySelector:
         sink = min(self._sink, slots - 1)
         chosen = torch.cat((torch.arange(sink), torch.arange(chunks - slots + sink, chunks)))
         return chosen.to(full.store.device).expand(shape.layers * shape.kv_heads, -1)
+
+    def missing(self, chunks: int) -> float:
+        return 0.0
 
     def truncate(self, length: int) -> None:
         pass
@@ -84,6 +91,9 @@ class RetrievalSelector:
         # The product with the mean query equals the mean of the products, and is cheaper.
         grouped = query.unflatten(1, (shape.kv_heads, -1)).float().mean(2)
         return self._scores.scores(grouped, chunks)
+
+    def missing(self, chunks: int) -> float:
+        return 1 - min(self._done / max(chunks, 1), 1)
 
     def truncate(self, length: int) -> None:
         if self._scores is not None:

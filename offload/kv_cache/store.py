@@ -101,6 +101,9 @@ class Store(Protocol):
         """
         ...
 
+    read_cost = 1.0  # estimated time to read a byte in a pass, relative to the device's memory
+    mean_keys_cost = 14.0  # estimated time of `mean_keys` of all tokens, relative to attention to them
+
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         """Return the mean keys of chunks between two positions, `[kv_heads, chunks, head_dim]` in fp32."""
         ...

@@ -30,6 +30,9 @@ from .tiers import Tiers
 class TieredStore(TierReader):
     """A `Store` (kv_cache/store.py) over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
 
+    read_cost = 8.0
+    mean_keys_cost = 1.0  # prefill has kept most of them
+
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
         self.shape = shape
         self.dtype, self.device = tiers.open.dtype, tiers.open.device

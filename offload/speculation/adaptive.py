@@ -6,20 +6,30 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ..sequence import TokenSequence
+from .arms import Arm, Candidate
 from .drafter import Drafter
-from .estimators import MAX_RATIO, Acceptance, DraftTimes, StepTimes, expected_tokens
+from .estimators import MAX_RATIO, Acceptance, StepTimes, expected_tokens
+from .loss_budget import LossBudget
 
-GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-_MARGIN = 1.05  # drafting is chosen if its expected rate exceeds plain decoding's by this factor: less may be noise
+HORIZON = 512  # tokens to come, if it is not known
+_MARGIN = 1.03  # drafting is chosen if its expected rate exceeds plain decoding's by this factor: less may be noise
 _PLAIN_EVERY = 24  # cycles between plain steps: their time, which speculation competes with, must stay up to date
-_LOSS_SHARE = 0.03  # share of the decoding time that rejected drafts may cost
-_MAX_CREDIT = 16  # plain steps; earlier gains above this do not pay for later losses
+_PLAIN_SHARE = 0.01  # of the time, which plain steps may cost where drafting is faster
+_RESELECT = 64  # tokens over which a later one-off cost pays back: about the tail of the retrieval cache
+_REGIME = 128  # tokens over which a trial pays back: then the text may have changed
+_PACE_KEEP = 0.85  # the weight of a cycle in the recent time per token, relative to the next one's
+_SURE = 1.35  # drafting needs no plain step to compare with if it promises this much more at a low acceptance
+_LEARNING = 0.75  # of a gain remains: the first drafts have not the best length
+_LISTEN = 8  # cycles before a one-off cost is paid: drafts that cost nothing may be good enough
+_SETUP_SHARE = 0.03  # of the time, which a one-off cost that does not pay back may take
+_LUCK = 0.2  # probability that a drafter is better than believed by a standard deviation
 
 
 class Cycle(NamedTuple):
     """One draft and its verification, or a plain step if `drafter` is None.
 
-    `first` is the first token emitted, `draft_s` and `verify_s` are seconds.
+    `first` is the first token emitted, `draft_s` and `verify_s` are seconds; `draft_setup` and `verify_setup` tell
+    whether these include a one-off cost, such as a selection of the retrieval cache.
     """
 
     drafter: Drafter | None
@@ -28,49 +38,41 @@ class Cycle(NamedTuple):
     accepted: int
     draft_s: float
     verify_s: float
-
-
-class LossBudget:
-    """The seconds that rejected drafts may cost: the gains so far over plain steps, and a share of the time."""
-
-    def __init__(self) -> None:
-        self._credit: float | None = None  # seconds
-
-    def allows(self, loss: float, plain: float) -> bool:
-        """Return whether a draft may be tried that costs `loss` seconds if all of it is rejected."""
-        return loss <= (plain if self._credit is None else self._credit)
-
-    def observe(self, cycle: Cycle, plain: float) -> None:
-        """Add the gain or loss of a cycle, where a plain step takes `plain` seconds."""
-        seconds = cycle.draft_s + cycle.verify_s
-        credit = plain if self._credit is None else self._credit
-        credit += _LOSS_SHARE * seconds
-        if cycle.drafter is not None:
-            credit += plain * (cycle.accepted + 1) - seconds
-        self._credit = min(credit, _MAX_CREDIT * plain)
+    draft_setup: bool = False
+    verify_setup: bool = False
 
 
 class AdaptiveScheduler:
-    """Chooses among drafters and draft lengths, from measured times and moving averages of the acceptance rate.
+    """Chooses among drafters and draft lengths, from estimates of times and of acceptance rates.
+
+    The estimates start from priors. A one-off cost, such as the first selection of the retrieval cache, is estimated
+    before it is paid, has to pay back within the tokens to come, and does not count as the drafter's time per token.
 
     Args:
         drafters: the drafters to choose from; without any, every step is plain decoding.
         gamma: a fixed draft length, or None for the one with the highest expected throughput.
         may_pause: whether plain steps are a choice too. Rejected drafts then cost at most a few percent of the time.
+        horizon: the number of tokens to come.
     """
 
-    def __init__(self, drafters: Sequence[Drafter] = (), gamma: int | None = None, may_pause: bool = False) -> None:
-        self._drafters = tuple(drafters)
-        self._gammas = GAMMAS if gamma is None else (gamma,)
+    def __init__(
+        self,
+        drafters: Sequence[Drafter] = (),
+        gamma: int | None = None,
+        may_pause: bool = False,
+        horizon: int = HORIZON,
+    ) -> None:
         self._may_pause = may_pause
         self._steps = StepTimes()
-        self._draft_times = {drafter.name: DraftTimes() for drafter in drafters}
-        self._acceptance: dict[tuple[str, Hashable], Acceptance] = {}
-        self._budget = LossBudget()
+        self._arms = tuple(Arm(drafter, self._steps, gamma) for drafter in drafters)
+        self._budget = LossBudget(horizon)
+        self._left = horizon
         self._cycle = 0
         self._plain_at = 0  # the last cycle that was a plain step
-        self._kind: Hashable = None  # of the last draft
-        self._guesses: list[tuple[Drafter, Hashable, int]] = []  # of free drafters, for a plain step
+        self._since_plain = 0.0  # seconds
+        self._recent = (0.0, 0.0)  # seconds and tokens of the last cycles
+        self._chosen: Candidate | None = None
+        self._guesses: list[tuple[Candidate, int]] = []  # of free drafters, for the next token
 
     def choose(self, sequence: TokenSequence, limit: int) -> tuple[Drafter | None, int]:
         """Return a drafter and how many tokens it should draft, at most `limit`; (None, 0) is a plain step.
@@ -78,75 +80,127 @@ class AdaptiveScheduler:
         The first step is plain: the first token comes from the prompt's last row, which prefill has computed.
         """
         self._cycle += 1
-        self._guesses = []
-        if limit < 1 or self._cycle == 1 or (self._may_pause and self._needs_plain_step()):
+        self._chosen, self._guesses = None, []
+        if limit < 1 or self._cycle == 1:
             return None, 0
-        best: tuple[float, Drafter | None, int] = (self._plain_rate(), None, 0)
-        for drafter in self._drafters:
-            kind = drafter.draft_kind(sequence)
-            if kind is None:
-                continue
-            if drafter.relative_cost == 0:  # a draft costs nothing, and a plain step shows whether it was right
-                self._guesses.append((drafter, kind, drafter.propose(sequence, 1).tokens[0]))
-            gamma, rate = self._best_gamma(drafter, kind, limit)
-            if rate > best[0]:
-                best, self._kind = (rate, drafter, gamma), kind
-        return best[1:]
+        candidates = [
+            arm.candidate(kind, sequence, limit, self._cycle)
+            for arm in self._arms
+            if (kind := arm.drafter.draft_kind(sequence)) is not None
+        ]
+        if self._may_pause:
+            self._guess(candidates, sequence)
+        self._chosen = self._best(candidates)
+        return (None, 0) if self._chosen is None else (self._chosen.arm.drafter, self._chosen.gamma)
 
     def observe(self, cycle: Cycle) -> None:
         """Update the estimates with the result of the last choice."""
+        emitted = cycle.accepted + 1
+        self._left = max(self._left - emitted, 1)
         if self._cycle == 1:
             return  # the first step runs no model pass: its time is not representative
-        cycle = self._without_outliers(cycle)
-        self._steps.observe(cycle.drafted + 1, cycle.verify_s)
+        self._observe_acceptance(cycle)
+        if cycle.verify_setup:
+            return  # the time of the step itself is not known
+        verify_s = cycle.verify_s
+        if self._steps.known:  # a pause of the machine must not count against drafting
+            verify_s = min(verify_s, MAX_RATIO * self._steps.of(cycle.drafted + 1))
+        self._steps.observe(cycle.drafted + 1, verify_s)
+        draft_s = self._draft_time(cycle)
         if cycle.drafter is None:
-            self._plain_at = self._cycle
-            for drafter, kind, token in self._guesses:
-                self._acceptance_of(drafter, kind).observe(self._cycle, 1, int(token == cycle.first))
-        else:
-            name = cycle.drafter.name
-            self._draft_times[name].observe(cycle.drafted, cycle.draft_s)
-            self._acceptance_of(cycle.drafter, self._kind).observe(self._cycle, cycle.drafted, cycle.accepted)
-        if self._may_pause:
-            self._budget.observe(cycle, self._steps.of(1))
+            self._plain_at, self._since_plain = self._cycle, 0.0
+        seconds = draft_s + verify_s
+        self._since_plain += seconds
+        self._recent = tuple(_PACE_KEEP * old + new for old, new in zip(self._recent, (seconds, emitted), strict=True))
+        self._budget.observe(cycle.drafter is not None, emitted, seconds, self._steps.of(1))
 
     def acceptance(self, drafter: Drafter, kind: Hashable) -> Acceptance | None:
-        """Return the measured acceptance of a drafter's drafts of a kind; None before the first one."""
-        return self._acceptance.get((drafter.name, kind))
+        """Return the acceptance of a drafter's drafts of a kind; None before they were considered."""
+        return next(arm for arm in self._arms if arm.drafter is drafter).acceptance.get(kind)
 
-    def _without_outliers(self, cycle: Cycle) -> Cycle:
-        """Return the cycle with its times clamped: a pause of the machine must not count against drafting."""
+    def _guess(self, candidates: Sequence[Candidate], sequence: TokenSequence) -> None:
+        """Keep the next token of drafters whose drafts cost nothing: the next cycle shows whether it was right."""
+        for candidate in candidates:
+            if candidate.arm.drafter.relative_cost == 0:
+                self._guesses.append((candidate, candidate.arm.drafter.propose(sequence, 1).tokens[0]))
+
+    def _observe_acceptance(self, cycle: Cycle) -> None:
+        chosen = self._chosen if cycle.drafter is not None else None
+        if chosen is not None:
+            chosen.acceptance.observe(self._cycle, cycle.drafted, cycle.accepted)
+        for candidate, token in self._guesses:
+            if candidate is not chosen:
+                candidate.acceptance.observe(self._cycle, 1, int(token == cycle.first))
+
+    def _draft_time(self, cycle: Cycle) -> float:
+        """Return the seconds of a cycle's draft without a one-off cost, which is booked apart, and count both."""
+        if cycle.drafter is None:
+            return 0.0
+        chosen, times = self._chosen, self._chosen.arm.times
+        if not cycle.draft_setup:
+            draft_s = min(cycle.draft_s, MAX_RATIO * times.of(float("inf")) * cycle.drafted)
+            times.observe(cycle.drafted, draft_s)
+            return draft_s
+        tokens = self._pays_back_over(chosen)
+        times.limit(cycle.drafted, cycle.draft_s)
+        draft_s = min(cycle.draft_s, chosen.arm.token_s * cycle.drafted)
+        chosen.arm.setups.observe(chosen.setup_guess, cycle.draft_s - draft_s)
+        self._budget.invest(cycle.draft_s - draft_s, tokens)
+        return draft_s
+
+    def _best(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Return the candidate with the lowest expected time a token; None for a plain step."""
+        if not self._may_pause:
+            for candidate in candidates:
+                candidate.gamma = candidate.fastest(candidate.rate)[1]
+            return min(candidates, key=lambda candidate: candidate.fastest(candidate.rate)[0], default=None)
         if not self._steps.known:
-            return cycle
-        verify_s = min(cycle.verify_s, MAX_RATIO * self._steps.of(cycle.drafted + 1))
-        draft_s = cycle.draft_s
-        if cycle.drafter is not None and (times := self._draft_times[cycle.drafter.name]).known:
-            draft_s = min(draft_s, MAX_RATIO * times.of(0.0) * cycle.drafted)
-        return cycle._replace(draft_s=draft_s, verify_s=verify_s)
-
-    def _needs_plain_step(self) -> bool:
-        """Return whether the time of a plain step is unknown or out of date."""
-        return 1 not in self._steps or self._cycle - self._plain_at > _PLAIN_EVERY
-
-    def _plain_rate(self) -> float:
-        return _MARGIN / self._steps.of(1) if self._may_pause else 0.0
-
-    def _acceptance_of(self, drafter: Drafter, kind: Hashable) -> Acceptance:
-        return self._acceptance.setdefault((drafter.name, kind), Acceptance(drafter.prior))
-
-    def _best_gamma(self, drafter: Drafter, kind: Hashable, limit: int) -> tuple[int, float]:
-        """Return the draft length with the most expected tokens a second, and that rate; 0 if none may be tried."""
-        gammas = [gamma for gamma in self._gammas if gamma <= limit] or [limit]
-        if not self._steps.known:
-            return (gammas[0] if len(gammas) == 1 else min(4, limit)), 1.0
-        acceptance = self._acceptance_of(drafter, kind).rate(self._cycle)
+            candidates = [candidate for candidate in candidates if candidate.low_s * _SURE < 1]  # plain steps
         plain = self._steps.of(1)
-        per_token = self._draft_times[drafter.name].of(drafter.relative_cost * plain)
-        times = {gamma: gamma * per_token + self._steps.of(gamma + 1) for gamma in gammas}
-        rates = {
-            gamma: expected_tokens(acceptance, gamma) / seconds
-            for gamma, seconds in times.items()
-            if not self._may_pause or self._budget.allows(seconds - plain, plain)
-        }
-        best = max(rates, key=rates.__getitem__, default=0)
-        return best, rates.get(best, 0.0)
+        best, least = None, plain
+        for candidate in candidates:
+            each, gamma = candidate.fastest(candidate.rate, self._budget.most_s(plain))
+            if candidate.setup_s and not self._can_afford_setup(candidate, each):
+                continue
+            if each * _MARGIN < plain and each < least:
+                best, least, candidate.gamma = candidate, each, gamma
+        if best is None:
+            best = next((candidate for candidate in candidates if self._is_worth_a_trial(candidate, plain)), None)
+        return None if best is None or self._needs_plain_step(least) else best
+
+    def _pays_back_over(self, candidate: Candidate) -> int:
+        """Return over how many tokens a one-off cost pays back: the first one is the largest, and serves all tokens."""
+        return self._left if candidate.arm.setups.count == 0 else min(self._left, _RESELECT)
+
+    def _can_afford_setup(self, candidate: Candidate, each: float) -> bool:
+        """Return whether a one-off cost pays back at `each` expected seconds a token, compared with the recent tokens.
+
+        If the acceptance rate is lower than believed, it must be a small loss.
+        """
+        tokens, usual = self._pays_back_over(candidate), self._steps.of(1)
+        if self._recent[1]:
+            usual = min(usual, self._recent[0] / self._recent[1])
+            if self._cycle < _LISTEN:
+                return False
+        high, low = (_LEARNING * max(usual - seconds, 0.0) for seconds in (each, candidate.low_s))
+        return candidate.setup_s <= tokens * min(high, low + _SETUP_SHARE * usual)
+
+    def _is_worth_a_trial(self, candidate: Candidate, plain: float) -> bool:
+        """Return whether a draft may gain more, if its acceptance is higher than believed, than it costs to find out.
+
+        The expected loss of one cycle is compared with the gain over the tokens to come.
+        """
+        high = min(candidate.rate + candidate.spread, 1.0)
+        each, gamma = candidate.fastest(high, self._budget.most_s(plain))
+        if not gamma or candidate.arm.drafter.relative_cost == 0:  # free drafts are scored without a trial
+            return False
+        gain = _LUCK * (plain / _MARGIN - each) * min(self._left, _REGIME)
+        loss = candidate.seconds[gamma] - plain * expected_tokens(candidate.rate, gamma) + candidate.setup_s
+        candidate.gamma = gamma
+        return gain > max(loss, 0.0) and (not candidate.setup_s or self._can_afford_setup(candidate, each))
+
+    def _needs_plain_step(self, least: float) -> bool:
+        """Return whether the time of a plain step is out of date, where drafting takes `least` seconds a token."""
+        if self._cycle - self._plain_at <= _PLAIN_EVERY:
+            return False
+        return self._steps.of(1) - least <= _PLAIN_SHARE * self._since_plain

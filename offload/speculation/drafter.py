@@ -43,6 +43,15 @@ class Drafter(Protocol):
         """
         ...
 
+    @property
+    def setups(self) -> int:
+        """How many one-off costs, such as selections of a retrieval cache, its drafts have included so far."""
+        ...
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        """Estimate the one-off cost that the next draft would include, in plain steps of the target; 0 if none."""
+        ...
+
     def propose(self, sequence: TokenSequence, limit: int) -> Draft:
         """Return up to `limit` tokens that may follow the sequence, which is unchanged afterwards.
 
@@ -61,6 +70,7 @@ class ModelDrafter:
     name = "draft"
     relative_cost = 0.2
     prior = 0.6
+    setups = 0
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
@@ -74,6 +84,9 @@ class ModelDrafter:
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        return 0.0
 
     @torch.inference_mode()
     def propose(self, sequence: TokenSequence, limit: int) -> Draft:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect, insort
+
 MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: above, the machine was interrupted
-_ROW_COST = 0.2  # prior: the time of each further row of a verification, relative to one row
+_ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
 
 
 def expected_tokens(acceptance: float, gamma: int) -> float:
@@ -32,6 +34,11 @@ class Acceptance:
         if self._judged > 32:  # a longer memory would follow a change of text too slowly
             self._accepted, self._judged = self._accepted * 32 / self._judged, 32.0
 
+    def spread(self, cycle: int) -> float:
+        """Return the standard deviation of the belief at a cycle, as of a beta distribution."""
+        rate = self.rate(cycle)
+        return (rate * (1 - rate) / (self._judged + self._weight + 1)) ** 0.5
+
     @property
     def verified(self) -> float:
         """The number of verified tokens behind the estimate, decayed."""
@@ -50,6 +57,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
         self._count: dict[int, int] = {}
+        self._sizes: list[int] = []  # of the measured steps, in rows, sorted
 
     @property
     def known(self) -> bool:
@@ -59,24 +67,28 @@ class StepTimes:
         return rows in self._known
 
     def of(self, rows: int) -> float:
-        """Return the estimate for `rows`. At least one step must have been observed."""
+        """Return the estimate for `rows`; in plain steps, not in seconds, before the first observation."""
+        if not self._known:
+            return 1 + _ROW_COST * (rows - 1)
         if rows in self._known:
             return self._known[rows]
-        below = max((n for n in self._known if n < rows), default=None)
-        above = min((n for n in self._known if n > rows), default=None)
-        if below is not None and above is not None:
+        index = bisect(self._sizes, rows)
+        if 0 < index < len(self._sizes):
+            below, above = self._sizes[index - 1 : index + 1]
             share = (rows - below) / (above - below)
             return self._known[below] * (1 - share) + self._known[above] * share
-        nearest = below if below is not None else above
+        nearest = self._sizes[0 if index == 0 else -1]
         return self._known[nearest] * (1 + _ROW_COST * (rows - 1)) / (1 + _ROW_COST * (nearest - 1))
 
     def observe(self, rows: int, seconds: float) -> None:
         """Count a step of `rows` that took `seconds`."""
         count = self._count[rows] = self._count.get(rows, 0) + 1
-        if not self._known:
+        guess = self.of(rows) if self._known else None
+        if count == 1:
+            insort(self._sizes, rows)
+        if guess is None:
             self._known[rows] = max(seconds, 1e-9)
             return
-        guess = self.of(rows)
         # A single step may include the set-up for its size, or a pause of the machine: its influence is bounded.
         ratio = min(max(seconds / guess, 1 / MAX_RATIO), MAX_RATIO)
         drift = ratio**0.02  # a machine that slows down does so for every size
@@ -86,10 +98,11 @@ class StepTimes:
 
 
 class DraftTimes:
-    """Seconds per drafted token, a moving average. The first draft is not counted: it includes the set-up."""
+    """Seconds per drafted token, a moving average. The first draft is not counted: it may include allocations."""
 
     def __init__(self) -> None:
         self._per_token: float | None = None
+        self._most = float("inf")
         self._first = True
 
     @property
@@ -97,8 +110,13 @@ class DraftTimes:
         return self._per_token is not None
 
     def of(self, guess: float) -> float:
-        """Return seconds per token; `guess` before the first measurement."""
-        return guess if self._per_token is None else self._per_token
+        """Return seconds per token; `guess`, or less if that was too much, before the first measurement."""
+        return min(guess, self._most) if self._per_token is None else self._per_token
+
+    def limit(self, tokens: int, seconds: float) -> None:
+        """Note that a draft of `tokens` and a one-off cost took `seconds` together."""
+        self._first = False
+        self._most = min(self._most, seconds / tokens)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Count a draft of `tokens` that took `seconds`."""
@@ -107,3 +125,23 @@ class DraftTimes:
             return
         sample = seconds / tokens
         self._per_token = sample if self._per_token is None else self._per_token + 0.3 * (sample - self._per_token)
+
+
+class SetupTimes:
+    """Seconds of a drafter's one-off costs: estimates, multiplied by the ratio that was measured last."""
+
+    _MAX = 10.0  # an estimate is corrected by this factor at most: what was measured may be a pause of the machine
+
+    def __init__(self) -> None:
+        self._ratio = 1.0
+        self.count = 0  # of measurements
+
+    def of(self, guess: float) -> float:
+        """Return seconds for an estimate."""
+        return self._ratio * guess
+
+    def observe(self, guess: float, seconds: float) -> None:
+        """Count a one-off cost that was estimated as `guess` and took `seconds`."""
+        self.count += 1
+        if guess > 0:
+            self._ratio = min(max(seconds / guess, 1 / self._MAX), self._MAX)

@@ -27,7 +27,7 @@ from ..kv_cache.streaming_llm import StreamingCache
 from ..levels import TAIL, draft_chunk, drafter_kind, selected_chunk
 from ..methods import LOOKUP, METHODS, MODEL, STREAMING
 from ..parallel import ALONE, Group
-from .adaptive import AdaptiveScheduler
+from .adaptive import HORIZON, AdaptiveScheduler
 from .draft_runner import DraftRunner
 from .drafter import Drafter, ModelDrafter
 from .level import Level, ModelVerifier, speculate
@@ -92,14 +92,19 @@ class Runners:
 
 
 def build(
-    runners: Runners, settings: Speculation, sampler: Sampler, clock: Clock = time.perf_counter, group: Group = ALONE
+    runners: Runners,
+    settings: Speculation,
+    sampler: Sampler,
+    clock: Clock = time.perf_counter,
+    group: Group = ALONE,
+    horizon: int = HORIZON,
 ) -> Hierarchy:
-    """Return the hierarchy of a method. The ranks of `group` share the target."""
+    """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target."""
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
 
     def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None) -> Level:
-        scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive)
+        scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon)
         return speculate(name, verifier, scheduler, sampler.generator, clock, group)
 
     full = ModelVerifier("full", runners.full, sampler)

@@ -27,6 +27,16 @@ class Verifier(Protocol):
     """Computes the distribution that its level's output follows."""
 
     name: str
+    relative_cost: float  # estimated time of a pass over one token, in plain steps of the target
+
+    @property
+    def setups(self) -> int:
+        """How many one-off costs, such as selections of a retrieval cache, the scores have included so far."""
+        ...
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        """Estimate the one-off cost of the next score, in plain steps of the target; 0 if there is none."""
+        ...
 
     def score(self, sequence: TokenSequence, draft: list[int]) -> Tensor:
         """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`."""
@@ -47,7 +57,15 @@ class ModelVerifier:
     def __init__(self, name: str, runner: Runner, sampler: Sampler) -> None:
         self.name = name
         self.runner = runner
+        self.relative_cost = runner.relative_cost
         self._sampler = sampler
+
+    @property
+    def setups(self) -> int:
+        return self.runner.setups
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        return self.runner.setup_cost(sequence)
 
     @torch.inference_mode()
     def score(self, sequence: TokenSequence, draft: list[int]) -> Tensor:
@@ -114,7 +132,6 @@ def residual(row: Tensor, drawn: Tensor, rows: Tensor | None, index: Tensor) -> 
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
-    relative_cost = 0.5  # the same weights as the target's on less KV
     prior = 0.9
 
     def __init__(
@@ -133,10 +150,18 @@ class Level:
         self._generator = generator
         self._clock = clock
         self.statistics: dict[str, LevelStatistics] = {}
+        self.relative_cost = verifier.relative_cost
         self.using = "none"  # the drafter of the last verification
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return self.name
+
+    @property
+    def setups(self) -> int:
+        return self._verifier.setups
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        return self._verifier.setup_cost(sequence)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._verifier.observe(drafted, accepted)
@@ -149,6 +174,7 @@ class Level:
         """
         start = self._clock()
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
+        setups = 0 if drafter is None else drafter.setups, self._verifier.setups
         draft = drafter.propose(sequence, gamma) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._verifier.score(sequence, draft.tokens)
@@ -163,7 +189,8 @@ class Level:
         if draft.tokens:
             drafter.observe(len(draft.tokens), accepted)
         drafter = drafter if draft.tokens else None
-        cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, draft_s, verify_s)
+        included = drafter is not None and drafter.setups > setups[0], self._verifier.setups > setups[1]
+        cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, draft_s, verify_s, *included)
         self._scheduler.observe(cycle)
         self._count(cycle)
         return Draft(emitted, target[: len(emitted)])

@@ -98,6 +98,7 @@ class LookupDrafter:
     name = "lookup"
     relative_cost = 0.0
     prior = 0.6
+    setups = 0
 
     def __init__(self, shortest: int = 2) -> None:
         self._shortest = shortest  # shorter matches predict next to nothing
@@ -107,6 +108,9 @@ class LookupDrafter:
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         length, _ = self._match(sequence)
         return None if length < self._shortest else min(length.bit_length(), 5)  # 2-3, 4-7, 8-15, 16 and more
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        return 0.0
 
     def propose(self, sequence: TokenSequence, limit: int) -> Draft:
         length, position = self._match(sequence)

@@ -19,6 +19,8 @@ from ..sequence import TokenSequence, Watermarks, common_prefix
 from .cuda_graphs import graphs_for
 from .transfers import upload
 
+ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
+
 
 class Runner:
     """One model, one cache, one sequence at a time.
@@ -125,6 +127,17 @@ class Runner:
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many tokens drafted from this runner's rows were accepted."""
 
+    relative_cost = 1.0  # estimated time of a step, in plain steps of the full cache
+
+    @property
+    def setups(self) -> int:
+        """How many times this runner has prepared its cache at a one-off cost."""
+        return 0
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        """Estimate the one-off cost of the next pass, in plain steps of the full cache; 0 if there is none."""
+        return 0.0
+
     def settle(self, sequence: TokenSequence) -> None:
         """Drop from the cache the tokens that are not in the sequence, such as a rejected draft."""
         self._truncate(self._matching_prefix(sequence))
@@ -181,6 +194,30 @@ class SelectedRunner(Runner):
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.cache.observe(drafted, accepted)
+
+    @property
+    def relative_cost(self) -> float:
+        """The bytes that a step reads, relative to a plain step of the full cache; those over a link count more."""
+        weights, kv = self._read()
+        kept = min(self.cache.budget / max(self._full.num_cached, 1), 1.0)
+        cost = (weights + kept * kv) / (weights + self._full.cache.store.read_cost * kv)
+        return min(cost, 0.95)
+
+    def _read(self) -> tuple[float, float]:
+        """Return the costs of reading the weights and all KV from the device's memory."""
+        shape, itemsize = self.model.shape, self.model.dtype.itemsize
+        return shape.read_parameters * itemsize, ATTENTION_COST * shape.kv_bytes(self._full.num_cached, itemsize)
+
+    @property
+    def setups(self) -> int:
+        return self.cache.selections
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        if not (cost := self.cache.selection_cost(len(sequence))):
+            return 0.0
+        weights, kv = self._read()
+        kv *= self._full.cache.store.read_cost
+        return cost * kv / (weights + kv)
 
     def renew(self) -> None:
         """Select again before the next pass, because the prompt has changed."""

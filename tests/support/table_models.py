@@ -54,6 +54,9 @@ class TableModel:
 class TableRunner:
     """A Runner whose rows come from a table instead of a cache."""
 
+    relative_cost = 0.5
+    setups = 0
+
     def __init__(self, logits: torch.Tensor) -> None:
         self.model = TableModel(logits)
 
@@ -71,6 +74,9 @@ class TableRunner:
 
     def settle(self, sequence):
         pass
+
+    def setup_cost(self, sequence):
+        return 0.0
 
     def observe(self, drafted, accepted):
         pass
