@@ -16,7 +16,7 @@ from .validation import require, require_tokens
 SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single copy takes minutes
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-KERNELS = ("auto", "avx512", "avx2", "portable", "off")
+KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
 METHODS = tuple(methods.METHODS)
 DRAFTS = ("lookup", "none")  # values of `draft` that are not the name of a model
