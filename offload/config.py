@@ -16,7 +16,7 @@ from .validation import require, require_tokens
 SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single copy takes minutes
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-KERNELS = ("auto", "avx512", "avx2", "portable", "off")
+KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
 METHODS = tuple(methods.METHODS)

@@ -71,7 +71,7 @@ def library() -> Path | None:
     return named_build("TRIFORCE_TEST_KERNEL")
 
 
-@pytest.fixture(scope="session", params=[*LEVELS, "emulated avx512"])
+@pytest.fixture(scope="session", params=[*LEVELS, "emulated amx", "emulated avx512"])
 def kernel(request, library) -> Kernel:
     """The native kernel at each level that this machine has."""
     level = request.param.removeprefix("emulated ")

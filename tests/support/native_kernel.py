@@ -16,7 +16,7 @@ NAN = float("nan")
 
 
 def build_emulated(folder: Path) -> Path:
-    """Build a library whose AVX-512 code runs on any x86 processor, its special instruction replaced by plain C."""
+    """Build a library whose AVX-512 and AMX code runs on any x86 processor: special instructions are plain C."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")

@@ -86,7 +86,7 @@ Kernel = Annotated[
     str | None,
     _setting(
         "kernel",
-        "avx512, avx2, portable or off.",
+        "amx, avx512, avx2, portable or off.",
         autocompletion=_complete_from(*KERNELS),
     ),
 ]

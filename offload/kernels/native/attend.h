@@ -4,6 +4,9 @@
  * The result is partial: maximum, sum and unnormalised output, as in FlashAttention (arXiv 2205.14135).
  */
 struct NAME(work) { /* scratch memory of one thread */
+#if HAS_TILES
+    struct tile_work tiles;
+#endif
     float scores[ROW_GROUP * SPAN];
     uint16_t weights[ROW_GROUP * SPAN]; /* softmax numerators in bf16, for bf16 dot products */
     float queries[ROW_GROUP * MAX_HEAD_DIM];
@@ -136,9 +139,22 @@ TARGET static const char *NAME(pad_tail)(const struct attention *a, struct NAME(
     return w->last;
 }
 
-/* Compute the partial result of `rows` rows over the keys `start` to `end - 1`, within one piece. */
+#if HAS_TILES
+#include "attend_amx.h"
+#endif
+
+/*
+ * Compute the partial result of `rows` rows over the keys `start` to `end - 1`, within one piece. This thread goes on
+ * with the keys before `ahead`.
+ */
 TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, int head, int64_t first, int rows,
-                               int64_t start, int64_t end, struct NAME(partial) p) {
+                               int64_t start, int64_t end, int64_t ahead, struct NAME(partial) p) {
+#if HAS_TILES
+    if (!a->wide) {
+        attend_piece_amx(a, w, head, first, rows, start, end, ahead, p);
+        return;
+    }
+#endif
     int dim = a->head_dim;
     int64_t half = (int64_t)BLOCK * dim * (a->wide ? 4 : 2);
     float factor = a->scale * 1.44269504f;

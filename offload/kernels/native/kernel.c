@@ -2,7 +2,7 @@
  * Attention, linears and norms for a host CPU, near its memory bandwidth.
  *
  * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once a level
- * (portable, AVX2 with FMA, AVX-512 with bf16 dot products); the caller takes a level for which `triforce_level` is not
+ * (portable, AVX2 with FMA, AVX-512 with bf16 dot products, and with AMX); the caller takes a level for which `triforce_level` is not
  * NULL. Functions return 0, or 1 if an allocation failed.
  */
 #include <math.h>
@@ -71,32 +71,49 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LANES 8
 #define DOTS 0
 #define HAS_MAX 0
+#define HAS_TILES 0
 #define TARGET
 #include "level.h"
 
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define LEVEL avx2
 #define LANES 8
 #define DOTS 0
 #define HAS_MAX 1
+#define HAS_TILES 0
 #define TARGET __attribute__((target("avx2,fma")))
 #include "level.h"
 
 /* Older compilers do not know bf16 instructions. */
 #if defined(TRIFORCE_EMULATE) || defined(__clang__) || __GNUC__ >= 11
 #define HAS_AVX512 1
+#ifdef TRIFORCE_EMULATE /* for tests on any processor: special instructions in plain C */
+#define HAS_BUILTINS 0
+#define AVX512 "avx2,fma"
+#define AMX AVX512
+#else
+#define HAS_BUILTINS 1
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma"
+#define AMX AVX512 ",amx-tile,amx-bf16"
+#endif
+
 #define LEVEL avx512
 #define LANES 16
 #define DOTS 1
-#ifdef TRIFORCE_EMULATE /* for tests on any processor: the dot-product instruction in plain C */
-#define HAS_MAX 0
-#define TARGET __attribute__((target("avx2,fma")))
-#else
-#define HAS_MAX 1
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
-#endif
+#define HAS_MAX HAS_BUILTINS
+#define HAS_TILES 0
+#define TARGET __attribute__((target(AVX512)))
+#include "level.h"
+
+#define LEVEL amx
+#define LANES 16
+#define DOTS 1
+#define HAS_MAX HAS_BUILTINS
+#define HAS_TILES 1
+#define TARGET __attribute__((target(AMX)))
 #include "level.h"
 #endif
 #endif
@@ -125,6 +142,8 @@ const struct level *triforce_level(const char *name) {
                  __builtin_cpu_supports("avx512bf16");
 #endif
 #if HAS_AVX512
+    if (avx512 && !strcmp(name, level_amx.name))
+        return has_tiles() ? &level_amx : NULL;
     if (avx512 && !strcmp(name, level_avx512.name))
         return &level_avx512;
 #endif

@@ -1,16 +1,25 @@
-/* One instruction set level of the kernel. kernel.c defines LEVEL, LANES, DOTS, HAS_MAX and TARGET. */
+/* One instruction set level of the kernel. kernel.c defines LEVEL, LANES, DOTS, HAS_MAX, HAS_TILES and TARGET. */
 #include "tile.h"
+
+#if HAS_TILES
+#include "amx.h"
+#endif
 
 #include "attend.h"
 
 #include "share.h"
 
+#if HAS_TILES
+static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
+                                              linear_avx512, norm_avx512, gate_avx512};
+#else
 #include "quantized.h"
 
 #include "rows.h"
 
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
                                               NAME(linear), NAME(norm), NAME(gate)};
+#endif
 
 #undef vec
 #undef ints
@@ -28,4 +37,5 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef LANES
 #undef DOTS
 #undef HAS_MAX
+#undef HAS_TILES
 #undef TARGET

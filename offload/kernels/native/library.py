@@ -8,7 +8,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-LEVELS = ("avx512", "avx2", "portable")  # the best first
+LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
 LAYOUT = 4  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result

@@ -73,20 +73,24 @@ INLINE void NAME(load_group)(const struct NAME(split) *s, struct NAME(work) *w, 
     NAME(load_queries)(s->a, g.head, g.first, g.rows, w->queries);
 }
 
-/* Compute the partial result of one piece for one group of rows; a row that sees no key of it has maximum -INFINITY. */
+/*
+ * Compute the partial result of one piece for one group of rows; a row that sees no key of it has maximum -INFINITY.
+ * This thread goes on with `more` pieces.
+ */
 INLINE void NAME(run_piece)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g, int64_t piece,
-                            struct NAME(partial) p) {
+                            int64_t more, struct NAME(partial) p) {
     int64_t start = piece * PIECE, end = g.end < start + PIECE ? g.end : start + PIECE;
-    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, p);
+    int64_t ahead = start + (1 + more) * PIECE;
+    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, ahead < g.end ? ahead : g.end, p);
 }
 
 /* Compute a group of rows over all pieces. */
 TARGET static void NAME(run_group)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g) {
     struct NAME(partial) all = NAME(partial_at)(w->folded, g.rows), p = NAME(partial_at)(w->partial, g.rows);
     NAME(load_group)(s, w, g);
-    NAME(run_piece)(s, w, g, 0, all);
+    NAME(run_piece)(s, w, g, 0, s->pieces, all);
     for (int64_t piece = 1; piece < s->pieces && piece * PIECE < g.end; piece++) {
-        NAME(run_piece)(s, w, g, piece, p);
+        NAME(run_piece)(s, w, g, piece, s->pieces, p);
         NAME(fold)(all, p, g.rows, s->a->head_dim);
     }
     NAME(finish)(s->a, g.head, g.first, g.rows, all);
@@ -111,7 +115,7 @@ TARGET static int NAME(split_pieces)(const void *context, int64_t first, int64_t
     for (int64_t i = first; w && i < last; i++) {
         struct NAME(group) g = NAME(group_at)(s, i / s->pieces);
         NAME(load_group)(s, w, g);
-        NAME(run_piece)(s, w, g, i % s->pieces, NAME(stored_partial)(s, i, g.rows));
+        NAME(run_piece)(s, w, g, i % s->pieces, last - i - 1, NAME(stored_partial)(s, i, g.rows));
     }
     return !w;
 }
@@ -147,7 +151,7 @@ TARGET static int NAME(partial_pieces)(const void *context, int64_t first, int64
         struct NAME(group) g = NAME(group_at)(s, i / s->pieces);
         struct NAME(partial) p = NAME(partial_at)(w->partial, g.rows);
         NAME(load_group)(s, w, g);
-        NAME(run_piece)(s, w, g, piece, p);
+        NAME(run_piece)(s, w, g, piece, last - i - 1, p);
         for (int r = 0; r < g.rows; r++) {
             int64_t at = piece * a->kv_heads * s->rows + NAME(row_at)(a, g.head, g.first + r);
             float *to = a->partials + at * (2 + a->head_dim);

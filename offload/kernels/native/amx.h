@@ -1,0 +1,107 @@
+/*
+ * AMX: eight tile registers of up to 16 rows of 64 bytes, and products of tiles in bf16 with sums in fp32.
+ *
+ * `c += a b` for tiles a [rows][pairs][2] bf16, b [pairs][16][2] bf16 and c [rows][16] fp32: b has the layout in which
+ * keys, values and weights are stored. A row of c depends on the same row of a alone. The state is released after use:
+ * the kernel would save 8 KB with every switch of threads.
+ */
+#ifdef TRIFORCE_EMULATE
+static _Thread_local struct emulated_tile {
+    int rows, bytes;
+    char memory[16][64];
+} emulated[8];
+
+static void emulate_shape(int tile, int rows, int bytes) {
+    emulated[tile] = (struct emulated_tile){.rows = rows, .bytes = bytes};
+}
+
+static void emulate_load(int tile, const char *from, int64_t stride) {
+    for (int r = 0; r < emulated[tile].rows; r++)
+        memcpy(emulated[tile].memory[r], from + r * stride, emulated[tile].bytes);
+}
+
+static void emulate_store(int tile, char *to, int64_t stride) {
+    for (int r = 0; r < emulated[tile].rows; r++)
+        memcpy(to + r * stride, emulated[tile].memory[r], emulated[tile].bytes);
+}
+
+/* Element i of a row of bf16. */
+static float emulate_at(int tile, int row, int i) { return widen(((uint16_t *)emulated[tile].memory[row])[i]); }
+
+static void emulate_dot(int c, int a, int b) {
+    for (int r = 0; r < emulated[c].rows; r++)
+        for (int n = 0; n < emulated[c].bytes / 4; n++) {
+            float even = 0, odd = 0;
+            for (int k = 0; k < emulated[b].rows; k++) {
+                even += emulate_at(a, r, 2 * k) * emulate_at(b, k, 2 * n);
+                odd += emulate_at(a, r, 2 * k + 1) * emulate_at(b, k, 2 * n + 1);
+            }
+            ((float *)emulated[c].memory[r])[n] += even + odd;
+        }
+}
+
+#define TILE_LOAD(tile, from, stride) emulate_load(tile, from, stride)
+#define TILE_STORE(tile, to, stride) emulate_store(tile, to, stride)
+#define TILE_ZERO(tile) memset(emulated[tile].memory, 0, sizeof emulated[tile].memory)
+#define TILE_DOT(c, a, b) emulate_dot(c, a, b)
+#define TILE_RELEASE() ((void)0)
+#else
+#define TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
+#define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
+#define TILE_ZERO(tile) _tile_zero(tile)
+#define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+#define TILE_RELEASE() _tile_release()
+#endif
+
+/* Operand of LDTILECFG. */
+struct tile_shapes {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+};
+
+/*
+ * Set the shapes for products of `rows` rows (1 to 32, in one or two tiles) with `pairs` pairs: tiles 0 to 3 are sums,
+ * those of the second sixteen rows last, 4 and 5 are rows, 6 and 7 are columns.
+ */
+TARGET static void set_tile_shapes(int rows, int pairs) {
+    struct tile_shapes shapes = {.palette = 1};
+    int upper = rows < 16 ? rows : 16, lower = rows - upper;
+    for (int tile = 0; tile < 8; tile++) {
+        int second = lower && (tile == 2 || tile == 3 || tile == 5);
+        shapes.rows[tile] = tile >= 6 ? pairs : second ? lower : upper;
+        shapes.bytes[tile] = tile == 4 || tile == 5 ? 4 * pairs : 64;
+    }
+#ifdef TRIFORCE_EMULATE
+    for (int tile = 0; tile < 8; tile++)
+        emulate_shape(tile, shapes.rows[tile], shapes.bytes[tile]);
+#else
+    _tile_loadconfig(&shapes);
+#endif
+}
+
+/* Ask the system for the use of tile registers by this process. Returns 0 if the processor or the system has none. */
+static int has_tiles(void) {
+#if defined(TRIFORCE_EMULATE)
+    return 1;
+#elif defined(__linux__)
+    enum { BF16_PRODUCTS = 1 << 22, TILES = 1 << 24, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (BF16_PRODUCTS | TILES)) != (BF16_PRODUCTS | TILES))
+        return 0;
+    return !syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA);
+#else
+    return 0;
+#endif
+}
+
+enum {
+    TILE_ROWS = 32,            /* rows that read a piece together, in two tiles */
+    SCORE_STRIDE = PIECE + 16, /* floats between rows: a power of two would put them into the same cache sets */
+    WEIGHT_STRIDE = PIECE + 32,
+};
+
+struct tile_work {
+    float scores[TILE_ROWS * SCORE_STRIDE];
+    uint16_t weights[TILE_ROWS * WEIGHT_STRIDE];
+};

@@ -1,0 +1,195 @@
+/*
+ * Attention over one piece by AMX, for bf16; included by attend.h for the level that has it.
+ *
+ * All scores of a piece are computed before its softmax, so that the output needs no rescaling and stays in tile
+ * registers. The piece stays in the second-level cache meanwhile: while keys are read, the values beside them are
+ * prefetched, and while values are read, the keys of the next piece.
+ */
+/* Products of some rows with up to four tiles of columns (two, if there are more than 16 rows). */
+struct tile_product {
+    const char *a; /* the rows */
+    int64_t a_stride, a_step;
+    const char *const *b; /* the columns' memory: at b[step * b_by_step + column * b_by_column] */
+    const char *const *next; /* what to prefetch meanwhile, by the same rule */
+    int64_t b_by_step, b_by_column, step_bytes, column_bytes, b_stride;
+    int steps, pairs; /* pairs of a step: of dimensions, or of tokens */
+    float *c;
+    int64_t c_stride; /* floats */
+};
+
+INLINE int64_t tile_offset(const struct tile_product *t, int step, int column) {
+    return step * t->step_bytes + column * t->column_bytes;
+}
+
+INLINE const char *tile_columns(const struct tile_product *t, int step, int column) {
+    const char *next = t->next[step * t->b_by_step + column * t->b_by_column] + tile_offset(t, step, column);
+    for (int i = 0; i < t->pairs; i++)
+        __builtin_prefetch(next + i * t->b_stride, 0, 2);
+    return t->b[step * t->b_by_step + column * t->b_by_column] + tile_offset(t, step, column);
+}
+
+/* Compute columns `first` to `first + columns - 1`, 16 to a column tile. */
+INLINE void run_columns(const struct tile_product *t, const int two, const int columns, int first) {
+    int64_t a_stride = t->a_stride, b_stride = t->b_stride, c_stride = 4 * t->c_stride;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (int step = 0; step < t->steps; step++) {
+        const char *a = t->a + step * t->a_step;
+        TILE_LOAD(4, a, a_stride);
+        if (two)
+            TILE_LOAD(5, a + 16 * a_stride, a_stride);
+        TILE_LOAD(6, tile_columns(t, step, first), b_stride);
+        TILE_DOT(0, 4, 6);
+        if (two)
+            TILE_DOT(2, 5, 6);
+        if (columns > 1) {
+            TILE_LOAD(7, tile_columns(t, step, first + 1), b_stride);
+            TILE_DOT(1, 4, 7);
+            if (two)
+                TILE_DOT(3, 5, 7);
+        }
+        if (columns > 2) {
+            TILE_LOAD(6, tile_columns(t, step, first + 2), b_stride);
+            TILE_DOT(2, 4, 6);
+        }
+        if (columns > 3) {
+            TILE_LOAD(7, tile_columns(t, step, first + 3), b_stride);
+            TILE_DOT(3, 4, 7);
+        }
+    }
+    char *c = (char *)(t->c + 16 * first), *below = c + 16 * c_stride;
+    TILE_STORE(0, c, c_stride);
+    if (columns > 1)
+        TILE_STORE(1, c + 64, c_stride);
+    if (two)
+        TILE_STORE(2, below, c_stride);
+    if (two && columns > 1)
+        TILE_STORE(3, below + 64, c_stride);
+    if (columns > 2)
+        TILE_STORE(2, c + 128, c_stride);
+    if (columns > 3)
+        TILE_STORE(3, c + 192, c_stride);
+}
+
+/* Compute `columns` tiles of columns for `rows` rows. */
+TARGET static void run_tile_product(const struct tile_product *t, int rows, int columns) {
+    int two = rows > 16, most = two ? 2 : 4;
+    set_tile_shapes(rows, t->pairs);
+    for (int first = 0; first < columns; first += most)
+        switch (two * 4 + (columns - first < most ? columns - first : most)) {
+            case 1: run_columns(t, 0, 1, first); break;
+            case 2: run_columns(t, 0, 2, first); break;
+            case 3: run_columns(t, 0, 3, first); break;
+            case 4: run_columns(t, 0, 4, first); break;
+            case 5: run_columns(t, 1, 1, first); break;
+            case 6: run_columns(t, 1, 2, first); break;
+        }
+}
+
+/* Store 16 floats as bf16. */
+INLINE void store_narrow(uint16_t *to, vec x) {
+#ifdef TRIFORCE_EMULATE
+    for (int i = 0; i < LANES; i++)
+        to[i] = narrow(x[i]);
+#else
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#endif
+}
+
+/* Write the numerators of a row's softmax in powers of two; see `normalise`. Columns from `visible` on weigh nothing. */
+NOINLINE static void weigh_row(const float *scores, uint16_t *weights, int visible, int columns, float factor,
+                               float *maximum, float *sum) {
+    int whole = visible / LANES * LANES, rest = visible - whole;
+    vec last = NAME(splat)(-INFINITY), most = last, other = last;
+    for (int i = 0; i < rest; i++)
+        last[i] = scores[whole + i];
+    for (int i = 0; i + LANES < whole; i += 2 * LANES) {
+        most = NAME(max)(*(vec_at *)(scores + i), most);
+        other = NAME(max)(*(vec_at *)(scores + i + LANES), other);
+    }
+    if (whole % (2 * LANES))
+        most = NAME(max)(*(vec_at *)(scores + whole - LANES), most);
+    most = NAME(max)(last, NAME(max)(most, other));
+    float highest = most[0];
+    for (int i = 1; i < LANES; i++)
+        highest = most[i] > highest ? most[i] : highest;
+    highest *= factor;
+    *maximum = highest;
+    vec total = NAME(splat)(0);
+    for (int i = 0; i < whole; i += LANES) {
+        vec weight = NAME(exp2)(*(vec_at *)(scores + i) * factor - highest);
+        store_narrow(weights + i, weight);
+        total += weight;
+    }
+    if (rest) {
+        vec weight = NAME(exp2)(last * factor - highest);
+        for (int i = rest; i < LANES; i++)
+            weight[i] = 0;
+        store_narrow(weights + whole, weight);
+        total += weight;
+    }
+    int end = whole + (rest ? LANES : 0);
+    memset(weights + end, 0, sizeof *weights * (columns - end));
+    float sums[LANES];
+    *(vec_at *)sums = total;
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++)
+            sums[i] += sums[i + width];
+    *sum = sums[0];
+}
+
+/* The memory of a piece's blocks, and of what is read after it. */
+struct piece_blocks {
+    const char *keys[PIECE / BLOCK], *values[PIECE / BLOCK], *next_values[PIECE / BLOCK], *next_keys[PIECE / BLOCK];
+};
+
+INLINE void find_blocks(const struct attention *a, struct NAME(work) *w, int head, int64_t start, int64_t end,
+                        int64_t ahead, struct piece_blocks *found) {
+    int64_t half = (int64_t)2 * BLOCK * a->head_dim;
+    for (int64_t at = start; at < end; at += BLOCK) {
+        int64_t j = (at - start) / BLOCK, next = at + PIECE < ahead ? at + PIECE : at;
+        found->keys[j] = NAME(block)(a, head, at / BLOCK);
+        found->values[j] = found->next_values[j] = found->keys[j] + half;
+        found->next_keys[j] = NAME(block)(a, head, next / BLOCK);
+        if (at + BLOCK > end)
+            found->values[j] = NAME(pad_tail)(a, w, found->values[j], end - at);
+    }
+}
+
+/* Compute the partial result of up to TILE_ROWS rows, from row `offset` of the group on. */
+TARGET static void attend_rows_amx(const struct attention *a, struct NAME(work) *w, const struct piece_blocks *found,
+                                   int64_t first, int offset, int rows, int64_t start, int64_t end,
+                                   struct NAME(partial) p) {
+    struct tile_work *tiles = &w->tiles;
+    int dim = a->head_dim, blocks = (end - start + BLOCK - 1) / BLOCK, pairs = dim % 32 ? 8 : 16;
+    struct tile_product scores = {
+        .a = (const char *)w->queries + 2 * dim * offset, .a_stride = 2 * dim, .a_step = 4 * pairs,
+        .b = found->keys, .next = found->next_values, .b_by_column = 1, .step_bytes = 64 * pairs, .b_stride = 64,
+        .steps = dim / 2 / pairs, .pairs = pairs,
+        .c = tiles->scores, .c_stride = SCORE_STRIDE};
+    run_tile_product(&scores, rows, blocks);
+    for (int r = 0; r < rows; r++) {
+        int64_t seen = NAME(visible_keys)(a, first + offset + r), limit = seen < end ? seen - start : end - start;
+        weigh_row(tiles->scores + r * SCORE_STRIDE, tiles->weights + r * WEIGHT_STRIDE, limit < 0 ? 0 : (int)limit,
+                  blocks * BLOCK, a->scale * 1.44269504f, p.maximum + offset + r, p.sum + offset + r);
+    }
+    struct tile_product output = {
+        .a = (const char *)tiles->weights, .a_stride = 2 * WEIGHT_STRIDE, .a_step = 2 * BLOCK,
+        .b = found->values, .next = found->next_keys, .b_by_step = 1, .column_bytes = 64, .b_stride = 4 * dim,
+        .steps = blocks, .pairs = BLOCK / 2,
+        .c = p.out + dim * offset, .c_stride = dim};
+    run_tile_product(&output, rows, dim / 16);
+}
+
+TARGET static void attend_piece_amx(const struct attention *a, struct NAME(work) *w, int head, int64_t first, int rows,
+                                   int64_t start, int64_t end, int64_t ahead, struct NAME(partial) p) {
+    struct piece_blocks found;
+    end = end > start ? end : start; /* where no row of the group sees the piece */
+    find_blocks(a, w, head, start, end, ahead, &found);
+    for (int offset = 0; offset < rows; offset += TILE_ROWS)
+        attend_rows_amx(a, w, &found, first, offset, rows - offset < TILE_ROWS ? rows - offset : TILE_ROWS, start, end,
+                        p);
+    TILE_RELEASE();
+}
