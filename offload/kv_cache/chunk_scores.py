@@ -20,7 +20,9 @@ _SMALLEST_SCALE = 1e-20  # of a mean key: that of zeros
 
 
 class ChunkScores(Protocol):
-    """Computes scores; keeps what it needs for the next time."""
+    """Computes scores; keeps what it needs for the next time: mean keys of the first `kept` chunks."""
+
+    kept: int
 
     def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
         """Yield the scores of the first `chunks` chunks in fp32, `[rows, chunks]`: all layers' rows in order.
@@ -41,21 +43,21 @@ class KeptMeanKeys:
         """`room`: chunks of the store's capacity."""
         shape = store.shape
         self._store, self._chunk = store, chunk
-        self._done = 0  # chunks whose mean keys are computed
+        self.kept = 0
         size = (shape.layers, shape.kv_heads, room, shape.head_dim)
         self._means = torch.empty(size, dtype=store.dtype, device=store.device)
 
     def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
-        if chunks > self._done:
-            start, end = self._done * self._chunk, chunks * self._chunk
+        if chunks > self.kept:
+            start, end = self.kept * self._chunk, chunks * self._chunk
             for layer, means in enumerate(self._means):
-                means[:, self._done : chunks] = self._store.mean_keys(layer, start, end, self._chunk)
-            self._done = chunks
+                means[:, self.kept : chunks] = self._store.mean_keys(layer, start, end, self._chunk)
+            self.kept = chunks
         means = self._means[:, :, :chunks].flatten(0, 1)
         yield torch.bmm(means, query.to(means.dtype).flatten(0, 1).unsqueeze(-1)).squeeze(-1).float()
 
     def truncate(self, chunks: int) -> None:
-        self._done = min(self._done, chunks)
+        self.kept = min(self.kept, chunks)
 
 
 class LayerScores:
@@ -68,7 +70,7 @@ class LayerScores:
         """`room`: chunks of the store's capacity; `resident` layers keep no mean keys, None for the store's own."""
         shape = store.shape
         self._store, self._chunk = store, chunk
-        self._done = 0  # chunks whose mean keys are kept
+        self.kept = 0
         self._size = max(SCORED_BYTES // (4 * shape.kv_heads * shape.head_dim), 1)  # chunks that are scored at once
         self._first = (
             store.resident_layers if resident is None else resident
@@ -91,19 +93,19 @@ class LayerScores:
             yield found
 
     def _keep_new(self, chunks: int) -> None:
-        for start, end in self._slices(self._done, chunks):
+        for start, end in self._slices(self.kept, chunks):
             for kept in range(len(self._means)):
                 means = self._store.mean_keys(self._first + kept, start * self._chunk, end * self._chunk, self._chunk)
                 scales = means.abs().amax(-1).div_(127).clamp_(min=_SMALLEST_SCALE)
                 self._means[kept, :, start:end] = means.div_(scales.unsqueeze(-1)).round_()
                 self._scales[kept, :, start:end] = scales
-        self._done = max(self._done, chunks)
+        self.kept = max(self.kept, chunks)
 
     def _slices(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         return ((first, min(first + self._size, end)) for first in range(start, end, self._size))
 
     def truncate(self, chunks: int) -> None:
-        self._done = min(self._done, chunks)
+        self.kept = min(self.kept, chunks)
 
 
 def chunk_scores(store: Store, chunk: int, room: int) -> ChunkScores:

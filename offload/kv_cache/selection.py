@@ -93,7 +93,7 @@ class RetrievalSelector:
         return self._scores.scores(grouped, chunks)
 
     def missing(self, chunks: int) -> float:
-        return 1 - min(self._done / max(chunks, 1), 1)
+        return 1.0 if self._scores is None else 1 - min(self._scores.kept / max(chunks, 1), 1)
 
     def truncate(self, length: int) -> None:
         if self._scores is not None:

@@ -191,6 +191,10 @@ class SelectedRunner(Runner):
     def __init__(self, full: Runner, cache: SelectedCache) -> None:
         super().__init__(full.model, cache)
         self._full = full
+        shape, itemsize = full.model.shape, full.model.dtype.itemsize
+        costs = shape.read_parameters * itemsize, ATTENTION_COST * shape.kv_bytes(1, itemsize)
+        # Shares of ranks may be uneven, but all ranks have to choose alike: they use rank 0's.
+        self._weights, self._kv_of_token = full.model.group.agree(costs)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.cache.observe(drafted, accepted)
@@ -205,8 +209,7 @@ class SelectedRunner(Runner):
 
     def _read(self) -> tuple[float, float]:
         """Return the costs of reading the weights and all KV from the device's memory."""
-        shape, itemsize = self.model.shape, self.model.dtype.itemsize
-        return shape.read_parameters * itemsize, ATTENTION_COST * shape.kv_bytes(self._full.num_cached, itemsize)
+        return self._weights, self._kv_of_token * self._full.num_cached
 
     @property
     def setups(self) -> int:

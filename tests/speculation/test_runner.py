@@ -1,14 +1,20 @@
 """Runners synchronise their caches with the sequence, whatever happened in between."""
 
+from copy import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offload.config import Speculation
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.parallel.group import Alone
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner
+from offload.speculation.hierarchy import selected_cache
+from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.models import make_hf_model
 
 
@@ -129,3 +135,28 @@ def test_more_ids_than_steps_are_refused(model):
     runner.step(torch.tensor([4]))
     with pytest.raises(AssertionError, match="more ids"):
         runner.resolve([4, 5])
+
+
+def test_ranks_with_uneven_shares_expect_the_same_costs(model):
+    """Otherwise one would draft while another one does not, and both would wait for ever."""
+
+    class RankZeroDecides(Alone):
+        def __init__(self):
+            self.numbers = None
+
+        def agree(self, numbers):
+            self.numbers = self.numbers or list(numbers)
+            return self.numbers
+
+    group, found = RankZeroDecides(), []
+    for kv_heads, intermediate in ((2, 64), (1, 32)):
+        share = copy(model)
+        share.shape = replace(model.shape, heads=2 * kv_heads, kv_heads=kv_heads, intermediate=intermediate)
+        share.group = group
+        full = Runner(share, share.new_cache(400))
+        full._cached = [1] * 300
+        middle = SelectedRunner(full, selected_cache(full.cache, Speculation("retrieval", budget=32, chunk=4)))
+        middle.cache._length = 300
+        found.append((middle.relative_cost, middle.setup_cost(TokenSequence([1] * 300))))
+    assert found[0] == found[1]
+    assert found[0][0] < 1 < found[0][1] + 1
