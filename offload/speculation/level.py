@@ -57,8 +57,11 @@ class ModelVerifier:
     def __init__(self, name: str, runner: Runner, sampler: Sampler) -> None:
         self.name = name
         self.runner = runner
-        self.relative_cost = runner.relative_cost
         self._sampler = sampler
+
+    @property
+    def relative_cost(self) -> float:
+        return self.runner.relative_cost
 
     @property
     def setups(self) -> int:
