@@ -17,6 +17,7 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGES = ("offload", "triforce_cli")
+pytestmark = pytest.mark.xdist_group("wheel")  # built once, by one worker
 
 
 def run(command, cwd, **more):

@@ -194,21 +194,35 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
             ((vec_at *)(c + r * t->c_stride))[v] = total[r][v];
 }
 
-#define CASE(rows) case rows: NAME(run_codes)(rows, bits, t, a, c); break;
-INLINE void NAME(codes_rows)(int rows, const int bits, const struct NAME(quantized_tile) *t, const char *a, float *c) {
-    switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+/*
+ * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, which takes long to compile: the
+ * others run in two or three parts, with the same result.
+ */
+#define PART(count)                                                                                                \
+    for (; rows >= count; rows -= count, a += count * t.a_stride, c += count * t.c_stride,                         \
+                          t.sums += count * t.sums_stride)                                                         \
+        NAME(run_codes)(count, bits, &t, a, c);
+INLINE void NAME(codes_rows)(int rows, const int bits, struct NAME(quantized_tile) t, const char *a, float *c) {
 #if LANES == 16
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+    PART(12)
 #endif
-    }
+#if LANES == 16 && HAS_MAX
+    PART(8)
+#endif
+#if LANES == 8 || HAS_MAX
+    PART(6)
+#endif
+#if HAS_MAX
+    PART(4) PART(3) PART(2)
+#endif
+    PART(1)
 }
-#undef CASE
+#undef PART
 
 #define WIDTH(name, bits)                                                                                          \
     TARGET static void NAME(EXPAND(tile, name))(int rows, const struct NAME(quantized_tile) *t, const char *a,     \
                                                 float *c) {                                                       \
-        NAME(codes_rows)(rows, bits, t, a, c);                                                                     \
+        NAME(codes_rows)(rows, bits, *t, a, c);                                                                     \
     }
 #if HAS_MAX
 WIDTH(4, 4) WIDTH(5, 5) WIDTH(6, 6) WIDTH(8, 8)
