@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offload.kernels.native import LEVELS, KernelUnavailable, find_kernel
 from tests.support.native_kernel import DTYPES, NAN, attention, definition, distance, draw, fill_blocks, scatter_blocks
 
-# One worker: the emulated level is compiled once.
+# One worker: the emulated levels, of processors that lack the real ones, are compiled once.
 pytestmark = pytest.mark.xdist_group("native")
 
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
