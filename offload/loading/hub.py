@@ -89,9 +89,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _embedded(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
     installed = installed_path(name, home)
-    if installed and refresh and (is_outdated(installed) or not _is_sound(installed)):
-        discard(installed)
-        installed = None
+    if installed and refresh:
+        if not _is_sound(installed):
+            discard(installed)
+            installed = None
+        elif is_outdated(installed):
+            installed = None  # it stays until its successor is complete
     return installed or fetch_embedded(name, home, progress)
 
 

