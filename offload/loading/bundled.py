@@ -96,7 +96,7 @@ def _update_generation_config(model: EmbeddedModel, path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a damaged or outdated model: renamed first, so that it disappears at once; a later fetch removes leftovers."""
+    """Remove a damaged or outdated model: renamed first, to disappear at once; a later fetch removes leftovers."""
     renamed = path.with_name(f".partial-{os.getpid()}-{path.name}")
     path.rename(renamed)
     shutil.rmtree(renamed, ignore_errors=True)
