@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 4  # as in types.h
+LAYOUT = 5  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
@@ -63,13 +63,14 @@ class Product(ctypes.Structure):
 
 
 LEVEL_COUNT = 64  # entries of a format's table of levels
+FLOAT8 = 9  # in place of the bits of a code, as in types.h
 
 
 class Format(ctypes.Structure):
     """`struct format` of types.h."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("bits", "nested", "has_minimum", "base")),
+        *((name, c_int32) for name in ("bits", "nested", "has_minimum", "wide", "base")),
         ("levels", c_uint16 * LEVEL_COUNT),
     )
 
