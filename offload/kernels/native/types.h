@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 5,      /* raise it with any change that Python sees */
+    LAYOUT = 6,      /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -106,6 +106,16 @@ struct pack {
     const struct format *format;
     char *weight;
     int64_t rows, inputs;
+};
+
+/* Round a matrix to one of four formats: Q4_1, Q5_1, Q6_K, Q8_0 by their bits. It fails for weights that are not finite. */
+struct rounding {
+    const void *weight; /* bf16, or fp32 where `wide` is set */
+    uint8_t *codes;     /* one for each weight; 8 bits: signed */
+    void *scales;       /* fp16 for each group of 32 weights; 6 bits: 8 bits for each 16 */
+    uint16_t *minima;   /* fp16 for each group with 4 and 5 bits; 6 bits: the factor of each block of 256 */
+    int64_t groups;     /* of 32 weights; 6 bits: blocks of 256 */
+    int32_t bits, wide;
 };
 
 /* Rows of quantised weights, dequantised. */
