@@ -1,11 +1,11 @@
 /* Packing and dequantising quantised weights. One version for all levels, because it is not on a hot path. */
 
-static inline int64_t code_bytes(const struct format *f) { /* of a group */
-    return f->bits == 8 ? 512 : f->bits == 6 ? 384 : f->bits == 5 ? 320 : 256;
+static inline __attribute__((always_inline)) int code_bytes(int bits) { /* of a group */
+    return bits == 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256;
 }
 
 static inline int64_t group_bytes(const struct format *f) {
-    return code_bytes(f) + (f->nested ? BLOCK : 2 * BLOCK) * ((f->bits == 6 ? 2 : 1) + f->has_minimum);
+    return code_bytes(f->bits) + (f->nested ? BLOCK : 2 * BLOCK) * ((f->bits == 6 ? 2 : 1) + f->has_minimum);
 }
 
 static inline int64_t block_bytes(const struct format *f) { /* of one group, or where scales are nested of eight */
@@ -86,7 +86,7 @@ static float level_at(const struct format *f, const char *codes, int i, int lane
 /* Dequantise one block for a panel's lane. */
 static void unpack_block(const struct format *f, const char *b, int lane, float *to) {
     const char *outer = b;
-    int64_t codes = code_bytes(f);
+    int64_t codes = code_bytes(f->bits);
     int halves = f->bits == 6 ? 2 : 1, scale_bytes = f->nested ? BLOCK : 2 * BLOCK;
     b += f->nested ? 2 * BLOCK * (1 + f->has_minimum) : 0;
     for (int g = 0; g < (f->nested ? NESTED_GROUPS : 1); g++, to += GROUP_INPUTS) {
