@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 4,      /* raise it with any change that Python sees */
+    LAYOUT = 5,      /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -45,6 +45,13 @@ struct attention {
      * [pieces][tokens][kv_heads * group][2 + head_dim], for each row the maximum, the sum, the output.
      */
     float *partials;
+    /*
+     * NULL, or the tokens are a tree: for each the index of its parent in the call, smaller than its own, or -1 if it
+     * follows the keys before the first token. A token sees these, its ancestors and itself, in this order, as if they
+     * were a chain; `seen` is the number that a token without parent sees. `causal` must be set.
+     */
+    const int32_t *parents;
+    const int32_t *depths; /* NULL; the kernel's own */
 };
 
 /* Merge `pieces` partial results over consecutive keys, in order, into the result over the keys before them. */
