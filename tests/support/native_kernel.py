@@ -94,6 +94,7 @@ def _call(q, blocks, seen, table, causal, parents, **outputs):
         wide=q.dtype == torch.float32,
         scale=dim**-0.5,
         parents=None if parents is None else parents.data_ptr(),
+        nodes=0 if parents is None else len(parents),
         **outputs,
     )
 

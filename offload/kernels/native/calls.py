@@ -99,18 +99,19 @@ class BlockCalls:
             out: in the shape and dtype of q, or fp32.
             lse: `[tokens, heads]` in fp32.
             partials: `[partial_count(...), tokens, heads, 2 + head_dim]` in fp32.
-            parents: `[tokens]`, int32: each token's parent in the call, which comes before it, or -1. A token then sees
-                the keys before the first token, its ancestors and itself; its result has the bits that it would have
-                as the last token of that chain. None for a chain.
+            parents: of a tree whose last tokens are those of `q`, int32: the index of each token's parent, which comes
+                before it, or -1. The tree's keys are stored in this order; a token sees those before the tree, its
+                ancestors' and its own, and its result has the bits of that chain. `seen` is what a token without parent
+                sees. None for a chain.
         """
         dtype, tokens = kv.dtype, len(q)
         capacity = self.tokens if table is None else table.shape[1] * BLOCK
-        assert seen + (tokens - 1) * causal <= capacity, "attention beyond the last block"
+        more = (tokens - 1) * causal if parents is None else len(parents) - 1
+        assert seen + more <= capacity, "attention beyond the last block"
         assert q.is_contiguous() and q.dtype == dtype and kv.is_contiguous()
         assert table is None or (table.dtype == torch.int32 and table.stride(1) == 1)
-        assert parents is None or (
-            causal and parents.shape == (tokens,) and parents.dtype == torch.int32 and parents.is_contiguous()
-        )
+        assert parents is None or (causal and len(parents) >= tokens and parents.dtype == torch.int32)
+        assert parents is None or parents.is_contiguous()
         return Attention(
             q=q.data_ptr(),
             kv=kv.data_ptr(),
@@ -130,12 +131,16 @@ class BlockCalls:
             scale=self._scale,
             partials=_address(partials),
             parents=_address(parents),
+            nodes=0 if parents is None else len(parents),
         )
 
 
 def partial_count(seen: int, tokens: int, causal: bool, parents: Tensor | None = None) -> int:
-    """Return the number of partial results for `tokens` queries, the first of which sees `seen` keys."""
-    more = (tokens - 1) * causal if parents is None else max(token_depths(parents.tolist()))
+    """Return the number of partial results for `tokens` queries, the first of which sees `seen` keys.
+
+    With the `parents` of a tree, its last tokens are meant, and `seen` is what a token without parent sees.
+    """
+    more = (tokens - 1) * causal if parents is None else max(token_depths(parents.tolist())[-tokens:])
     return -(-(seen + more) // PIECE)
 
 

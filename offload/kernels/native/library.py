@@ -29,6 +29,7 @@ class Attention(ctypes.Structure):
         *((name, c_int32) for name in ("causal", "tokens", "kv_heads", "group", "head_dim", "wide", "narrow_out")),
         ("scale", c_float),
         *((name, c_void_p) for name in ("partials", "parents", "depths")),
+        ("nodes", c_int32),
     )
 
 

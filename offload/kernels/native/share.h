@@ -214,17 +214,20 @@ TARGET static int NAME(attend_parallel)(const struct attention *a) {
 TARGET static int NAME(attend)(const struct attention *a) {
     if (!a->parents || !a->tokens)
         return NAME(attend_parallel)(a);
-    int32_t *depths = scratch(&tree_memory, sizeof *depths * a->tokens);
+    int32_t *depths = scratch(&tree_memory, sizeof *depths * a->nodes);
     if (!depths)
         return 1;
-    for (int i = 0; i < a->tokens; i++) {
+    for (int i = 0; i < a->nodes; i++) {
         if (a->parents[i] < -1 || a->parents[i] >= i)
             return 2;
         depths[i] = a->parents[i] < 0 ? 0 : depths[a->parents[i]] + 1;
     }
     struct attention tree = *a;
-    tree.depths = depths;
-    if (depths[a->tokens - 1] == a->tokens - 1)
-        tree.parents = tree.depths = NULL; /* a chain */
+    int before = a->nodes - a->tokens;
+    tree.depths = depths + before;
+    if (depths[a->nodes - 1] == a->nodes - 1) { /* a chain */
+        tree.parents = tree.depths = NULL;
+        tree.seen += before;
+    }
     return NAME(attend_parallel)(&tree);
 }

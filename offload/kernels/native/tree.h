@@ -20,7 +20,7 @@ INLINE struct NAME(work) *NAME(own_work)(const struct attention *a) {
     struct NAME(work) *w;
     if (!a->parents)
         return scratch(&own_memory, sizeof *w);
-    int64_t base = NAME(tree_base)(a), keys = (a->seen - 1 - base + a->tokens + BLOCK - 1) / BLOCK * BLOCK;
+    int64_t base = NAME(tree_base)(a), keys = (a->seen - 1 - base + a->nodes + BLOCK - 1) / BLOCK * BLOCK;
     int64_t most = keys < PIECE ? keys : PIECE; /* that one piece copies */
     w = scratch(&own_memory, sizeof *w + 4 * (ROW_GROUP * keys + keys + most + most * a->head_dim));
     if (!w)
@@ -37,7 +37,7 @@ INLINE struct NAME(work) *NAME(own_work)(const struct attention *a) {
 /* Set `path`: for each position from `base` on, where that key of the token's row is stored, counted from `base`. */
 INLINE void NAME(follow_path)(const struct attention *a, struct NAME(tree) *t, int64_t token) {
     int64_t before = a->seen - 1 - t->base, at = before + a->depths[token];
-    for (int64_t node = token; node >= 0; node = a->parents[node])
+    for (int64_t node = a->nodes - a->tokens + token; node >= 0; node = a->parents[node])
         t->path[at--] = before + node;
 }
 

@@ -46,12 +46,14 @@ struct attention {
      */
     float *partials;
     /*
-     * NULL, or the tokens are a tree: for each the index of its parent in the call, smaller than its own, or -1 if it
-     * follows the keys before the first token. A token sees these, its ancestors and itself, in this order, as if they
-     * were a chain; `seen` is the number that a token without parent sees. `causal` must be set.
+     * NULL, or a tree of `nodes` tokens, whose last ones are the call's `tokens`: for each the index of its parent, smaller
+     * than its own, or -1 if it follows the keys before the tree. Their keys are stored in the order of the tree. A token
+     * sees those before the tree, its ancestors' and its own, in this order, as if they were a chain; `seen` is what a
+     * token without parent sees. `causal` must be set.
      */
     const int32_t *parents;
-    const int32_t *depths; /* NULL; the kernel's own */
+    const int32_t *depths; /* NULL; the kernel's own: of the call's tokens */
+    int32_t nodes;
 };
 
 /* Merge `pieces` partial results over consecutive keys, in order, into the result over the keys before them. */

@@ -88,6 +88,19 @@ def test_a_row_has_the_bits_of_its_chain(kernel, set_threads, dtype, start, toke
     assert torch.equal(merged_partials(kernel, q, blocks, start + 1, table, parents), found[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", ["tree", "chain"])
+@pytest.mark.parametrize("last", [1, 7, 23])
+def test_the_last_tokens_of_a_tree_are_the_same_alone(kernel, dtype, shape, last):
+    """Earlier tokens of the tree are stored already; a drafter runs it depth by depth."""
+    q, k, v = inputs(500, 24, 64, 3, dtype)
+    parents = random_tree(24, 7) if shape == "tree" else torch.arange(-1, 23, dtype=torch.int32)
+    whole = attention(kernel, q, blocks := fill_blocks(k, v), 501, parents=parents)
+    some = attention(kernel, q[-last:].contiguous(), blocks, 501, parents=parents)
+    assert all(torch.equal(one[-last:], other) for one, other in zip(whole, some, strict=True))
+    assert torch.equal(merged_partials(kernel, q[-last:].contiguous(), blocks, 501, None, parents), some[0])
+
+
 def merged_partials(kernel, q, blocks, seen, table, parents):
     """Return the attention from the partial results of the pieces, merged as a caller does."""
     tokens, heads, dim = q.shape
