@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..kernels.attention import Partial, attend_masked, merge
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import keys_of, mean_keys, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from .store import Store, gather_chunks
+from .tree import Tree
 
 
 class BlockStore(Store):
@@ -39,15 +41,40 @@ class BlockStore(Store):
         self._kernel.append(self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored))
         return self._rotated
 
-    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
+        if tree is not None:
+            return self._attend_tree(layer, q, start, start, tree)
         return self._attend(layer, q, start + 1)
 
-    def attend_table(self, layer: int, q: Tensor, table: Tensor, seen: int) -> Tensor:
+    def attend_table(
+        self, layer: int, q: Tensor, table: Tensor, seen: int, start: int = 0, tree: Tree | None = None
+    ) -> Tensor:
         """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
 
-        The first token sees the first `seen` tokens of that order, each further token one more.
+        The first token sees the first `seen` tokens of that order, each further token one more. With a `tree`, whose
+        tokens are stored from position `start` on, queries are as in `attend`, and `seen` counts the first one's tokens
+        if its parent is the last committed one.
         """
+        if tree is not None:
+            return self._attend_tree(layer, q, seen - 1, start, tree, table)
         return self._attend(layer, q, seen, table)
+
+    def _attend_tree(
+        self, layer: int, q: Tensor, seen: int, start: int, tree: Tree, table: Tensor | None = None
+    ) -> Tensor:
+        """Attend to the first `seen` tokens in the order of the table, and to the tree's from position `start` on."""
+        first = start // BLOCK
+        blocks = self._layers[layer][:, first : -(-(start + len(tree)) // BLOCK)]
+        both = (of(blocks, self.shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+        at = slice(start - first * BLOCK, start - first * BLOCK + len(tree))
+        keys, values = (x[:, at] for x in both)
+        own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
+        if not seen:
+            return own.out.to(q.dtype)
+        out, lse = torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
+        call = self._calls.attention(self._layers[layer], q, seen, causal=False, table=table, out=out, lse=lse)
+        self._kernel.attend(call)
+        return merge([Partial(out, lse), own]).out.to(q.dtype)
 
     def _attend(self, layer: int, q: Tensor, seen: int, table: Tensor | None = None) -> Tensor:
         self._out = _buffer_for(self._out, q)
