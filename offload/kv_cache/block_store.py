@@ -16,6 +16,7 @@ from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from .store import Store, gather_chunks
+from .tree import Tree
 
 
 class BlockStore(Store):
@@ -40,21 +41,22 @@ class BlockStore(Store):
         self._kernel.append(self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored))
         return self._rotated
 
-    def attend(self, layer: int, q: Tensor, start: int, parents: Tensor | None = None) -> Tensor:
-        """Attend as in `Store`; with `parents` `[tokens]` (int32), to a tree as in `BlockCalls.attention`."""
-        return self._attend(layer, q, start + 1, parents=parents)
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
+        """Attend as in `Store`; with a `tree`, a token's result has the bits of the chain that its path is."""
+        return self._attend(layer, q, start + 1, tree=tree)
 
-    def attend_table(self, layer: int, q: Tensor, table: Tensor, seen: int, parents: Tensor | None = None) -> Tensor:
+    def attend_table(self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None) -> Tensor:
         """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
 
-        The first token sees the first `seen` tokens of that order, each further token one more, or with `parents`
-        its ancestors and itself. The tokens are the ones from `seen - 1` of that order on.
+        The first token sees the first `seen` tokens of that order, each further token one more. With a `tree`, whose
+        tokens come behind the first `seen - 1` of that order, queries are as in `attend`.
         """
-        return self._attend(layer, q, seen, table, parents)
+        return self._attend(layer, q, seen, table, tree)
 
     def _attend(
-        self, layer: int, q: Tensor, seen: int, table: Tensor | None = None, parents: Tensor | None = None
+        self, layer: int, q: Tensor, seen: int, table: Tensor | None = None, tree: Tree | None = None
     ) -> Tensor:
+        parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
         call = self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out, parents=parents)
         self._kernel.attend(call)

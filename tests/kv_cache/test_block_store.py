@@ -12,6 +12,7 @@ from offload.architecture.rope import Rope, rotate
 from offload.kernels.native.layout import keys_of, mean_keys, values_of
 from offload.kv_cache.block_store import BlockStore
 from offload.kv_cache.store import PlainStore
+from offload.kv_cache.tree import tree_of
 from tests.support.models import make_hf_model
 from tests.support.native_kernel import DTYPES, definition, distance, draw, fill_blocks
 
@@ -135,15 +136,15 @@ def test_a_kept_path_is_moved_together(kernel, dtype, keep, start):
 def test_a_tree_attends_as_the_chains_of_its_paths(kernel, dtype):
     """In place and by a table, and behind a path that was kept."""
     shape, start, path = shape_of(64), 37, [0, 2, 4, 5]
-    parents = torch.tensor([-1, 0, 0, 1, 2, 4], dtype=torch.int32)
+    branches = tree_of((-1, 0, 0, 1, 2, 4))
     tree, chain = (BlockStore(kernel, shape, CAPACITY, dtype) for _ in range(2))
-    kv = [draw(shape.layers, shape.kv_heads, start + len(parents), 64, dtype=dtype, seed=seed) for seed in (1, 2)]
-    q = draw(len(parents), shape.heads, 64, dtype=dtype)
+    kv = [draw(shape.layers, shape.kv_heads, start + len(branches), 64, dtype=dtype, seed=seed) for seed in (1, 2)]
+    q = draw(len(branches), shape.heads, 64, dtype=dtype)
     tree.write(0, *kv)
     chain.write(0, *(x[:, :, [*range(start), *(start + token for token in path)]] for x in kv))
     table = torch.tensor([[1, 0, 2], [0, 1, 2]], dtype=torch.int32)
-    assert torch.equal(tree.attend(1, q, start, parents)[path], chain.attend(1, q[path], start))
-    found = tree.attend_table(1, q, table, start + 1, parents)[path]
+    assert torch.equal(tree.attend(1, q, start, branches)[path], chain.attend(1, q[path], start))
+    found = tree.attend_table(1, q, table, start + 1, branches)[path]
     assert torch.equal(found, chain.attend_table(1, q[path], table, start + 1))
     tree.compact(start, path)
     last = start + len(path) - 1
