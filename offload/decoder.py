@@ -18,6 +18,7 @@ from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
 from .kv_cache.full import Attends, FullCache, KVCache
 from .kv_cache.store import Store
+from .kv_cache.tree import Tree
 from .parallel import ALONE, Group
 
 
@@ -102,6 +103,17 @@ class Model:
         cache.commit()
         return x
 
+    @torch.inference_mode()
+    def forward_tree(self, ids: Tensor, cache: KVCache, tree: Tree) -> Tensor:
+        """Run the last tokens of a tree; those before them are held in `cache`, where all are held afterwards.
+
+        Returns hidden rows as `forward` does.
+        """
+        cache.begin(len(ids), tree)
+        x = self.through(ids, cache)
+        cache.hold()
+        return x
+
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
         x = self._embedding(ids)
@@ -124,7 +136,7 @@ class Model:
         early, the cache stays at its committed length.
         """
         with torch.inference_mode():
-            cache.begin(len(ids), chunk)
+            cache.begin(len(ids), chunk=chunk)
             parts = [self._embedding(part) for part in ids.split(chunk)]
         for index, layer in enumerate(self._layers):
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
