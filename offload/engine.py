@@ -97,8 +97,11 @@ class Engine:
         sampling: Sampling | None = None,
         length: int = 0,
         generated: int = 0,
+        seed: int = 0,
     ) -> Replay:
-        """Decode plainly and greedily after `ids`, with the penalties of `sampling`; compare with the emitted tokens.
+        """Decode plainly after `ids`, with the penalties of `sampling`; compare with the emitted tokens.
+
+        Decoding is greedy, unless `sampling` is coupled: then it uses the noise of `seed`, as `generate` does.
 
         `length` is the sequence's limit, prompt and `max_new_tokens`, if it is more than its actual length: some RoPE
         scalings depend on it. The last `generated` of `ids` count as generated tokens, for the penalties that need it.
@@ -109,7 +112,8 @@ class Engine:
         self._check_vocabulary(emitted)
         session = self._session(max(len(ids) + len(emitted), length))
         sampling = sampling or Sampling(temperature=0)
-        sampler = Sampler(sampling, 0, self.model.shape.vocab, self.model.device, self._breakers(sampling))
+        model, breakers = self.model, self._breakers(sampling)
+        sampler = Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel)
         try:
             with torch_on_one_thread(self._kernel_of_all_models()):
                 return replay(session.full, ids, emitted, sampler, generated)

@@ -30,6 +30,7 @@ class Summary:
     tokens_per_s: float | None
     total_s: float
     seed: int | None = None
+    sampling: str | None = None  # "greedy", "coupled" or "fastest"
     method: str | None = None
     model: str | None = None
     peak_memory_bytes: int | None = None

@@ -69,7 +69,8 @@ class Session:
             yield from runners.draft.read(sequence)
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
-        sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device, breakers)
+        model, kernel = self._model, self._model.operations.kernel
+        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel)
         sampler.observe_prompt(sequence.tokens)
         hierarchy = build(runners, settings, sampler, group=self._model.group, horizon=config.max_new_tokens)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)

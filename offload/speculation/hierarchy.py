@@ -105,7 +105,7 @@ def build(
 
     def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None) -> Level:
         scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon)
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group)
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group, sampler.noise)
 
     full = ModelVerifier("full", runners.full, sampler)
     if runners.middle is None:

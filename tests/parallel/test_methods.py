@@ -60,6 +60,14 @@ def _sampled(group, folder, draft, cases, sampling, fixed):
     return decode(group, folder, draft, cases, sampling, **fixed)
 
 
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_coupled_sampling_gives_the_single_process_text_with_every_method(rank_pool, folders, temperature):
+    sampling = Sampling(temperature=temperature, coupled=True)
+    (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")], sampling)
+    for found in rank_pool.run(_sampled, folders["llama"], folders["draft"], METHODS_AND_DRAFTS, sampling, {}):
+        assert found == [plain] * len(METHODS_AND_DRAFTS)
+
+
 def test_every_rank_streams_its_own_heads(rank_pool, folders):
     (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")])
     whole = streamed(ALONE, folders["llama"])

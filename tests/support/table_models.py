@@ -87,11 +87,11 @@ def warped(logits, sampling):
     return warp(logits.flatten(0, 1), sampling).view_as(logits)
 
 
-def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False):
+def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, noise=None):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
-    apply, which the table cannot contain.
+    apply, which the table cannot contain. With `noise`, sampling is coupled.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1])
     tables = [TARGET, MIDDLE, DRAFTS.get(draft, TARGET)]
@@ -103,6 +103,7 @@ def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalis
         sampler.observe_prompt(PROMPT)
     else:
         sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))
+    sampler.noise = noise
     delays = random.Random(group.rank)
     times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
     return build(runners, settings, sampler, clock=lambda: next(times), group=group)

@@ -16,6 +16,7 @@ from rich.text import Text
 from offload.config import Speculation
 from offload.engine import Engine
 from offload.events import Prefilled
+from offload.generation_config import FASTEST
 from offload.levels import has_draft_model
 from offload.metrics import Meter
 
@@ -82,7 +83,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
     if interrupted:
         terminal.after_ctrl_c()
     facts = _facts(benchmark, engine, prefill_s, agreement)
-    comparison = Comparison(facts, benchmark.sampling.greedy, runs, None if load is None else load.cores())
+    comparison = Comparison(facts, benchmark.sampling.kind != FASTEST, runs, None if load is None else load.cores())
     _write(comparison, terminal, output, interrupted)
     return INTERRUPTED if interrupted else DONE
 
@@ -145,15 +146,16 @@ def _measure(
 
 
 def _verify(benchmark: Benchmark, engine: Engine, runs: list[MethodRuns], show: Callable[[str], None]) -> None:
-    """Compare greedy outputs that differ from plain decoding's with it; methods often share one."""
-    if not benchmark.sampling.greedy:
+    """Compare outputs that differ from plain decoding's with it, where they should not; methods often share one."""
+    if benchmark.sampling.kind == FASTEST:
         return
+    seed = benchmark.config.seed or 0
     verified: dict[tuple[int, ...], bool] = {}
     for each in runs:
         for ids in sorted({sample.ids for sample in each.samples} - {runs[0].samples[0].ids}):
             if ids not in verified:
                 show(f"bench · {each.method} · comparing with plain decoding")
-                verified[ids] = engine.replay(benchmark.ids, ids, benchmark.sampling).lossless
+                verified[ids] = engine.replay(benchmark.ids, ids, benchmark.sampling, seed=seed).lossless
             each.lossless = verified[ids] and each.lossless is not False
 
 

@@ -71,6 +71,7 @@ def bench(
     dry_allowed_length: options.DryAllowedLength = None,
     dry_range: options.DryRange = None,
     no_repeat_ngram: options.NoRepeatNgram = None,
+    coupled: options.Coupled = None,
     seed: options.Seed = None,
     draft: options.Draft = None,
     sink: options.Sink = None,

@@ -11,6 +11,7 @@ import typer
 
 from offload.config import DRAFTS, Sampling, check_part
 from offload.errors import ModelNotFound
+from offload.generation_config import COUPLED, FASTEST
 from offload.levels import has_draft_model
 from offload.loading.registry import draft_error
 from offload.loading.registry import resolve as resolve_model
@@ -69,6 +70,8 @@ def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
         source, value = ctx.get_parameter_source(param.name), ctx.params.get(param.name)
         if source is None or source.name != "COMMANDLINE" or param.name in ("dry_run", "json"):
             continue
+        if param.name == "coupled":
+            value = COUPLED if value else FASTEST
         values = tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
         if param.param_type_name == "argument":
             given.append(Argument(None, values))

@@ -54,7 +54,8 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     if summary.link_bytes is not None:
         yield "link", [f"{size(summary.link_bytes)}, busy {percent(summary.link_utilisation or 0.0)} of the time"]
     yield "end", [_REASONS.get(summary.finish_reason, summary.finish_reason)]
-    yield "seed", [] if summary.seed is None else [str(summary.seed)]
+    if summary.seed is not None:
+        yield "seed", [str(summary.seed), *([] if summary.sampling is None else [f"{summary.sampling} sampling"])]
     if summary.peak_memory_bytes is not None:
         yield "memory", [f"{summary.peak_memory_bytes / GIB:.1f} GiB at most"]
 

@@ -87,7 +87,8 @@ class TextGenerator:
         try:
             self._engine.forget()  # the comparison runs the prompt itself
             ended_by = model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
-            replay = compare(self._engine, prompt.ids, emitted, self._opened.sampling, ended_by, prompt.length)
+            sampling, seed = self._opened.sampling, self._opened.settings.generation.seed
+            replay = compare(self._engine, prompt.ids, emitted, sampling, ended_by, prompt.length, seed)
             verify = verification_fields(replay, model.tokenizer.decode, self._engine.describe())
         except KeyboardInterrupt:
             renderer.interrupt(summary)

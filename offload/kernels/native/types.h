@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 7,      /* raise it with any change that Python sees */
+    LAYOUT = 8,      /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
