@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..kernels.quantized import QuantizedFormat, QuantizedTensor
-from .quantization import format_of, quantize
+from .quantization import REFITS, format_of, quantize
 from .safetensors import Checkpoint, TensorReader
 from .tokenizer import Tokenizer
 
@@ -21,8 +21,9 @@ class QuantizedCheckpoint:
     The level decides each weight's value, also where it is dequantised again.
     """
 
-    def __init__(self, original: Checkpoint, level: str) -> None:
-        self.original, self.level = original, level
+    def __init__(self, original: Checkpoint, level: str, refits: int = REFITS) -> None:
+        """With fewer `refits`, rounding takes less time and the errors are larger; see `quantize`."""
+        self.original, self.level, self._refits = original, level, refits
         self.path: Path = original.path
         self.shape: ModelShape = original.shape
         self.generation: dict = original.generation
@@ -46,7 +47,7 @@ class QuantizedCheckpoint:
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
         with self.original.tensors() as read:
-            yield _QuantizingReader(read, self.formats())
+            yield _QuantizingReader(read, self.formats(), self._refits)
 
     def load_tokenizer(self) -> Tokenizer:
         return self.original.load_tokenizer()
@@ -55,8 +56,8 @@ class QuantizedCheckpoint:
 class _QuantizingReader:
     """A `TensorReader` that quantises what another one reads."""
 
-    def __init__(self, read: TensorReader, formats: Mapping[str, QuantizedFormat]) -> None:
-        self._read, self._formats = read, formats
+    def __init__(self, read: TensorReader, formats: Mapping[str, QuantizedFormat], refits: int) -> None:
+        self._read, self._formats, self._refits = read, formats, refits
 
     def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
         """Return a tensor; dequantised, where `part` cuts a block in two or the operations need it."""
@@ -66,4 +67,4 @@ class _QuantizingReader:
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Return a matrix quantised, or None if it stays in floating point."""
         kind = self._formats.get(name)
-        return None if kind is None else quantize(self._read(name), kind)
+        return None if kind is None else quantize(self._read(name), kind, self._refits)

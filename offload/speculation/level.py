@@ -22,6 +22,8 @@ from .runner import Runner
 from .sampling import Sampler, draw, read_tokens, sample
 from .transfers import upload
 
+SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
+
 
 class Verifier(Protocol):
     """Computes the distribution that its level's output follows."""
@@ -135,8 +137,6 @@ def residual(row: Tensor, drawn: Tensor, rows: Tensor | None, index: Tensor) -> 
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
-    prior = 0.9
-
     def __init__(
         self,
         name: str,
@@ -145,8 +145,10 @@ class Level:
         generator: Generator,
         clock: Callable[[], float],
         group: Group = ALONE,
+        prior: float = SELECTED_PRIOR,
     ) -> None:
-        self.name = name
+        """`prior` is the rate at which the next level is expected to accept this one's tokens."""
+        self.name, self.prior = name, prior
         self._group = group
         self._verifier = verifier
         self._scheduler = scheduler
@@ -222,6 +224,7 @@ def speculate(
     generator: Generator,
     clock: Callable[[], float] = time.perf_counter,
     group: Group = ALONE,
+    prior: float = SELECTED_PRIOR,
 ) -> Level:
     """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly."""
-    return Level(name, verifier, scheduler, generator, clock, group)
+    return Level(name, verifier, scheduler, generator, clock, group, prior)
