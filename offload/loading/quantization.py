@@ -55,11 +55,13 @@ def _round_with_minimum(weight: Tensor, kind: QuantizedFormat, refits: int) -> P
     most = len(kind.levels) - 1
     x = _columns(weight, 32)
     minimum = x.amin(0)
-    scale, best = (x.amax(0) - minimum) / most, None
-    for _ in range(1 + refits):
+    scale = (x.amax(0) - minimum) / most
+    best = (None, scale.half(), minimum.half())
+    for fit in range(1 + refits if refits else 0):
         scale, minimum = scale.half(), minimum.half()
         codes = _codes(x - minimum.float(), scale.float(), 0, most)
-        best = _better((_error(codes * scale.float() + minimum.float(), x), scale, minimum), best)
+        found = _error(codes * scale.float() + minimum.float(), x), scale, minimum
+        best = _better(found, best) if fit else found
         scale, minimum = _fit_line(codes, x)
     _, scale, minimum = best
     codes = _codes(x - minimum.float(), scale.float(), 0, most)
@@ -71,10 +73,12 @@ def _round_nested(weight: Tensor, kind: QuantizedFormat, refits: int) -> Parts:
     first, last = kind.levels[0], kind.levels[-1]
     x = _columns(weight, kind.group)
     low, high = x.amin(0), x.amax(0)
-    scale, best = torch.where(-low > high, low, high) / first, None  # the extreme gets the level that has no negative
-    for _ in range(1 + refits):
+    scale = torch.where(-low > high, low, high) / first  # the extreme gets the level that has no negative
+    best = (None, scale)
+    for fit in range(1 + refits if refits else 0):
         codes = _codes(x, scale, first, last)
-        best = _better((_error(codes * scale, x), scale), best)
+        found = _error(codes * scale, x), scale
+        best = _better(found, best) if fit else found
         scale = _sum(codes * x) / _sum(codes.square()).clamp_(min=1)
     scales = best[1].view(len(weight), -1, kind.block // kind.group)
     factors = (scales.gather(2, scales.abs().argmax(2, keepdim=True)) / -128).half()
@@ -126,9 +130,9 @@ def _error(values: Tensor, x: Tensor) -> Tensor:
     return _sum(values.sub_(x).square_())
 
 
-def _better(new: Parts, old: Parts | None) -> Parts:
+def _better(new: Parts, old: Parts) -> Parts:
     """Return for each group the one whose error, the first tensor, is less."""
-    return new if old is None else tuple(torch.where(new[0] < old[0], *pair) for pair in zip(new, old, strict=True))
+    return tuple(torch.where(new[0] < old[0], *pair) for pair in zip(new, old, strict=True))
 
 
 def _sum(x: Tensor) -> Tensor:

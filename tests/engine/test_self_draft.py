@@ -58,6 +58,18 @@ def test_a_level_is_chosen_once(engine):
     assert engine.prepare(PROMPT, COUNT, drafting(f"self:{first.level}")) is first
 
 
+def test_the_expected_cost_of_a_step_counts_the_bits_of_quantised_weights(folder, native_operations):
+    def cost(quantize, draft):
+        config = EngineConfig(model=folder, device="cpu", quantize=quantize)
+        engine = open_model(config, speculation=drafting(draft)).load().without_end()
+        decode(engine, drafting(draft))
+        return engine.idle_session._middle[1].relative_cost
+
+    plain = cost(None, "lookup")
+    assert cost("q4", "lookup") < plain  # attention, which the retrieval cache saves, is a larger part of the bytes
+    assert cost(None, "self:q4") < 0.8 * plain
+
+
 def test_weights_that_are_quantised_already_draft_themselves(folder, native_operations):
     config = EngineConfig(model=folder, device="cpu", quantize="q4")
     opened = open_model(config, speculation=drafting("self"))
