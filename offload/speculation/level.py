@@ -24,6 +24,8 @@ from .runner import Runner
 from .sampling import Sampler, draw, read_tokens, sample
 from .transfers import upload
 
+SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
+
 
 class Verifier(Protocol):
     """Computes the distribution that its level's output follows."""
@@ -137,8 +139,6 @@ def residual(row: Tensor, drawn: Tensor, rows: Tensor | None, index: Tensor) -> 
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
-    prior = 0.9
-
     def __init__(
         self,
         name: str,
@@ -147,10 +147,16 @@ class Level:
         generator: Generator,
         clock: Callable[[], float],
         group: Group = ALONE,
+        prior: float = SELECTED_PRIOR,
         noise: Noise | None = None,
     ) -> None:
-        """With `noise`, sampling is coupled, and nothing is drawn with the generator."""
-        self.name = name
+        """Create a level.
+
+        Args:
+            prior: the rate at which the next level is expected to accept this one's tokens.
+            noise: makes sampling coupled: nothing is drawn with the generator.
+        """
+        self.name, self.prior = name, prior
         self._noise = noise
         self._group = group
         self._verifier = verifier
@@ -236,7 +242,8 @@ def speculate(
     generator: Generator,
     clock: Callable[[], float] = time.perf_counter,
     group: Group = ALONE,
+    prior: float = SELECTED_PRIOR,
     noise: Noise | None = None,
 ) -> Level:
     """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly."""
-    return Level(name, verifier, scheduler, generator, clock, group, noise)
+    return Level(name, verifier, scheduler, generator, clock, group, prior, noise)

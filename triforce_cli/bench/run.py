@@ -17,7 +17,7 @@ from offload.config import Speculation
 from offload.engine import Engine
 from offload.events import Prefilled
 from offload.generation_config import FASTEST
-from offload.levels import has_draft_model
+from offload.levels import has_draft_model, uses_copy
 from offload.metrics import Meter
 
 from ..exit_codes import DONE, INTERRUPTED
@@ -72,6 +72,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
         interrupted, prefill_s = False, None
         load = OtherLoad() if benchmark.model.group.size == 1 else None  # other ranks are not other load
         try:
+            _prepare_copies(benchmark, engine, display)
             prefill_s = _prefill(benchmark, engine, display)
             _measure(benchmark, engine, runs, prefill_s, show)
             _verify(benchmark, engine, runs, show)
@@ -104,7 +105,7 @@ def _memory(benchmark: Benchmark, method: Speculation) -> int:
     """Return the bytes of a method beside the model's weights: KV caches, and a draft model where it uses one."""
     draft = benchmark.model.draft if has_draft_model(method) else None
     need = replace(benchmark.model, speculation=method, draft=draft).estimate(benchmark.length)
-    return need.kv + need.retrieval + need.draft
+    return need.kv + need.retrieval + need.draft + need.copy
 
 
 def _agreement(benchmark: Benchmark, engine: Engine, display: ProgressDisplay, terminal: Terminal) -> float | None:
@@ -117,6 +118,14 @@ def _agreement(benchmark: Benchmark, engine: Engine, display: ProgressDisplay, t
     display.hide()
     terminal.warn(quantized_warning(level, agreement))
     return agreement
+
+
+def _prepare_copies(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> None:
+    """Make the quantised copies that some methods draft with, before their times are measured."""
+    for method in benchmark.speculations.values():
+        if uses_copy(method):
+            display.loading("rounding a copy of the weights, to draft with")
+            engine.prepare(benchmark.ids, benchmark.config, method)
 
 
 def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> float:

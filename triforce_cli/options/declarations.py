@@ -158,7 +158,7 @@ Draft = Annotated[
     str | None,
     _setting(
         "draft",
-        "Drafter: lookup, none, or a model.",
+        "Drafter: lookup, none, self, or a model.",
         autocompletion=_complete_from(*DRAFTS),
     ),
 ]

@@ -86,11 +86,15 @@ def warn_unused_draft(settings: Settings, methods: Iterable[str], terminal: Term
     """Warn if the draft that was asked for is used by none of the methods."""
     wanted = settings.values.get("draft")
     drafters = {METHODS[name].drafter for name in methods}
-    if wanted is None or wanted in DRAFTS or settings.origins.get("draft", "").startswith("profile"):
+    is_used = bool(drafters & {CHOSEN, MODEL})
+    if settings.speculation.drafts_itself:
+        is_used = any(METHODS[name].middle for name in methods)
+    elif wanted is None or wanted in DRAFTS:
         return
-    if not drafters & {CHOSEN, MODEL}:
-        how = "drafts by lookup" if LOOKUP in drafters else "uses no drafter"
-        terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")
+    if is_used or settings.origins.get("draft", "").startswith("profile"):
+        return
+    how = "drafts by lookup" if LOOKUP in drafters else "uses no drafter"
+    terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")
 
 
 def check_flags(ctx: typer.Context) -> None:
