@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 8  # as in types.h
+LAYOUT = 9  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
@@ -94,7 +94,7 @@ class Rounding(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("weight", "codes", "scales", "minima")),
         ("groups", c_int64),
-        *((name, c_int32) for name in ("bits", "wide")),
+        *((name, c_int32) for name in ("bits", "wide", "fits")),
     )
 
 
