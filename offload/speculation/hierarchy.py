@@ -28,12 +28,14 @@ from ..levels import TAIL, draft_chunk, drafter_kind, selected_chunk
 from ..methods import LOOKUP, METHODS, MODEL, STREAMING
 from ..parallel import ALONE, Group
 from .adaptive import HORIZON, AdaptiveScheduler
+from .draft import DraftedTree
 from .draft_runner import DraftRunner
-from .drafter import Drafter, ModelDrafter
+from .drafter import Drafter, ModelDrafter, SelectedDrafter
 from .level import Level, ModelVerifier, speculate
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
+from .tree import tree_of
 
 Clock = Callable[[], float]  # seconds
 
@@ -98,22 +100,31 @@ def build(
     clock: Clock = time.perf_counter,
     group: Group = ALONE,
     horizon: int = HORIZON,
+    tree: DraftedTree | None = None,
 ) -> Hierarchy:
-    """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target."""
+    """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
+
+    With a `tree`, the lowest drafter drafts trees of that shape; without one below it, the target on selected chunks.
+    """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
 
-    def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None) -> Level:
+    def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None, tree=tree) -> Level:
+        gamma = gamma if tree is None else tree_of(tree.parents).depth
         scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon)
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group)
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group, tree)
 
     full = ModelVerifier("full", runners.full, sampler)
     if runners.middle is None:
         top = level("target", full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
+    if tree is not None and not drafters:
+        top = level("target", full, [SelectedDrafter(method.middle, runners.middle, sampler)], settings.gamma2)
+        return Hierarchy(settings.method, top, (top,))
     middle = ModelVerifier(method.middle, runners.middle, sampler)
     lower = level(method.middle, middle, drafters, settings.gamma1)
-    top = level("target", full, [*drafters, lower] if method.adaptive else [lower], settings.gamma2)
+    over = [*drafters, lower] if method.adaptive else [lower]
+    top = level("target", full, over, settings.gamma2, tree if method.adaptive else None)
     return Hierarchy(settings.method, top, (top, lower))
 
 
