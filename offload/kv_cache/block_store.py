@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..kernels.attention import Partial, attend_masked, merge
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.layout import keys_of, mean_keys, values_of, write_blocks
+from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from .store import Store, gather_chunks
 from .tree import Tree
@@ -42,44 +42,35 @@ class BlockStore(Store):
         return self._rotated
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
-        if tree is not None:
-            return self._attend_tree(layer, q, start, start, tree)
-        return self._attend(layer, q, start + 1)
+        """Attend as in `Store`; with a `tree`, a token's result has the bits of the chain that its path is."""
+        return self._attend(layer, q, start + 1, tree=tree)
 
-    def attend_table(
-        self, layer: int, q: Tensor, table: Tensor, seen: int, start: int = 0, tree: Tree | None = None
-    ) -> Tensor:
+    def attend_table(self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None) -> Tensor:
         """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
 
         The first token sees the first `seen` tokens of that order, each further token one more. With a `tree`, whose
-        tokens are stored from position `start` on, queries are as in `attend`, and `seen` counts the first one's tokens
-        if its parent is the last committed one.
+        tokens come behind the first `seen - 1` of that order, queries are as in `attend`.
         """
-        if tree is not None:
-            return self._attend_tree(layer, q, seen - 1, start, tree, table)
-        return self._attend(layer, q, seen, table)
+        return self._attend(layer, q, seen, table, tree)
 
-    def _attend_tree(
-        self, layer: int, q: Tensor, seen: int, start: int, tree: Tree, table: Tensor | None = None
+    def _attend(
+        self, layer: int, q: Tensor, seen: int, table: Tensor | None = None, tree: Tree | None = None
     ) -> Tensor:
-        """Attend to the first `seen` tokens in the order of the table, and to the tree's from position `start` on."""
-        first = start // BLOCK
-        blocks = self._layers[layer][:, first : -(-(start + len(tree)) // BLOCK)]
-        both = (of(blocks, self.shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
-        at = slice(start - first * BLOCK, start - first * BLOCK + len(tree))
-        keys, values = (x[:, at] for x in both)
-        own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
-        if not seen:
-            return own.out.to(q.dtype)
-        out, lse = torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
-        call = self._calls.attention(self._layers[layer], q, seen, causal=False, table=table, out=out, lse=lse)
-        self._kernel.attend(call)
-        return merge([Partial(out, lse), own]).out.to(q.dtype)
-
-    def _attend(self, layer: int, q: Tensor, seen: int, table: Tensor | None = None) -> Tensor:
+        parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
-        self._kernel.attend(self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out))
+        call = self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out, parents=parents)
+        self._kernel.attend(call)
         return self._out
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Move each token `start + keep[i]` to position `start + i`; `keep` increases.
+
+        After a tree, the tokens of the accepted path then stand in order behind the prefix.
+        """
+        moved = [(target, source) for target, source in enumerate(keep) if target != source]
+        if moved:
+            targets, sources = (start + torch.tensor(some) for some in zip(*moved, strict=True))
+            move_tokens(self._blocks.flatten(0, 1), self.shape.head_dim, sources, targets)
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         first, last = start // BLOCK, -(-end // BLOCK)

@@ -35,4 +35,4 @@ class TableCache(InPlaceCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = self._store.append(layer, self.start, q, k, v, self.rows, self.stored)
-        return self._store.attend_table(layer, q, self._table[layer], self.seen, self._length, self.tree)
+        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree)

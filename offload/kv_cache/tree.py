@@ -16,10 +16,11 @@ from torch import Tensor
 
 
 class TreeTensors(NamedTuple):
-    """A tree on a device: `depths` `[tokens]`, and `sees` `[tokens, tokens]`, which tokens see which."""
+    """A tree on a device: `depths` `[tokens]`, which of them see which, `[tokens, tokens]`, and parents in int32."""
 
     depths: Tensor
     sees: Tensor
+    parents: Tensor
 
 
 class Tree:
@@ -41,7 +42,8 @@ class Tree:
         """Return the tree's tensors on a device, the same ones every time."""
         if device not in self._tensors:
             with torch.inference_mode(False):
-                found = TreeTensors(torch.tensor(self.depths), self._sees())
+                parents = torch.tensor(self.parents, dtype=torch.int32)
+                found = TreeTensors(torch.tensor(self.depths), self._sees(), parents)
                 self._tensors[device] = TreeTensors(*(x.to(device) for x in found))
         return self._tensors[device]
 

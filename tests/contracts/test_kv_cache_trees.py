@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.kv_cache.tree import Tree, tree_of
+from offload.kv_cache.tree import Tree, TreeTensors, tree_of
 from tests.support.caches import new_subject
 from tests.support.stores import SOME_STORES, close
 
@@ -206,17 +206,18 @@ def test_after_any_history_attention_is_over_the_committed_sequence(new, steps):
 def test_faults_are_found(name, fault, monkeypatch):
     parents, ids = TREES["in order of depth"], tokens(8, seed=3)
     tree = Tree(parents)
-    depths, sees = tree.on(torch.device("cpu"))
+    depths, sees, above = tree.on(torch.device("cpu"))
     if fault == "a sibling is seen":
         sees = sees.clone()
         sees[3, 2] = True
+        above = torch.tensor([2 if index == 3 else parent for index, parent in enumerate(parents)], dtype=torch.int32)
     elif fault == "a depth too much":
         tree.deepest += 1
         depths = torch.tensor([depth + (index == 6) for index, depth in enumerate(depths.tolist())])
     else:
         tree.deepest = len(parents)
         depths = torch.arange(len(parents))
-    tree._tensors[torch.device("cpu")] = tree.on(torch.device("cpu"))._replace(depths=depths, sees=sees)
+    tree._tensors[torch.device("cpu")] = TreeTensors(depths, sees, above)
     subject = new_subject(name)
     subject.run(tokens(5))
     found = subject.attend(ids, tree=tree)

@@ -52,7 +52,7 @@ class Kernel:
         self._append(ctypes.byref(call))
 
     def attend(self, call: Attention) -> None:
-        """Attend to blocks of keys and values. Raises MemoryError."""
+        """Attend to blocks of keys and values. Raises MemoryError; ValueError if a parent is not before its child."""
         _check(self._attend(self._handle, ctypes.byref(call)))
 
     def merge(self, call: Merge) -> None:
@@ -110,5 +110,7 @@ class Kernel:
 
 
 def _check(failed: int) -> None:
+    if failed == 2:
+        raise ValueError("a token's parent must come before it")
     if failed:
         raise MemoryError("the native kernel could not allocate memory for its intermediate results")

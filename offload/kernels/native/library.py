@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 6  # as in types.h
+LAYOUT = 7  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
@@ -28,7 +28,8 @@ class Attention(ctypes.Structure):
         *((name, c_int64) for name in ("head_stride", "table_stride", "seen")),
         *((name, c_int32) for name in ("causal", "tokens", "kv_heads", "group", "head_dim", "wide", "narrow_out")),
         ("scale", c_float),
-        ("partials", c_void_p),
+        *((name, c_void_p) for name in ("partials", "parents", "depths")),
+        ("nodes", c_int32),
     )
 
 
