@@ -10,6 +10,7 @@ from typing import Any
 from . import methods
 from .generation_config import GenerationConfig, Sampling
 from .short_repr import short_repr
+from .tree_config import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .units import GIB, MOST_BYTES, MOST_TOKENS
 from .validation import require, require_tokens
 
@@ -67,6 +68,7 @@ class Speculation:
     `draft` is "lookup", "none" or a model, named as in EngineConfig.model. `sink` and `window` are tokens of a draft
     model's StreamingLLM cache; `budget` and `chunk` are tokens of the retrieval cache and of one chunk. `rebuild_every`
     (tokens), `gamma1` and `gamma2` (drafted tokens per verification, lower and upper level) are adaptive if None.
+    `tree` is the shape of the drafts, as `TreeShape.parse` reads it, and `tree_sampling` how their tokens are drawn.
     """
 
     method: str = "auto"
@@ -78,6 +80,8 @@ class Speculation:
     rebuild_every: int | None = None
     gamma1: int | None = None
     gamma2: int | None = None
+    tree: str = "chain"
+    tree_sampling: str = TreeSampling.WITHOUT_REPLACEMENT.value
 
     def __post_init__(self) -> None:
         require(self.method in METHODS, f"method is {short_repr(self.method)}", f"use one of: {', '.join(METHODS)}")
@@ -98,9 +102,20 @@ class Speculation:
                 f"{name} is {short_repr(gamma)}",
                 f"use 1 to {LONGEST_GAMMA} tokens, or leave it out",
             )
+        TreeShape.parse(self.tree)
+        require(
+            self.tree_sampling in TREE_SAMPLINGS,
+            f"tree-sampling is {short_repr(self.tree_sampling)}",
+            f"use one of: {', '.join(TREE_SAMPLINGS)}",
+        )
         if methods.METHODS[self.method].needs_draft_model:
             hint = "give --draft one, or use --method lookup"
             require(self.draft_model is not None, f"{self.method} needs a draft model", hint)
+
+    @property
+    def tree_shape(self) -> TreeShape:
+        """The shape of the drafts."""
+        return TreeShape.parse(self.tree)
 
     @property
     def draft_model(self) -> str | None:
