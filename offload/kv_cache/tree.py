@@ -54,6 +54,17 @@ class Tree:
                 sees[index] |= sees[parent]
         return sees
 
+    def follow(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Return the longest path from the root along which the tree's tokens `ids` are the first of `tokens`."""
+        path: list[int] = []
+        above = -1
+        for token in tokens:
+            same = (node for node in range(above + 1, len(self)) if self.parents[node] == above and ids[node] == token)
+            if (above := next(same, len(self))) == len(self):
+                break
+            path.append(above)
+        return path
+
     def is_path(self, keep: Sequence[int]) -> bool:
         """Return whether tokens are a path from the root down."""
         return all(self.parents[token] == above for token, above in zip(keep, (-1, *keep), strict=False))

@@ -29,7 +29,8 @@ class Cycle(NamedTuple):
     """One draft and its verification, or a plain step if `drafter` is None.
 
     `first` is the first token emitted, `draft_s` and `verify_s` are seconds; `draft_setup` and `verify_setup` tell
-    whether these include a one-off cost, such as a selection of the retrieval cache.
+    whether these include a one-off cost, such as a selection of the retrieval cache. `drafted` is the length of a
+    chain, or the depth of a tree, whose tokens are `nodes`.
     """
 
     drafter: Drafter | None
@@ -40,6 +41,12 @@ class Cycle(NamedTuple):
     verify_s: float
     draft_setup: bool = False
     verify_setup: bool = False
+    nodes: int | None = None  # None: as many as drafted
+
+    @property
+    def rows(self) -> int:
+        """The rows of the verification."""
+        return (self.drafted if self.nodes is None else self.nodes) + 1
 
 
 class AdaptiveScheduler:
@@ -104,8 +111,8 @@ class AdaptiveScheduler:
             return  # the time of the step itself is not known
         verify_s = cycle.verify_s
         if self._steps.known:  # a pause of the machine must not count against drafting
-            verify_s = min(verify_s, MAX_RATIO * self._steps.of(cycle.drafted + 1))
-        self._steps.observe(cycle.drafted + 1, verify_s)
+            verify_s = min(verify_s, MAX_RATIO * self._steps.of(cycle.rows))
+        self._steps.observe(cycle.rows, verify_s)
         draft_s = self._draft_time(cycle)
         if cycle.drafter is None:
             self._plain_at, self._since_plain = self._cycle, 0.0

@@ -16,14 +16,13 @@ from torch import Tensor
 from ..config import Sampling
 from .noise import Noise
 from .sampling import warp
+from .tree import Verdict
 
 _SMALLEST_MARGIN, _STEPS = 1e-7, 20  # of the search for a margin
 
 
-def verify_coupled(
-    drafted: Sequence[int], picks: Sequence[int], parents: Sequence[int] | None = None
-) -> tuple[list[int], int]:
-    """Return the indices of the accepted nodes from the root down, and the token that follows them.
+def verify_coupled(drafted: Sequence[int], picks: Sequence[int], parents: Sequence[int] | None = None) -> Verdict:
+    """Return what the target's choices accept of a draft, and the token that follows.
 
     Args:
         drafted: the tokens of the draft.
@@ -38,7 +37,7 @@ def verify_coupled(
         if parent == node and token == picks[node + 1]:
             path.append(index)
             node = index
-    return path, picks[node + 1]
+    return Verdict(path, picks[node + 1])
 
 
 def draw_children_coupled(row: Tensor, noise: Noise, position: int, count: int) -> tuple[Tensor, Tensor]:

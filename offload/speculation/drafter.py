@@ -1,31 +1,22 @@
-"""Drafts, the protocol of the drafters that propose them, and the drafter that runs a draft model."""
+"""The protocol of drafters, and the drafter that runs a draft model."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
-from .runner import Runner
+from .draft import NOTHING, Draft, DraftedTree
+from .runner import Runner, SelectedRunner
 from .sampling import Sampler, read_tokens
 from .transfers import download
+from .tree_drafting import TreeDrafting
 
-
-class Draft(NamedTuple):
-    """Proposed tokens in order, and the distributions that they were drawn from.
-
-    `rows` is `[tokens, vocab]`, or None if every distribution is one-hot, or sampling is coupled, which needs none.
-    """
-
-    tokens: list[int]
-    rows: Tensor | None
-
-
-NOTHING = Draft([], None)
+__all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
 
 class Drafter(Protocol):
@@ -52,9 +43,10 @@ class Drafter(Protocol):
         """Estimate the one-off cost that the next draft would include, in plain steps of the target; 0 if none."""
         ...
 
-    def propose(self, sequence: TokenSequence, limit: int) -> Draft:
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return up to `limit` tokens that may follow the sequence, which is unchanged afterwards.
 
+        With a `tree`, a drafter that can branch returns a tree of that shape or a smaller one, up to the depth `limit`.
         Sampled tokens must not be filtered by their value: the verification would no longer be lossless.
         """
         ...
@@ -81,6 +73,7 @@ class ModelDrafter:
         self._runner = runner
         self._sampler = sampler
         self._group = group
+        self._trees = TreeDrafting(runner, sampler, self._padded, group)
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
@@ -89,7 +82,9 @@ class ModelDrafter:
         return 0.0
 
     @torch.inference_mode()
-    def propose(self, sequence: TokenSequence, limit: int) -> Draft:
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
+        if tree is not None:
+            return self._trees.propose(sequence, tree.within(limit))
         sampler, before = self._sampler, sequence.tentative
         drawn: list[Tensor] = []
         rows: list[Tensor] = []
@@ -115,3 +110,26 @@ class ModelDrafter:
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._runner.observe(drafted, accepted)
+
+
+class SelectedDrafter(ModelDrafter):
+    """The target itself, which drafts trees on selected chunks of its full cache."""
+
+    prior = 0.9
+
+    def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler) -> None:
+        """The ranks that share the target agree on every token."""
+        super().__init__(runner, sampler)
+        self.name = name
+        self._selected = runner
+
+    @property
+    def relative_cost(self) -> float:
+        return self._selected.relative_cost
+
+    @property
+    def setups(self) -> int:
+        return self._selected.setups
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        return self._selected.setup_cost(sequence)

@@ -28,12 +28,14 @@ from ..levels import TAIL, draft_chunk, drafter_kind, selected_chunk
 from ..methods import LOOKUP, METHODS, MODEL, STREAMING
 from ..parallel import ALONE, Group
 from .adaptive import HORIZON, AdaptiveScheduler
+from .draft import DraftedTree
 from .draft_runner import DraftRunner
-from .drafter import Drafter, ModelDrafter
+from .drafter import Drafter, ModelDrafter, SelectedDrafter
 from .level import SELECTED_PRIOR, Level, ModelVerifier, speculate
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
+from .tree import tree_of
 
 Clock = Callable[[], float]  # seconds
 
@@ -98,15 +100,26 @@ def build(
     clock: Clock = time.perf_counter,
     group: Group = ALONE,
     horizon: int = HORIZON,
+    tree: DraftedTree | None = None,
 ) -> Hierarchy:
-    """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target."""
+    """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
+
+    With a `tree`, the lowest drafter drafts trees of that shape; without one below it, the target on selected chunks.
+    """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
 
-    def level(verifier: ModelVerifier, over: list[Drafter], gamma: int | None, prior: float = SELECTED_PRIOR) -> Level:
+    def level(
+        verifier: ModelVerifier,
+        over: list[Drafter],
+        gamma: int | None,
+        prior: float = SELECTED_PRIOR,
+        tree: DraftedTree | None = tree,
+    ) -> Level:
+        gamma = gamma if tree is None else tree_of(tree.parents).depth
         scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon)
         name = "target" if verifier is full else verifier.name
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise, tree)
 
     full = ModelVerifier("full", runners.full, sampler)
     if runners.middle is None:
@@ -114,9 +127,13 @@ def build(
         return Hierarchy(settings.method, top, (top,))
     copy = runners.middle.copy
     name = method.middle if copy is None else f"{method.middle}-{copy.level}"
+    if tree is not None and not drafters:
+        top = level(full, [SelectedDrafter(name, runners.middle, sampler)], settings.gamma2)
+        return Hierarchy(settings.method, top, (top,))
     prior = SELECTED_PRIOR * (1.0 if copy is None else copy.agreement)
     lower = level(ModelVerifier(name, runners.middle, sampler), drafters, settings.gamma1, prior)
-    top = level(full, [*drafters, lower] if method.adaptive else [lower], settings.gamma2)
+    over = [*drafters, lower] if method.adaptive else [lower]
+    top = level(full, over, settings.gamma2, tree=tree if method.adaptive else None)
     return Hierarchy(settings.method, top, (top, lower))
 
 

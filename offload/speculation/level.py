@@ -7,7 +7,7 @@ et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,13 +16,17 @@ from torch import Generator, Tensor
 from ..events import LevelStatistics
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
+from ..tree_config import TreeSampling
 from .adaptive import AdaptiveScheduler, Cycle
 from .coupled import verify_coupled
-from .drafter import NOTHING, Draft
+from .draft import NOTHING, Draft, DraftedTree
+from .drafter import Drafter
 from .noise import Noise
 from .runner import Runner
 from .sampling import Sampler, draw, read_tokens, sample
 from .transfers import upload
+from .tree import Verdict, paths
+from .tree_verification import verify_tree
 
 SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
 
@@ -42,8 +46,11 @@ class Verifier(Protocol):
         """Estimate the one-off cost of the next score, in plain steps of the target; 0 if there is none."""
         ...
 
-    def score(self, sequence: TokenSequence, draft: list[int]) -> Tensor:
-        """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`."""
+    def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
+        """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`.
+
+        With the `parents` of a tree, those after a token follow the tokens on its path.
+        """
         ...
 
     def settle(self, sequence: TokenSequence) -> None:
@@ -75,9 +82,18 @@ class ModelVerifier:
         return self.runner.setup_cost(sequence)
 
     @torch.inference_mode()
-    def score(self, sequence: TokenSequence, draft: list[int]) -> Tensor:
+    def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
+        if parents is not None:
+            return self._score_tree(sequence, draft, parents)
         logits = self.runner.model.logits(self.runner.rows(sequence, draft))
         return self._sampler.distribution(logits, [*sequence.tentative, *draft])
+
+    def _score_tree(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int]) -> Tensor:
+        logits = self.runner.model.logits(self.runner.tree_rows(sequence, draft, parents))
+        needs_paths = self._sampler.reads_history
+        return self._sampler.distribution(
+            logits, paths=paths(sequence.tentative, draft, parents) if needs_paths else None
+        )
 
     def settle(self, sequence: TokenSequence) -> None:
         self.runner.settle(sequence)
@@ -136,6 +152,14 @@ def residual(row: Tensor, drawn: Tensor, rows: Tensor | None, index: Tensor) -> 
     return difference.addcmul_(row, is_zero.to(row.dtype))
 
 
+def verify_draft(draft: Draft, target: Tensor, generator: Generator, sampling: TreeSampling) -> Verdict:
+    """Return what `verify` accepts of a chain, or `verify_tree` of a tree whose children were drawn by `sampling`."""
+    if draft.parents is not None:
+        return verify_tree(draft.tokens, draft.parents, draft.rows, target, generator, sampling)
+    accepted, token = verify(draft, target, generator)
+    return Verdict(list(range(accepted)), token)
+
+
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
@@ -149,15 +173,17 @@ class Level:
         group: Group = ALONE,
         prior: float = SELECTED_PRIOR,
         noise: Noise | None = None,
+        tree: DraftedTree | None = None,
     ) -> None:
         """Create a level.
 
         Args:
             prior: the rate at which the next level is expected to accept this one's tokens.
             noise: makes sampling coupled: nothing is drawn with the generator.
+            tree: the shape of the drafts of drafters that can branch; None for chains.
         """
         self.name, self.prior = name, prior
-        self._noise = noise
+        self._noise, self._tree = noise, tree
         self._group = group
         self._verifier = verifier
         self._scheduler = scheduler
@@ -189,35 +215,54 @@ class Level:
         start = self._clock()
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
         setups = 0 if drafter is None else drafter.setups, self._verifier.setups
-        draft = drafter.propose(sequence, gamma) if drafter is not None and gamma > 0 else NOTHING
+        draft = self._draft(drafter, sequence, gamma) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
-        target = self._verifier.score(sequence, draft.tokens)
-        result = self._verify(draft, target, len(sequence))
+        target = self._score(sequence, draft)
+        path, token = self._verify(draft, target, len(sequence))
         end = self._clock()
         # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
+        result = path[-1] + 1 if path else 0, token
         *result, draft_s, verify_s = self._group.agree((*result, drafted - start, end - drafted))
-        accepted, token = map(int, result)
-        emitted = [*draft.tokens[:accepted], token]
+        last, token = map(int, result)
+        path = draft.path(last - 1)
+        accepted = len(path)
+        emitted = [*(draft.tokens[node] for node in path), token]
         sequence.extend(emitted)
         self._verifier.settle(sequence)
         if draft.tokens:
-            drafter.observe(len(draft.tokens), accepted)
+            drafter.observe(draft.depth, accepted)
         drafter = drafter if draft.tokens else None
         included = drafter is not None and drafter.setups > setups[0], self._verifier.setups > setups[1]
-        cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, draft_s, verify_s, *included)
+        cycle = Cycle(drafter, emitted[0], draft.depth, accepted, draft_s, verify_s, *included, len(draft.tokens))
         self._scheduler.observe(cycle)
         self._count(cycle)
-        return Draft(emitted, target[: len(emitted)] if self._noise is None else None)
+        if self._noise is not None:
+            return Draft(emitted, None)
+        rows = target[: last + 1] if draft.parents is None else target[[0, *(node + 1 for node in path)]]
+        return Draft(emitted, rows)
 
-    def _verify(self, draft: Draft, target: Tensor, position: int) -> tuple[int, int]:
-        """Return how many tokens of the draft are accepted, and the token that follows; row 0 is for `position`."""
+    def _verify(self, draft: Draft, target: Tensor, position: int) -> Verdict:
+        """Return what is accepted of the draft, and the token that follows; row 0 is for `position`."""
         if self._noise is None:
-            return verify(draft, target, self._generator)
-        picks = self._noise.pick(target, range(position, position + len(target)))
-        path, token = verify_coupled(draft.tokens, read_tokens(picks, target))
-        return len(path), token
+            return verify_draft(draft, target, self._generator, self._sampling)
+        picks = self._noise.pick(target, [position, *(position + depth for depth in draft.depths)])
+        return verify_coupled(draft.tokens, read_tokens(picks, target), draft.parents)
 
-    def propose(self, sequence: TokenSequence, limit: int) -> Draft:
+    def _draft(self, drafter: Drafter, sequence: TokenSequence, limit: int) -> Draft:
+        if self._tree is None:
+            return drafter.propose(sequence, limit)
+        return drafter.propose(sequence, limit, self._tree)
+
+    def _score(self, sequence: TokenSequence, draft: Draft) -> Tensor:
+        if draft.parents is None:
+            return self._verifier.score(sequence, draft.tokens)
+        return self._verifier.score(sequence, draft.tokens, draft.parents)
+
+    @property
+    def _sampling(self) -> TreeSampling:
+        return TreeSampling.WITHOUT_REPLACEMENT if self._tree is None else self._tree.sampling
+
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
         start = len(sequence)
         parts: list[Draft] = []
@@ -244,6 +289,10 @@ def speculate(
     group: Group = ALONE,
     prior: float = SELECTED_PRIOR,
     noise: Noise | None = None,
+    tree: DraftedTree | None = None,
 ) -> Level:
-    """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly."""
-    return Level(name, verifier, scheduler, generator, clock, group, prior, noise)
+    """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly.
+
+    Arguments as of `Level`.
+    """
+    return Level(name, verifier, scheduler, generator, clock, group, prior, noise, tree)

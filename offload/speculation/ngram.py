@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from ..sequence import TokenSequence, Watermarks
-from .drafter import NOTHING, Draft
+from .draft import NOTHING, Draft, DraftedTree
 
 
 class SuffixIndex:
@@ -112,7 +112,7 @@ class LookupDrafter:
     def setup_cost(self, sequence: TokenSequence) -> float:
         return 0.0
 
-    def propose(self, sequence: TokenSequence, limit: int) -> Draft:
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         length, position = self._match(sequence)
         if length < self._shortest:
             return NOTHING

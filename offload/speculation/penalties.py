@@ -51,16 +51,17 @@ class Penalties:
         if generated:
             np.add.at(self._counts, ids, 1)
 
-    def apply(self, logits: Tensor, draft: Sequence[int] = ()) -> Tensor:
+    def apply(self, logits: Tensor, draft: Sequence[int] = (), drafts: Sequence[Sequence[int]] | None = None) -> Tensor:
         """Return penalised logits `[rows, vocab]`.
 
-        The last row follows the history and all of the `draft`; each row before it follows one token less.
+        The last row follows the history and all of the `draft`; each row before it follows one token less. With
+        `drafts`, each row follows the history and its own draft.
         """
         if not self.active:
             return logits
         logits = logits.clone()
         for row, values in enumerate(logits):
-            before = draft[: max(len(draft) - (len(logits) - 1 - row), 0)]
+            before = draft[: max(len(draft) - (len(logits) - 1 - row), 0)] if drafts is None else drafts[row]
             if self._repetition:
                 self._penalise_seen(values, before)
             if self._frequency:

@@ -15,6 +15,7 @@ from ..decoder import Model, QuantizedCopy
 from ..events import Prefilled
 from ..kv_cache.full import KVCache
 from ..kv_cache.selected import SelectedCache
+from ..kv_cache.tree import Tree, tree_of
 from ..sequence import TokenSequence, Watermarks, common_prefix
 from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST
@@ -36,6 +37,8 @@ class Runner:
         self._cached: list[int] = []  # tokens whose keys and values are in the cache
         self._last: Tensor | None = None  # [1, hidden], the row of the last cached token
         self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
+        self._tree: Tree | None = None  # of the nodes in flight, in the order in which they were run
+        self._nodes: list[int] = []  # their tokens
         self.graphs = graphs_for(model, cache)
 
     @property
@@ -107,6 +110,41 @@ class Runner:
         return torch.cat((last, rows)) if last is not None else rows[-wanted:]
 
     @torch.inference_mode()
+    def tree_rows(self, sequence: TokenSequence, draft: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Return hidden rows `[len(draft) + 1, hidden]` as `rows` does, for a draft that is a tree.
+
+        The draft stays in flight until the next call with a sequence, which keeps the path along which that goes on.
+        """
+        last = self._row_of_last(sequence)
+        pending = sequence.tokens[self.num_cached :]
+        while len(pending) > self._chunk:
+            self._run(pending[: self._chunk])
+            del pending[: self._chunk]
+        count = len(pending)
+        ids = [*pending, *draft]
+        rows = self.step_tree(self._id_tensor(ids), [*range(-1, count - 1), *(parent + count for parent in parents)])
+        self.resolve_tree(ids)
+        return torch.cat((last, rows)) if last is not None else rows[count - 1 :]
+
+    @torch.inference_mode()
+    def step_tree(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
+        """Run tokens `[tokens]` of the device as nodes of a tree; return their hidden rows `[tokens, hidden]`.
+
+        `parents` are numbers of nodes, in the order in which they were run since the last call with a sequence; -1 is
+        the last cached token. Nodes are in flight, as those of `tree_rows`, if the host gives their ids to
+        `resolve_tree`.
+        """
+        before = () if self._tree is None else self._tree.parents
+        tree = tree_of((*before, *parents))
+        hidden = self.model.forward_tree(ids, self.cache, tree)
+        self._tree = tree
+        return hidden
+
+    def resolve_tree(self, ids: Sequence[int]) -> None:
+        """Note the ids of the tokens that the last steps ran as nodes, in order."""
+        self._nodes += ids
+
+    @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
         """Run tokens `[tokens]` of the device after those in the cache; return their hidden rows `[tokens, hidden]`.
 
@@ -158,7 +196,22 @@ class Runner:
         # Tokens after the common prefix may match the sequence again later, but no watermark would say so.
         del self._cached[agreed:]
         self._last = self._last if agreed == self.cache.length else None
-        return agreed
+        return agreed if self._tree is None else agreed + self._keep_path(sequence.tokens[agreed:])
+
+    def _keep_path(self, following: Sequence[int]) -> int:
+        """Commit the path of the tree in flight along which the sequence goes on, and drop the others.
+
+        Returns the tokens of the path. Nothing is kept if the cache has lost the tree, or the sequence has left it.
+        """
+        tree, ids, self._tree, self._nodes = self._tree, self._nodes, None, []
+        if self.num_cached < self.cache.length or not self.cache.held == len(tree) == len(ids):
+            return 0
+        path = tree.follow(ids, following)
+        if path:
+            self._last = None
+            self.cache.commit(path)  # first: an interrupt between the two must not leave more tokens than keys
+            self._cached += following[: len(path)]
+        return len(path)
 
     def _truncate(self, length: int) -> None:
         del self._cached[length:]  # first: an interrupt between the two must not leave more tokens than keys

@@ -150,13 +150,16 @@ class Sampler:
         return self._penalties.active
 
     @torch.inference_mode()
-    def distribution(self, logits: Tensor, tentative: Sequence[int] = ()) -> Tensor:
+    def distribution(
+        self, logits: Tensor, tentative: Sequence[int] = (), paths: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
         """Return the distributions `[rows, vocab]` of logits `[rows, vocab]`.
 
         The last row follows the history and all `tentative` tokens; each row before it follows one token less. The
-        tentative tokens are not added to the history.
+        tentative tokens are not added to the history. With `paths`, each row follows the history and the tentative
+        tokens of its own path.
         """
-        return warp(self._penalties.apply(logits, tentative), self.sampling)
+        return warp(self._penalties.apply(logits, tentative, paths), self.sampling)
 
     def draw(self, probs: Tensor, position: int) -> Tensor:
         """Draw the token at a position of the sequence from a distribution `[vocab]`, as `draw` does."""
@@ -165,6 +168,6 @@ class Sampler:
         return self.noise.pick(probs.unsqueeze(0), [position])
 
     @torch.inference_mode()
-    def penalised(self, logits: Tensor) -> Tensor:
-        """Return logits `[rows, vocab]` after the penalties alone, for the history."""
-        return self._penalties.apply(logits)
+    def penalised(self, logits: Tensor, paths: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """Return logits `[rows, vocab]` after the penalties alone, for the history and each row's path."""
+        return self._penalties.apply(logits, (), paths)

@@ -86,6 +86,22 @@ def _cached(parents: tuple[int, ...]) -> Tree:
     return Tree(parents)
 
 
+def within(parents: Sequence[int], depth: int) -> tuple[int, ...]:
+    """Return the parents of the tree's nodes up to a depth."""
+    tree = tree_of(parents)
+    kept = [node for node in range(len(tree)) if tree.depths[node] <= depth]
+    number = {ROOT: ROOT, **{node: index for index, node in enumerate(kept)}}
+    return tuple(number[tree.parents[node]] for node in kept)
+
+
+def paths(before: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+    """Return `before`, then for each node `before` and the tokens from the root down to the node."""
+    found = [list(before)]
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append([*found[parent + 1], token])
+    return found
+
+
 def chain(tokens: int) -> tuple[int, ...]:
     """Return the parents of a chain."""
     return tuple(range(ROOT, tokens - 1))

@@ -176,7 +176,7 @@ def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
 
 def test_a_sampler_that_forgets_the_draft_is_detected(monkeypatch):
     apply = Penalties.apply
-    monkeypatch.setattr(Penalties, "apply", lambda self, scores, draft=(): apply(self, scores))
+    monkeypatch.setattr(Penalties, "apply", lambda self, scores, draft=(), drafts=None: apply(self, scores))
     top = hierarchy("naive", "good", PENALISED, (2, 3), penalised=True).top
     counts = counted(top, RUNS)
     monkeypatch.undo()

@@ -39,7 +39,7 @@ DRAFTS = {
 class ReadySampler(Sampler):
     """A sampler whose rows are distributions already: the whole table is warped once."""
 
-    def distribution(self, logits, tentative=()):
+    def distribution(self, logits, tentative=(), paths=None):
         return logits
 
 
@@ -65,6 +65,7 @@ class TableRunner:
         self.model = TableModel(logits)
 
     def rows(self, sequence, draft=()):
+        self._nodes = torch.empty(0, dtype=torch.long)
         text = [*sequence.tokens[-2:], *draft]
         self._states = torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
         return self._states
@@ -74,6 +75,20 @@ class TableRunner:
         return self._states
 
     def resolve(self, ids):
+        pass
+
+    def tree_rows(self, sequence, draft, parents):
+        root = self.rows(sequence)
+        return torch.cat((root, self.step_tree(torch.tensor(draft), parents)))
+
+    def step_tree(self, ids, parents):
+        first = len(self._nodes)
+        for token, parent in zip(ids, parents, strict=True):
+            above = self._states[-1:] if parent < 0 else self._nodes[parent : parent + 1]
+            self._nodes = torch.cat((self._nodes, above % VOCAB * VOCAB + token))
+        return self._nodes[first:]
+
+    def resolve_tree(self, ids):
         pass
 
     def settle(self, sequence):
@@ -91,7 +106,7 @@ def warped(logits, sampling):
     return warp(logits.flatten(0, 1), sampling).view_as(logits)
 
 
-def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, noise=None):
+def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, noise=None, tree=None):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
@@ -112,7 +127,7 @@ def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalis
     sampler.noise = noise
     delays = random.Random(group.rank)
     times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
-    return build(runners, settings, sampler, clock=lambda: next(times), group=group)
+    return build(runners, settings, sampler, clock=lambda: next(times), group=group, tree=tree)
 
 
 def counted(top, runs):

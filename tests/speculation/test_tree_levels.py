@@ -1,0 +1,229 @@
+"""Trees through runners, drafters and levels: greedy decoding stays plain greedy decoding, whatever is drafted."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offload.config import Sampling
+from offload.kernels.native.ops import NativeOperations
+from offload.kv_cache.block_table import TableCache
+from offload.kv_cache.retrieval import CopiedCache
+from offload.kv_cache.streaming_llm import StreamingCache
+from offload.sequence import TokenSequence
+from offload.speculation.adaptive import AdaptiveScheduler
+from offload.speculation.draft import DraftedTree
+from offload.speculation.draft_runner import DraftRunner
+from offload.speculation.drafter import ModelDrafter, SelectedDrafter
+from offload.speculation.level import ModelVerifier, speculate
+from offload.speculation.ngram import LookupDrafter
+from offload.speculation.runner import Runner
+from offload.speculation.sampling import Sampler
+from offload.speculation.tree import k_ary, tree_of
+from offload.tree_config import TreeSampling
+from tests.support.offloading import CPU, native_kernel
+from tests.support.retrieval import VOCAB, RetrievalSetup, load
+
+SHAPES = {
+    "k-ary": k_ary((3, 2, 1, 1)),
+    "depth first": (-1, 0, 1, 0, 3, -1, 5, 5, 7, 7, 9),
+    "a chain": tuple(range(-1, 5)),
+}
+SETUPS = {"copied": RetrievalSetup(CopiedCache, 4, 24, 400), "table": RetrievalSetup(TableCache, 16, 32, 400)}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Return the model by cache: the block table needs the native kernel."""
+    native = None if native_kernel() is None else NativeOperations(native_kernel())
+    folder = tmp_path_factory.mktemp
+    return {
+        name: load(folder(name), 2, operations=operations)
+        for name, operations in (("copied", None), ("table", native))
+        if name == "copied" or native
+    }
+
+
+def random_tree(count, seed):
+    draw = random.Random(seed)
+    return tuple(draw.randrange(-1, index) for index in range(count))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), st.lists(st.integers(0, 2), min_size=1, max_size=5)),
+        st.tuples(st.just("truncate"), st.integers(1, 12)),
+        st.tuples(st.just("restart"), st.lists(st.integers(0, 2), min_size=1, max_size=12)),
+        st.tuples(st.just("draft"), st.lists(st.integers(0, 2), max_size=4)),
+        st.tuples(st.just("tree"), st.lists(st.integers(0, 2), min_size=1, max_size=7)),
+        st.tuples(st.just("abort"), st.lists(st.integers(0, 2), min_size=1, max_size=7)),
+        st.tuples(st.just("settle"), st.none()),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS, st.booleans())
+def test_rows_are_those_of_a_fresh_runner_after_any_history(models, steps, streaming):
+    """Few tokens: the sequence often goes on along a path of the tree."""
+    model = models["copied"]
+    cache = StreamingCache(model.shape, model.rope(200), 4, 96, 32, torch.float32, CPU) if streaming else None
+    runner, sequence = Runner(model, cache or model.new_cache(120), chunk=4), TokenSequence([1, 2, 1])
+    for seed, (what, value) in enumerate(steps):
+        if what == "extend" and len(sequence) < 60:
+            sequence.extend(value)
+        elif what == "truncate":
+            sequence.truncate(min(value, len(sequence)))
+        elif what == "restart":
+            sequence.restart(value)
+        elif what == "settle":
+            runner.settle(sequence)
+        elif what == "draft":
+            assert torch.allclose(runner.rows(sequence, value), fresh_rows(model, sequence, value), atol=1e-4)
+        elif what == "tree":
+            parents = random_tree(len(value), seed)
+            found = runner.tree_rows(sequence, value, parents)
+            for node in range(-1, len(value)):
+                path = [value[index] for index in tree_of(parents).path(node)]
+                assert torch.allclose(found[node + 1], fresh_rows(model, sequence, path)[-1], atol=1e-4)
+        elif what == "abort":
+            with pytest.raises(KeyboardInterrupt), interrupted(model, after=seed % 3):
+                runner.tree_rows(sequence, value, random_tree(len(value), seed))
+        assert runner.num_cached <= runner.cache.length
+    assert torch.allclose(runner.rows(sequence), fresh_rows(model, sequence), atol=1e-4)
+    assert runner.cache.length == runner.num_cached == len(sequence)
+
+
+def fresh_rows(model, sequence, draft=()):
+    return Runner(model, model.new_cache(120)).rows(TokenSequence(sequence.tokens), draft)
+
+
+class interrupted:
+    """Raise KeyboardInterrupt in a layer of a model."""
+
+    def __init__(self, model, after):
+        self._model, self._left = model, after
+
+    def __enter__(self):
+        self._layer = self._model._forward_layer
+        self._model._forward_layer = self._run
+
+    def _run(self, *arguments):
+        self._left -= 1
+        if self._left < 0 or arguments[0] == self._model.shape.layers - 1:
+            raise KeyboardInterrupt
+        return self._layer(*arguments)
+
+    def __exit__(self, *_):
+        self._model._forward_layer = self._layer
+
+
+def test_the_path_that_is_taken_is_not_run_again(models, monkeypatch):
+    model = models["copied"]
+    runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), []
+    through = model.through
+    monkeypatch.setattr(model, "through", lambda ids, cache: ran.append(ids.tolist()) or through(ids, cache))
+    list(runner.prefill(sequence))
+    runner.tree_rows(sequence, [5, 6, 7, 8], (-1, -1, 1, 1))
+    sequence.extend([6, 8, 9])
+    runner.settle(sequence)
+    runner.rows(sequence, [1])
+    assert ran == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 1]]
+
+
+def test_nodes_that_the_host_never_learnt_of_are_dropped(models):
+    model = models["copied"]
+    runner, sequence = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3])
+    runner.rows(sequence)
+    runner.step_tree(torch.tensor([4, 5]), (-1, -1))
+    runner.resolve_tree([4])
+    sequence.extend([4, 6])
+    assert torch.allclose(runner.rows(sequence), fresh_rows(model, sequence), atol=1e-4)
+
+
+def levels(models, kind, name, shape, sampling, every=None, budget=None, window=40):
+    """Return the top level of a method that drafts trees, the sequence of the prompt, and the target's runner."""
+    target, parents = models[kind], DraftedTree(SHAPES[shape], TreeSampling.WITHOUT_REPLACEMENT)
+    full, middle, sequence = SETUPS[kind].prefilled(target, 90, every=every, budget=budget)
+    sampler = Sampler(sampling, 0, VOCAB, CPU)
+    sampler.observe_prompt(sequence.tokens)
+    cache = StreamingCache(target.shape, target.rope(400), 4, window, window, torch.float32, CPU)
+    drafters = {
+        "draft model": ModelDrafter(DraftRunner(target, cache, 16), sampler),
+        "lookup": LookupDrafter(),
+        "selected chunks": SelectedDrafter("retrieval", middle, sampler),
+    }
+    depth = tree_of(parents.parents).depth
+
+    def level(name, verifier, over, tree, gamma=depth):
+        return speculate(name, verifier, AdaptiveScheduler([over], gamma), sampler.generator, tree=tree)
+
+    top = ModelVerifier("full", full, sampler)
+    if name in drafters:
+        return level("target", top, drafters[name], parents), sequence, sampler
+    lower = level("retrieval", ModelVerifier("retrieval", middle, sampler), drafters[name.split(" over ")[1]], parents)
+    return level("target", top, lower, None, 6), sequence, sampler
+
+
+def decode(top, sequence, sampler, count):
+    prompt = len(sequence)
+    while len(sequence) < prompt + count:
+        before = len(sequence)
+        top.advance(sequence, prompt + count - before)
+        sequence.commit()
+        sampler.observe(sequence.tokens[before:])
+    return sequence.tokens[prompt:]
+
+
+def plain(models, kind, sampling, count):
+    full, _, sequence = SETUPS[kind].prefilled(models[kind], 90)
+    sampler = Sampler(sampling, 0, VOCAB, CPU)
+    sampler.observe_prompt(sequence.tokens)
+    level = speculate("target", ModelVerifier("full", full, sampler), AdaptiveScheduler(), sampler.generator)
+    return decode(level, sequence, sampler, count)
+
+
+CASES = [
+    ("copied", "draft model", "k-ary"),
+    ("copied", "selected chunks", "depth first"),
+    ("copied", "levels over draft model", "depth first"),
+    ("table", "draft model", "depth first"),
+    ("table", "selected chunks", "k-ary"),
+    ("table", "levels over draft model", "k-ary"),
+    ("table", "levels over lookup", "a chain"),
+    ("table", "lookup", "k-ary"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "shape"), CASES)
+@pytest.mark.parametrize("penalty", [1, 1.3])
+def test_greedy_trees_are_plain_greedy(models, kind, name, shape, penalty):
+    if kind not in models:
+        pytest.skip("there is no native kernel here")
+    sampling = Sampling(temperature=0, repetition_penalty=penalty)
+    top, sequence, sampler = levels(models, kind, name, shape, sampling, every=8)
+    assert decode(top, sequence, sampler, 16) == plain(models, kind, sampling, 16)
+    assert sum(row.accepted for row in top.statistics.values()) > 0 or "lookup" in name
+
+
+@pytest.mark.parametrize("name", ["draft model", "selected chunks"])
+def test_a_draft_has_the_shape_and_the_distributions_of_its_children(models, name):
+    sampling = Sampling(temperature=1, top_p=1, repetition_penalty=1.5)
+    for shape, parents in SHAPES.items():
+        top, sequence, sampler = levels(models, "copied", name, shape, sampling, budget=400, window=100)
+        drafter = top._scheduler._arms[0].drafter
+        tokens, rows, found = drafter.propose(sequence, 3, top._tree)
+        tree = tree_of(found)
+        assert tree.depth == 3 and len(tokens) == len(found) <= len(parents)
+        assert found == tree_of(parents).parents or tree_of(parents).depth > 3
+        for head, children in enumerate(tree.children):
+            assert len({tokens[child] for child in children}) == len(children)
+            if children:
+                path = [tokens[node] for node in tree.path(head - 1)] if head else []
+                logits = models["copied"].logits(fresh_rows(models["copied"], sequence, path)[-1:])
+                assert torch.allclose(rows[head], sampler.distribution(logits, path)[0], atol=1e-4)
+                assert all(rows[head, tokens[child]] > 0 for child in children)
