@@ -10,15 +10,19 @@
 #include "share.h"
 
 #if HAS_TILES
+#include "linear_amx.h"
+
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
-                                              linear_avx512, norm_avx512, gate_avx512};
+                                              NAME(linear), norm_avx512, gate_avx512, round_avx512};
 #else
 #include "quantized.h"
+
+#include "round.h"
 
 #include "rows.h"
 
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
-                                              NAME(linear), NAME(norm), NAME(gate)};
+                                              NAME(linear), NAME(norm), NAME(gate), NAME(round)};
 #endif
 
 #undef vec
@@ -32,7 +36,6 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef HIGH_SHIFT
 #undef HIGH_EACH
 #undef ROLLED
-#undef PAIRS
 #undef LEVEL
 #undef LANES
 #undef DOTS
