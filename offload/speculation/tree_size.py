@@ -55,8 +55,9 @@ def fastest_tree(
     verify, draft = _Times(verify_s), _Times(draft_s)
     best = SizedTree((), 1.0, verify_s(1))
     chosen = None
+    ranking = found.best(len(found.reached), depth)
     for limit in range(1, max(found.depths, default=0) + 1):
-        ranked = found.best(nodes, limit)
+        ranked = ranking[found.depths[ranking] <= limit][:nodes]
         counts = np.array([size for size in sizes if size < len(ranked)] + [len(ranked)])
         tokens = 1 + found.reached[ranked].cumsum()[counts - 1]
         steps = draft.of(draft_rows(found, ranked, limit)[:, counts - 1]).sum(axis=0)
