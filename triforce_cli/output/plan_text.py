@@ -123,7 +123,8 @@ def _gammas(plan: Plan) -> str:
     around = f" ({low} to {high} are about as good)" if low != high else ""
     cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
     expected = f"{chosen.tokens_per_verification:.1f} tokens a verification expected"
-    return f"{chosen.gamma2} drafted{around}, {expected}{cache}"
+    drafted = f"a tree of {chosen.gamma2}, {chosen.depth} deep," if chosen.depth else f"{chosen.gamma2}"
+    return f"{drafted} drafted{around}, {expected}{cache}"
 
 
 def _placement(plan: Plan) -> str:
