@@ -10,40 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-BLOCK_GROUPS = 8  # groups of 32 inputs whose scales share an outer factor, where they are nested
-
-
-@dataclass(frozen=True)
-class QuantizedFormat:
-    """How codes become weights.
-
-    `bits` is 4, 5, 6 or 8. A scale belongs to `group` inputs, a minimum to 32. Nested scales and minima are integers
-    times an fp16 factor for each block of 256 inputs. `levels` are those of the codes in order, from -128 to 127.
-    """
-
-    name: str
-    bits: int
-    group: int
-    nested: bool
-    has_minimum: bool
-    levels: tuple[int, ...]
-
-    @property
-    def block(self) -> int:
-        """Return the inputs that lie together: a row has a multiple of them."""
-        return 32 * BLOCK_GROUPS if self.nested else 32
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Return the bits of a weight in memory, with its part of the scales and minima."""
-        each = 8 if self.nested else 16
-        own = self.bits + each / self.group + (each / 32 if self.has_minimum else 0)
-        return own + (16 * (1 + self.has_minimum) / self.block if self.nested else 0)
+from ..architecture.weight_formats import BLOCK_GROUPS, QuantizedFormat
 
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A quantised matrix `[rows, inputs]` on the CPU.
+    """A quantised matrix `[rows, inputs]`, as files have it.
 
     Args:
         codes: `[rows, inputs / 32, 32]`, uint8; with 8 bits int8, and the codes are the levels. Or, as GGUF files have
@@ -66,6 +38,10 @@ class QuantizedTensor:
     def shape(self) -> tuple[int, int]:
         """Return rows and inputs."""
         return len(self.codes), 32 * self.codes.shape[1]
+
+    def to(self, device: torch.device) -> QuantizedTensor:
+        """Return the matrix on a device."""
+        return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
     def rows(self, part: slice | Tensor) -> QuantizedTensor:
         """Return some of the rows."""
@@ -99,7 +75,7 @@ class QuantizedTensor:
         if self.format.bits == 8:
             return self.codes.flatten(1).float()
         codes = self.codes if self.codes.shape[2] == 32 else torch.cat((self.codes & 15, self.codes >> 4), dim=2)
-        return torch.tensor(self.format.levels, dtype=torch.float32)[codes.flatten(1).int()]
+        return torch.tensor(self.format.levels, dtype=torch.float32, device=codes.device)[codes.flatten(1).int()]
 
 
 def _widened(numbers: Tensor, factors: Tensor | None, each: int) -> Tensor:

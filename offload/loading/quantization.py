@@ -5,34 +5,21 @@ The result depends on the weights alone: sums are added in a fixed order, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..kernels.quantized import QuantizedFormat, QuantizedTensor
-from .gguf_blocks import FORMATS
+from ..architecture.weight_formats import QuantizedFormat, format_of
+from ..kernels.quantized import QuantizedTensor
 
-_FORMATS = {"q4": FORMATS["Q4_1"], "q5": FORMATS["Q5_1"], "q6": FORMATS["Q6_K"], "q8": FORMATS["Q8_0"]}
-_ENDS = ("model.embed_tokens.weight", "lm_head.weight")
+__all__ = ["format_of", "quantize"]
 # Weights that are rounded at a time. Torch runs operations on fewer than 2^15 numbers on the calling thread alone;
 # its own threads would wait for each other after every one of them, beside another busy process for milliseconds.
 _PIECE = (1 << 15) - 1
 _REFITS = 2  # least-squares fits: each next one gains half as much as the last one
 
 Parts = tuple[Tensor | None, ...]  # the tensors of a QuantizedTensor, in its order
-
-
-def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | None:
-    """Return the format that a tensor gets at a level (q4, q5, q6, q8); None if it is not quantised.
-
-    Matrices are quantised if their rows are multiples of 32 inputs. Embedding and output head get 8 bits, as errors
-    there cost the most; and so do rows that the blocks of 256 inputs of 6 bits do not fit.
-    """
-    if len(size) != 2 or size[1] % 32:
-        return None
-    kind = _FORMATS["q8" if name in _ENDS else level]
-    return kind if size[1] % kind.block == 0 else _FORMATS["q8"]
 
 
 def quantize(weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:

@@ -22,8 +22,7 @@ def format_struct(kind: QuantizedFormat) -> Format:
     levels, base = torch.zeros(LEVEL_COUNT), 0
     if kind.bits < 8:
         levels[:] = torch.tensor(kind.levels).repeat(LEVEL_COUNT // len(kind.levels))
-        even = kind.levels == tuple(range(kind.levels[0], kind.levels[0] + len(kind.levels)))
-        base = kind.levels[0] if even else 1
+        base = kind.levels[0] if kind.is_even else 1
     result = Format(kind.bits, kind.nested, kind.has_minimum, base)
     result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]
     return result
