@@ -27,6 +27,7 @@ def activation_bytes(
     return rope + max(rows * (row + 2 * 4 * shape.hidden) + prefill, logits + decode)
 
 
+DEQUANTIZED_BYTES = 64 * 2**20  # of a quantised weight that a GPU dequantises at once, for more rows than a few
 SCORED_BYTES = 64 * 2**20  # of mean keys in fp32 that a GPU computes at once
 
 

@@ -144,7 +144,8 @@ class _WeightReader:
         if not self._operations.serves_quantized(self._dtype) or (whole := self._read.quantized(name)) is None:
             return None
         rows, *columns = (self._share and self._share.part(name)) or (slice(None),)
-        return whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
+        part = whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
+        return None if part is None else part.to(self._device)
 
     def summed(self, bias: bool, name: str) -> Linear:
         """Return a linear split by columns among the ranks; its bias is added once."""
