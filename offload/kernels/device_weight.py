@@ -103,7 +103,7 @@ def _high_bits(weight: QuantizedTensor) -> Tensor:
     """Return the bits above the fourth of each group's codes as words `[outputs, n]`, the first code's lowest."""
     each = weight.format.bits - 4
     digits = (weight.codes >> 4).unflatten(2, (-1, 8 // each))
-    found = digits[..., 0].contiguous()
-    for index in range(1, 8 // each):  # in bytes: any wider type would take as much memory as the weight in fp32
+    found = torch.zeros(digits.shape[:-1], dtype=torch.uint8, device=digits.device)
+    for index in range(8 // each):  # in bytes: any wider type would take as much memory as the weight in fp32
         found |= digits[..., index] << each * index
     return found.view(torch.int32).flatten(1)

@@ -75,6 +75,8 @@ class QuantizedTensor:
         if self.format.bits == 8:
             return self.codes.flatten(1).float()
         codes = self.codes if self.codes.shape[2] == 32 else torch.cat((self.codes & 15, self.codes >> 4), dim=2)
+        if self.format.is_even:
+            return codes.flatten(1).float() + self.format.levels[0]
         return torch.tensor(self.format.levels, dtype=torch.float32, device=codes.device)[codes.flatten(1).int()]
 
 

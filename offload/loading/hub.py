@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..architecture.dims import Dimensions
+from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.known import KNOWN, read_shape
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
@@ -13,6 +13,7 @@ from .bundled import discard, fetch_embedded, installed_path, is_outdated
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, ModelSource, resolve
 from .safetensors import Checkpoint, FolderCheckpoint
+from .stored_bits import average_bits
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
 # The weights once: repositories may have them again in folders, or consolidated beside the shards.
@@ -63,6 +64,15 @@ def dimensions(name: str, home: Path | None = None) -> Dimensions:
     if cached is None and source.known is not None:
         return KNOWN[source.known]
     return read_shape(cached or _fetched_config(source.target))
+
+
+def stored_bits(name: str) -> WeightBits | None:
+    """Return the bits that a GGUF file's weights take in memory beside 16-bit ones; None for what is no such file."""
+    source = resolve(name)
+    if source.kind != "path" or Path(source.target).is_dir():
+        return None
+    checkpoint = open_checkpoint(Path(source.target))
+    return average_bits(checkpoint.sizes(), checkpoint.quantized_bits(), 2)
 
 
 def describe_source(name: str) -> str:

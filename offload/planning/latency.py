@@ -16,7 +16,7 @@ from ..levels import TAIL, drafter_kind, has_draft_model, has_middle
 from ..methods import CHOSEN, LOOKUP, METHODS, RETRIEVAL
 from ..speculation.estimators import expected_tokens
 from .placement import Placed, PlanRequest
-from .roofline import SAMPLE_S, Pass, Time, pass_time
+from .roofline import SAMPLE_S, Pass, Time, pass_time, quantized_rows
 
 # Used until acceptance is measured. TriForce reports "above 0.9 even when the temperature is 1.0" with 4K of 122K
 # tokens (its project page); of its draft model's tokens (JackFram/llama-68m) the retrieval level accepts about .35.
@@ -180,6 +180,8 @@ def _linears(shape: Dimensions, request: PlanRequest, rows: int, gpus: int, stre
     It is a CUDA graph on a single GPU that has all weights.
     """
     bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
+    quantized = bits.is_quantized(request.itemsize) and request.hardware.device == "cuda"
+    operations = 2 * shape.read_parameters * (quantized_rows(rows) if quantized else rows)
     return Pass(
         rows=rows,
         layers=shape.layers,
@@ -188,11 +190,12 @@ def _linears(shape: Dimensions, request: PlanRequest, rows: int, gpus: int, stre
         kv=0.0,
         copied=streamed * shape.layer_bytes(bits) / gpus,
         hosted=0.0,
-        linear_flops=2 * shape.read_parameters * rows / gpus,
+        linear_flops=operations / gpus,
         attention_flops=0.0,
         hosted_flops=0.0,
         graphed=request.hardware.gpus == 1 and not streamed,
         pages=streamed,
+        quantized=quantized,
     )
 
 
