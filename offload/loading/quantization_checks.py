@@ -16,12 +16,12 @@ def check_quantize(config: EngineConfig, device: torch.device, dtype: torch.dtyp
     """Raise SettingsError if `config.quantize` does not work here, whatever the model."""
     if config.quantize is None:
         return
-    if device.type != "cpu":
-        raise _refusal(config, f"the model runs on {device.type}", "use --device cpu")
     if dtype != torch.bfloat16:
         raise _refusal(config, f"the dtype is {str(dtype).removeprefix('torch.')}", "use --dtype bfloat16")
     if config.kernel == "off":
         raise _refusal(config, "the kernel is off", "use --kernel auto")
+    if device.type == "cuda":
+        return
     try:
         find_kernel(config.kernel)
     except KernelUnavailable as error:
@@ -34,14 +34,14 @@ def quantized(checkpoint: Checkpoint, config: EngineConfig, device: torch.device
         return checkpoint
     if checkpoint.is_quantized:
         raise _refusal(config, f"{config.model} is quantised already", "use a model in bfloat16")
-    if reason := why_not(checkpoint.shape, dtype, device):
+    if device.type == "cpu" and (reason := why_not(checkpoint.shape, dtype, device)):
         raise _refusal(config, f"the native kernel cannot run this model: {reason}", "use another model")
-    return QuantizedCheckpoint(checkpoint, config.quantize)
+    return QuantizedCheckpoint(checkpoint, config.quantize, device)
 
 
 def _refusal(config: EngineConfig, reason: str, hint: str) -> SettingsError:
     return SettingsError(
-        f"--quantize {config.quantize} needs a model in floating point, the native kernel and bfloat16 on a CPU: "
+        f"--quantize {config.quantize} needs a model in floating point, bfloat16, and on a CPU the native kernel: "
         f"{reason}",
         f"{hint}, or leave --quantize out",
     )
