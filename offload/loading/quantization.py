@@ -17,7 +17,6 @@ __all__ = ["format_of", "quantize"]
 # Weights that are rounded at a time. Torch runs operations on fewer than 2^15 numbers on the calling thread alone;
 # its own threads would wait for each other after every one of them, beside another busy process for milliseconds.
 _PIECE = (1 << 15) - 1
-_GPU_PIECE = 1 << 22
 _REFITS = 2  # least-squares fits: each next one gains half as much as the last one
 
 Parts = tuple[Tensor | None, ...]  # the tensors of a QuantizedTensor, in its order
@@ -26,10 +25,9 @@ Parts = tuple[Tensor | None, ...]  # the tensors of a QuantizedTensor, in its or
 def quantize(weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
     """Round a matrix `[rows, inputs]` whose inputs are whole blocks of `kind`, one of those of `format_of`.
 
-    The result is on the matrix's device. Returns None for weights that are not finite or too large for fp16 scales.
+    Returns None for weights that are not finite or too large for fp16 scales.
     """
-    piece = max(1, (_PIECE if weight.device.type == "cpu" else _GPU_PIECE) // weight.shape[1])
-    rounded = [_ROUNDERS[kind.name](part.float(), kind) for part in weight.split(piece)]
+    rounded = [_ROUNDERS[kind.name](part.float(), kind) for part in weight.split(max(1, _PIECE // weight.shape[1]))]
     whole = [None if pieces[0] is None else torch.cat(pieces) for pieces in zip(*rounded, strict=True)]
     fits = all(x.isfinite().all() for x in whole if x is not None and x.is_floating_point())
     codes, *numbers = whole
@@ -41,7 +39,7 @@ def _round_with_minimum(weight: Tensor, kind: QuantizedFormat) -> Parts:
     most = len(kind.levels) - 1
     x = _columns(weight, 32)
     minimum = x.amin(0)
-    scale, best = _divided(x.amax(0) - minimum, most), None
+    scale, best = (x.amax(0) - minimum) / most, None
     for _ in range(1 + _REFITS):
         scale, minimum = scale.half(), minimum.half()
         codes = _codes(x - minimum.float(), scale.float(), 0, most)
@@ -73,7 +71,7 @@ def _round_nested(weight: Tensor, kind: QuantizedFormat) -> Parts:
 def _round_bytes(weight: Tensor, kind: QuantizedFormat) -> Parts:
     """Return codes and scales: the largest weight of a group is 127 steps."""
     x = _columns(weight, 32)
-    scale = _divided(x.abs().amax(0), 127).half()
+    scale = (x.abs().amax(0) / 127).half()
     return _rows(_codes(x, scale.float(), -127, 127), weight).to(torch.int8), scale.view(len(weight), -1)
 
 
@@ -98,11 +96,6 @@ def _rows(x: Tensor, weight: Tensor) -> Tensor:
 def _codes(x: Tensor, scale: Tensor, first: int, last: int) -> Tensor:
     """Return the whole numbers nearest to `x / scale`; 0 where the scale is 0."""
     return (x / torch.where(scale == 0, torch.inf, scale)).round_().clamp_(first, last)
-
-
-def _divided(x: Tensor, number: int) -> Tensor:
-    """Return `x / number`. By a plain number, a GPU would multiply with its reciprocal, which rounds differently."""
-    return x / x.new_full((), number)
 
 
 def _fit_line(codes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

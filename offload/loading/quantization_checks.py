@@ -36,7 +36,7 @@ def quantized(checkpoint: Checkpoint, config: EngineConfig, device: torch.device
         raise _refusal(config, f"{config.model} is quantised already", "use a model in bfloat16")
     if device.type == "cpu" and (reason := why_not(checkpoint.shape, dtype, device)):
         raise _refusal(config, f"the native kernel cannot run this model: {reason}", "use another model")
-    return QuantizedCheckpoint(checkpoint, config.quantize, device)
+    return QuantizedCheckpoint(checkpoint, config.quantize)
 
 
 def _refusal(config: EngineConfig, reason: str, hint: str) -> SettingsError:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
@@ -22,9 +21,8 @@ class QuantizedCheckpoint:
     The level decides each weight's value, also where it is dequantised again.
     """
 
-    def __init__(self, original: Checkpoint, level: str, device: torch.device | str = "cpu") -> None:
-        """Round on `device`: a GPU takes seconds where a CPU takes minutes."""
-        self.original, self.level, self._device = original, level, device
+    def __init__(self, original: Checkpoint, level: str) -> None:
+        self.original, self.level = original, level
         self.path: Path = original.path
         self.shape: ModelShape = original.shape
         self.generation: dict = original.generation
@@ -48,7 +46,7 @@ class QuantizedCheckpoint:
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
         with self.original.tensors() as read:
-            yield _QuantizingReader(read, self.formats(), self._device)
+            yield _QuantizingReader(read, self.formats())
 
     def load_tokenizer(self) -> Tokenizer:
         return self.original.load_tokenizer()
@@ -57,8 +55,8 @@ class QuantizedCheckpoint:
 class _QuantizingReader:
     """A `TensorReader` that quantises what another one reads."""
 
-    def __init__(self, read: TensorReader, formats: Mapping[str, QuantizedFormat], device: torch.device | str) -> None:
-        self._read, self._formats, self._device = read, formats, device
+    def __init__(self, read: TensorReader, formats: Mapping[str, QuantizedFormat]) -> None:
+        self._read, self._formats = read, formats
 
     def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
         """Return a tensor; dequantised, where `part` cuts a block in two or the operations need it."""
@@ -68,4 +66,4 @@ class _QuantizingReader:
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Return a matrix quantised, or None if it stays in floating point."""
         kind = self._formats.get(name)
-        return None if kind is None else quantize(self._read(name).to(self._device), kind)
+        return None if kind is None else quantize(self._read(name), kind)

@@ -50,6 +50,22 @@ def _load_numbers(ptr, factors_ptr, index, group, outputs, output, is_output, NE
 
 
 @triton.jit
+def _load_scales(
+    scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr, group, outputs, output, is_output,
+    NESTED: tl.constexpr, HALVES: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+):  # fmt: skip
+    """Return the scales of a group's first and last 16 inputs, and its minimum: three times `[n]` in fp32."""
+    index = 2 * group if HALVES else group
+    first = _load_numbers(scales_ptr, factors_ptr, index, group, outputs, output, is_output, NESTED)
+    last, least = first, first
+    if HALVES:
+        last = _load_numbers(scales_ptr, factors_ptr, index + 1, group, outputs, output, is_output, NESTED)
+    if HAS_MINIMUM:
+        least = _load_numbers(minima_ptr, minimum_factors_ptr, group, group, outputs, output, is_output, NESTED)
+    return first, last, least
+
+
+@triton.jit
 def _store(
     sums, bias_ptr, y_ptr, output, row, stride_row, is_output, mask, HAS_BIAS: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
@@ -83,26 +99,33 @@ def product_kernel(
     x_rows = x_ptr + row.to(tl.int64)[None, :] * stride_x + tl.arange(0, 16)[:, None]
     ones = tl.full([BLOCK_N, 16], 1.0, kind)
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for group in range(split * each, tl.minimum(groups, (split + 1) * each)):
+    start, end = split * each, tl.minimum(groups, (split + 1) * each)
+    scale0, scale1, least = _load_scales(
+        scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr,
+        tl.minimum(start, groups - 1), outputs, output, is_output, NESTED, HALVES, HAS_MINIMUM,
+    )  # fmt: skip
+    for group in range(start, end):
         x0 = tl.load(x_rows + group * 32, mask=is_row[None, :], other=0.0).to(kind)
         x1 = tl.load(x_rows + group * 32 + 16, mask=is_row[None, :], other=0.0).to(kind)
         first, last = _load_levels(
             codes_ptr, high_ptr, levels_ptr, group, outputs, output, is_output, BITS, FIRST, HAS_TABLE
         )
+        # The compiler loads codes ahead by itself, but not what is multiplied with sums.
+        ahead0, ahead1, ahead = _load_scales(
+            scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr,
+            tl.minimum(group + 1, groups - 1), outputs, output, is_output, NESTED, HALVES, HAS_MINIMUM,
+        )  # fmt: skip
         part = tl.dot(first.to(kind), x0, input_precision="ieee")
         if HALVES:
-            scale = _load_numbers(scales_ptr, factors_ptr, 2 * group, group, outputs, output, is_output, NESTED)
-            other = _load_numbers(scales_ptr, factors_ptr, 2 * group + 1, group, outputs, output, is_output, NESTED)
-            sums += scale[:, None] * part
-            sums += other[:, None] * tl.dot(last.to(kind), x1, input_precision="ieee")
+            sums += scale0[:, None] * part
+            sums += scale1[:, None] * tl.dot(last.to(kind), x1, input_precision="ieee")
         else:
-            scale = _load_numbers(scales_ptr, factors_ptr, group, group, outputs, output, is_output, NESTED)
-            sums += scale[:, None] * tl.dot(last.to(kind), x1, part, input_precision="ieee")
+            sums += scale0[:, None] * tl.dot(last.to(kind), x1, part, input_precision="ieee")
         if HAS_MINIMUM:
             # A product with ones: the order of its sum is fixed, that of a reduction follows from the number of rows.
-            least = _load_numbers(minima_ptr, minimum_factors_ptr, group, group, outputs, output, is_output, NESTED)
             part = tl.dot(ones, x0, input_precision="ieee")
             sums += least[:, None] * tl.dot(ones, x1, part, input_precision="ieee")
+        scale0, scale1, least = ahead0, ahead1, ahead
     mask = is_output[:, None] & is_row[None, :]
     _store(sums, bias_ptr, y_ptr + split * stride_split, output, row, stride_y, is_output, mask, HAS_BIAS, ADD)
 
@@ -140,14 +163,12 @@ def dequantize_kernel(
     first, last = _load_levels(
         codes_ptr, high_ptr, levels_ptr, group, outputs, output, is_place, BITS, FIRST, HAS_TABLE
     )
-    index = 2 * group if HALVES else group
-    scale = _load_numbers(scales_ptr, factors_ptr, index, group, outputs, output, is_place, NESTED)
-    other = scale
-    if HALVES:
-        other = _load_numbers(scales_ptr, factors_ptr, index + 1, group, outputs, output, is_place, NESTED)
-    first, last = scale[:, None] * first, other[:, None] * last
+    scale0, scale1, least = _load_scales(
+        scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr, group, outputs, output, is_place,
+        NESTED, HALVES, HAS_MINIMUM,
+    )  # fmt: skip
+    first, last = scale0[:, None] * first, scale1[:, None] * last
     if HAS_MINIMUM:
-        least = _load_numbers(minima_ptr, minimum_factors_ptr, group, group, outputs, output, is_place, NESTED)
         first, last = first + least[:, None], last + least[:, None]
     places = y_ptr + place.to(tl.int64)[:, None] * stride_y + group * 32 + tl.arange(0, 16)[None, :]
     tl.store(places, first.to(y_ptr.dtype.element_ty), mask=is_place[:, None])
