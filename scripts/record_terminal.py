@@ -64,7 +64,7 @@ def record(command: Sequence[str], columns: int, rows: int, at: float | None = N
     for chunk in _output(master, None if at is None else time.monotonic() + at):
         stream.feed(chunk)
     if process.poll() is None and at is not None:
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGTERM)  # SIGINT is ignored below a shell's background job
     os.close(master)
     process.wait(timeout=30)
     return screen

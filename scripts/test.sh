@@ -14,4 +14,4 @@ cd "$root"
 "$venv/bin/lint-imports"
 # One process per core with one thread each: small models and short-lived processes are slower with more threads.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist loadgroup "$@"
+exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist loadfile "$@"

@@ -17,7 +17,6 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGES = ("offload", "triforce_cli")
-pytestmark = pytest.mark.xdist_group("wheel")  # built once, by one worker
 
 
 def run(command, cwd, **more):

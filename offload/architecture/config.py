@@ -17,7 +17,7 @@ from .dims import Dimensions
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
-_SUPPORTED = f"what runs: {', '.join(FAMILIES)}, unquantised, with RoPE {', '.join(ROPE_TYPES)}"
+_SUPPORTED = f"what runs: {', '.join(FAMILIES)}, with RoPE {', '.join(ROPE_TYPES)}"
 _STORES_ORIGINAL = ("llama3", "yarn", "longrope")  # RoPE types with `original_max_position_embeddings`
 
 # transformers' defaults for values that a config leaves out.
@@ -121,7 +121,7 @@ def shape_from_config(
         check: names the file in errors; None for config.json without its path.
 
     Raises:
-        UnsupportedModel: for any other architecture, RoPE type, activation or for quantised weights.
+        UnsupportedModel: for any other architecture, RoPE type or activation.
         CheckpointError: for values that are wrong.
     """
     check = check or check_of_config("config.json")
@@ -192,17 +192,11 @@ def _rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str,
 
 
 def _refuse_features(values: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModel for RoPE, quantisation and activations that the decoder does not compute."""
+    """Raise UnsupportedModel for RoPE and activations that the decoder does not compute."""
     if rope["rope_type"] not in ROPE_TYPES:
         raise UnsupportedModel(f"the RoPE type {short_repr(rope['rope_type'])} is not supported", _SUPPORTED)
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", _SUPPORTED)
-    if quantisation := values.get("quantization_config"):
-        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else "unknown"
-        raise UnsupportedModel(
-            f"this checkpoint is quantised ({short_text(str(method))})",
-            "use the unquantised model, or a GGUF file of it",
-        )
     if values["hidden_act"] not in ("silu", "swish"):
         raise UnsupportedModel(f"the activation {short_repr(values['hidden_act'])} is not supported", _SUPPORTED)
 

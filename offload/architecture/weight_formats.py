@@ -17,7 +17,8 @@ class QuantizedFormat:
     """How codes become weights.
 
     `bits` is 4, 5, 6 or 8. A scale belongs to `group` inputs, a minimum to 32. Nested scales and minima are integers
-    times an fp16 factor for each block of 256 inputs. `levels` are those of the codes in order, from -128 to 127.
+    times an fp16 factor for each block of 256 inputs. Wide ones are fp32 numbers, and both belong to `group` inputs:
+    32, 64 or 128. `levels` are those of the codes in order, from -128 to 127; none where the codes are e4m3 numbers.
     """
 
     name: str
@@ -26,22 +27,33 @@ class QuantizedFormat:
     nested: bool
     has_minimum: bool
     levels: tuple[int, ...]
+    wide: bool = False
 
     @property
     def block(self) -> int:
         """Return the inputs that lie together: a row has a multiple of them."""
-        return 32 * BLOCK_GROUPS if self.nested else 32
+        return 32 * BLOCK_GROUPS if self.nested else self.group if self.wide else 32
+
+    @property
+    def minimum_group(self) -> int:
+        """Return the inputs that share a minimum."""
+        return self.group if self.wide else 32
+
+    @property
+    def is_float(self) -> bool:
+        """Return whether the codes are e4m3 numbers: the 8-bit floating point of torch's float8_e4m3fn."""
+        return not self.levels
 
     @property
     def is_even(self) -> bool:
         """Return whether the levels are consecutive, so that a level is its code plus the first one."""
-        return self.levels == tuple(range(self.levels[0], self.levels[0] + len(self.levels)))
+        return not self.is_float and self.levels == tuple(range(self.levels[0], self.levels[0] + len(self.levels)))
 
     @property
     def bits_per_weight(self) -> float:
         """Return the bits of a weight in memory, with its part of the scales and minima."""
-        each = 8 if self.nested else 16
-        own = self.bits + each / self.group + (each / 32 if self.has_minimum else 0)
+        each = 8 if self.nested else 32 if self.wide else 16
+        own = self.bits + each / self.group + (each / self.minimum_group if self.has_minimum else 0)
         return own + (16 * (1 + self.has_minimum) / self.block if self.nested else 0)
 
 

@@ -18,11 +18,11 @@ class DeviceWeight:
 
     Args:
         codes: `[inputs / 32, outputs, 16]`, uint8: byte i has the low four bits of code i in its low half, and those of
-            code 16 + i in its high half. With 8 bits `[inputs / 32, outputs, 32]`, int8.
-        scales: `[inputs / group, outputs]`, fp16 or int8.
+            code 16 + i in its high half. With 8 bits `[inputs / 32, outputs, 32]`, int8, which may stand for e4m3.
+        scales: `[inputs / group, outputs]`, fp16, int8 or fp32.
         high: the codes' other bits, int32: with 5 bits `[inputs / 32, outputs]`, bit i belongs to code i; with 6 bits
             `[inputs / 16, outputs]`, bits 2 i and 2 i + 1 belong to code i of half a group. None otherwise.
-        minima: `[inputs / 32, outputs]` or None.
+        minima: `[inputs / minimum_group, outputs]` or None.
         factors, minimum_factors: `[inputs / 256, outputs]`, fp16, of nested scales and minima, or None.
         levels: `[16]` in fp32, or None where a level is its code plus the first level.
     """
@@ -53,6 +53,8 @@ class DeviceWeight:
     def unpacked(self, part: slice | Tensor) -> QuantizedTensor:
         """Return some of the outputs as they were before packing, with a byte for each code."""
         codes, bits = self.codes[:, part].transpose(0, 1), self.format.bits
+        if self.format.is_float:
+            codes = codes.view(torch.float8_e4m3fn)
         if bits < 8:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
         if self.high is not None:
@@ -94,6 +96,8 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 
 def _low_bits(weight: QuantizedTensor) -> Tensor:
     codes = weight.codes
+    if weight.format.is_float:
+        return codes.view(torch.int8)
     if weight.format.bits == 8 or codes.shape[2] == 16:
         return codes
     return codes[..., :16] & 15 | codes[..., 16:] << 4

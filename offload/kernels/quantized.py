@@ -6,6 +6,7 @@ A weight is `scale * level + minimum`, where the level of a code is a small whol
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -18,11 +19,11 @@ class QuantizedTensor:
     """A quantised matrix `[rows, inputs]`, as files have it.
 
     Args:
-        codes: `[rows, inputs / 32, 32]`, uint8; with 8 bits int8, and the codes are the levels. Or, as GGUF files have
-            4 bits, `[rows, inputs / 32, 16]`: byte i has code i in its low half and code 16 + i in its high half. Any
-            strides with a contiguous last axis.
-        scales: `[rows, inputs / group]`, fp16, or int8 where they are nested.
-        minima: `[rows, inputs / 32]` likewise, or None.
+        codes: `[rows, inputs / 32, 32]`, uint8; with 8 bits int8 or float8_e4m3fn, and the codes are the levels. Or, as
+            GGUF files have 4 bits, `[rows, inputs / 32, 16]`: byte i has code i in its low half and code 16 + i in its
+            high half. Any strides with a contiguous last axis. No code is NaN.
+        scales: `[rows, inputs / group]`, fp16, or int8 where they are nested, or fp32 where they are wide.
+        minima: `[rows, inputs / minimum_group]` likewise, or None.
         factors: `[rows, inputs / 256]` fp16, of nested scales, or None.
         minimum_factors: likewise, of nested minima.
     """
@@ -48,15 +49,24 @@ class QuantizedTensor:
         return replace(self, **{name: x[part] for name, x in self._tensors().items()})
 
     def columns(self, part: slice) -> QuantizedTensor | None:
-        """Return some of the columns, or None if a block would be cut."""
+        """Return some of the columns, or None if a group or a block of nested scales would be cut."""
         inputs = self.shape[1]
         start, end, _ = part.indices(inputs)
         if start % self.format.block or end % self.format.block:
-            return None
+            cut = gcd(start, end)
+            return None if cut % 32 or not self.format.wide else self._regrouped(gcd(cut, 128)).columns(part)
         parts = {name: (x, x.shape[1]) for name, x in self._tensors().items()}
         return replace(
             self, **{name: x[:, start * each // inputs : end * each // inputs] for name, (x, each) in parts.items()}
         )
+
+    def _regrouped(self, group: int) -> QuantizedTensor:
+        """Return the matrix with wide scales of fewer inputs, which are repeated."""
+        scales, minima = (
+            None if x is None else x.repeat_interleave(self.format.group // group, 1)
+            for x in (self.scales, self.minima)
+        )
+        return replace(self, format=replace(self.format, group=group), scales=scales, minima=minima)
 
     def _tensors(self) -> dict[str, Tensor]:
         names = ("codes", "scales", "minima", "factors", "minimum_factors")
@@ -69,7 +79,7 @@ class QuantizedTensor:
         if self.minima is None:
             return values.flatten(1)
         minima = _widened(self.minima, self.minimum_factors, BLOCK_GROUPS)
-        return (values.flatten(1).unflatten(1, (-1, 32)) + minima.unsqueeze(-1)).flatten(1)
+        return (values.flatten(1).unflatten(1, (-1, self.format.minimum_group)) + minima.unsqueeze(-1)).flatten(1)
 
     def _levels(self) -> Tensor:
         if self.format.bits == 8:

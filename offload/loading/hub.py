@@ -67,12 +67,19 @@ def dimensions(name: str, home: Path | None = None) -> Dimensions:
 
 
 def stored_bits(name: str) -> WeightBits | None:
-    """Return the bits that a GGUF file's weights take in memory beside 16-bit ones; None for what is no such file."""
+    """Return the bits that the weights of a file or a folder take in memory beside 16-bit ones; None for other names.
+
+    None also for weights that cannot be read: a plan needs only their dimensions.
+    """
     source = resolve(name)
-    if source.kind != "path" or Path(source.target).is_dir():
+    if source.kind != "path":
         return None
-    checkpoint = open_checkpoint(Path(source.target))
-    return average_bits(checkpoint.sizes(), checkpoint.quantized_bits(), 2)
+    try:
+        checkpoint = open_checkpoint(Path(source.target))
+        sizes, quantized = checkpoint.sizes(), checkpoint.quantized_bits()
+    except TriforceError:
+        return None
+    return average_bits(sizes, quantized, 2)
 
 
 def describe_source(name: str) -> str:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ..architecture.weight_formats import QuantizedFormat, format_of
+from ..kernels.native import KernelUnavailable, find_kernel
+from ..kernels.native.rounding import round_weight
 from ..kernels.quantized import QuantizedTensor
 
 __all__ = ["format_of", "quantize"]
@@ -25,8 +27,17 @@ Parts = tuple[Tensor | None, ...]  # the tensors of a QuantizedTensor, in its or
 def quantize(weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
     """Round a matrix `[rows, inputs]` whose inputs are whole blocks of `kind`, one of those of `format_of`.
 
-    Returns None for weights that are not finite or too large for fp16 scales.
+    The native kernel does it where there is one. Returns None for weights that are not finite or too large for fp16
+    scales.
     """
+    try:
+        return round_weight(find_kernel(), weight, kind)
+    except KernelUnavailable:
+        return quantize_by_torch(weight, kind)
+
+
+def quantize_by_torch(weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
+    """Round as `quantize`, to the same bits, with torch's operations."""
     rounded = [_ROUNDERS[kind.name](part.float(), kind) for part in weight.split(max(1, _PIECE // weight.shape[1]))]
     whole = [None if pieces[0] is None else torch.cat(pieces) for pieces in zip(*rounded, strict=True)]
     fits = all(x.isfinite().all() for x in whole if x is not None and x.is_floating_point())
@@ -40,6 +51,9 @@ def _round_with_minimum(weight: Tensor, kind: QuantizedFormat) -> Parts:
     x = _columns(weight, 32)
     minimum = x.amin(0)
     scale, best = (x.amax(0) - minimum) / most, None
+    if not (scale.half().isfinite() & minimum.half().isfinite()).all():  # a fit could hide that they were too large
+        scale, minimum = (numbers.half().view(len(weight), -1) for numbers in (scale, minimum))
+        return torch.zeros_like(weight, dtype=torch.uint8), scale, minimum
     for _ in range(1 + _REFITS):
         scale, minimum = scale.half(), minimum.half()
         codes = _codes(x - minimum.float(), scale.float(), 0, most)

@@ -18,6 +18,9 @@ from ..architecture.config_checks import check_of_config
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
 from .gguf_tensors import GGUFTensors
+from .hf_quantization.choose import layout_of
+from .hf_quantization.reader import StoredMatrices
+from .hf_quantization.stored import Header
 from .json_files import read_json
 from .tokenizer import Tokenizer
 from .tokenizer_files import load_tokenizer
@@ -90,11 +93,12 @@ class FolderCheckpoint:
         self.generation = read_json(path / "generation_config.json")
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
         self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None
+        self._layout = None if self._quantized else layout_of(config)
         self._files = [QUANTIZED_FILE] if self._quantized else _weight_files(path)
 
     @property
     def is_quantized(self) -> bool:
-        return self._quantized is not None and self._gguf.is_quantized
+        return self._gguf.is_quantized if self._quantized else bool(self._stored)
 
     def files(self) -> list[Path]:
         return [self.path / name for name in self._files]
@@ -106,32 +110,49 @@ class FolderCheckpoint:
     def sizes(self) -> dict[str, tuple[int, ...]]:
         if self._quantized:
             return self._gguf.sizes()
-        sizes = {}
-        for name in sorted(set(self._files)):
-            with _opened(self.path / name, "np") as file:  # headers only: "pt" would import torch
-                for key in file.keys():  # noqa: SIM118
-                    tensor = file.get_slice(key)
-                    if key.endswith((".weight", ".bias")) and tensor.get_dtype() not in _FLOATS:
-                        raise UnsupportedModel(
-                            f"{self.path / name}: {key} is stored as {tensor.get_dtype()}, not as {', '.join(_FLOATS)}",
-                            "use the unquantised model, or a GGUF file of it",
-                        )
-                    sizes[key] = tuple(tensor.get_shape())
-        return sizes
+        headers = self._headers
+        plain = self._stored.plain(headers) if self._stored else headers
+        for key, header in plain.items():
+            if key.endswith((".weight", ".bias")) and header.dtype not in _FLOATS:
+                raise UnsupportedModel(
+                    f"{self.path}: {key} is stored as {header.dtype}, not as {', '.join(_FLOATS)}",
+                    "use the unquantised model, or a GGUF file of it",
+                )
+        sizes = {key: header.size for key, header in plain.items()}
+        return sizes | self._stored.sizes() if self._stored else sizes
+
+    @cached_property
+    def _headers(self) -> dict[str, Header]:
+        with self._opened_files("np") as files:  # headers only: "pt" would import torch
+            slices = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118
+            return {key: Header(part.get_dtype(), tuple(part.get_shape())) for key, part in slices.items()}
+
+    @cached_property
+    def _stored(self) -> StoredMatrices | None:
+        """The quantised weights in safetensors. Raises CheckpointError, UnsupportedModel."""
+        if self._layout is None:
+            return None
+        with self._opened_files("np") as files:
+            return StoredMatrices(self._layout, self._headers, _FileReader(files))
+
+    @contextmanager
+    def _opened_files(self, framework: str) -> Iterator[list[Any]]:
+        with ExitStack() as stack:
+            yield [stack.enter_context(_opened(self.path / name, framework)) for name in sorted(set(self._files))]
 
     def quantized_bits(self) -> dict[str, float]:
-        return self._gguf.quantized_bits() if self._quantized else {}
+        if self._quantized:
+            return self._gguf.quantized_bits()
+        return self._stored.bits() if self._stored else {}
 
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
         if self._quantized:
             yield self._gguf
             return
-        with ExitStack() as stack:
-            files = [stack.enter_context(_opened(self.path / name, "pt")) for name in self._files]
-            file_of = {key: file for file in files for key in file.keys()}  # noqa: SIM118
-
-            yield _FileReader(file_of)
+        with self._opened_files("pt") as files:
+            read = _FileReader(files)
+            yield self._stored.reader(read) if self._stored else read
 
     def load_tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path, self.shape.family)
@@ -140,8 +161,8 @@ class FolderCheckpoint:
 class _FileReader:
     """A `TensorReader` of open safetensors files, by the names of their tensors."""
 
-    def __init__(self, file_of: dict[str, Any]) -> None:
-        self._file_of = file_of
+    def __init__(self, files: list[Any]) -> None:
+        self._file_of = {key: file for file in files for key in file.keys()}  # noqa: SIM118
 
     def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
         file = self._file_of[name]

@@ -17,7 +17,7 @@ from tests.support.models import make_hf_model
     [
         ({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}, "GPTNeoXForCausalLM"),
         ({"model_type": "made_up", "architectures": None}, "made_up"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"model_type": "gpt2", "architectures": "GPT2"}, "architecture GPT2 "),
         ({"hidden_act": "gelu"}, "gelu"),
         (

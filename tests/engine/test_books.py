@@ -17,11 +17,11 @@ BOOKS = {
     "moby-dick": DATA / "moby-dick-opening.txt",
     "pride-and-prejudice": DATA / "pride-and-prejudice-opening.txt",
 }
-PROMPT, NEW = 2000, 64
+PROMPT, NEW = 1200, 64
 METHODS = [("auto", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("streaming", "lookup")]
 MORE = [("retrieval", "none"), ("naive", "model"), ("triforce", "model"), ("auto", "model")]
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("books")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

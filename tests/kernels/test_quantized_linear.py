@@ -7,19 +7,13 @@ from offload.architecture.weight_formats import FORMATS
 from offload.kernels import quantized_linear
 from offload.kernels.device_weight import pack_for_device
 from offload.kernels.quantized_linear import QuantizedLinear
-from offload.loading.gguf_blocks import split_blocks
 from tests.support.native_kernel import distance, draw
-from tests.support.quantized import random_blocks
+from tests.support.quantized import WIDE_FORMATS, random_weight
 
 
-def weight_of(name, outputs, inputs, seed=0):
-    data, values = random_blocks(name, outputs, inputs, seed)
-    return split_blocks(name, torch.from_numpy(data)), torch.from_numpy(values)
-
-
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, *WIDE_FORMATS])
 def test_packing_keeps_every_value_and_takes_the_formats_bits(name):
-    parts = [weight_of(name, outputs, 512, seed) for seed, outputs in enumerate((24, 7))]
+    parts = [random_weight(name, outputs, 512, seed) for seed, outputs in enumerate((24, 7))]
     packed = pack_for_device([weight for weight, _ in parts])
     assert torch.equal(packed.unpacked(slice(None)).dequantized(), torch.cat([values for _, values in parts]))
     assert torch.equal(packed.unpacked(slice(20, 30)).dequantized(), torch.cat([values for _, values in parts])[20:30])
@@ -30,8 +24,8 @@ def test_packing_keeps_every_value_and_takes_the_formats_bits(name):
 @pytest.fixture
 def mixed():
     """q, k and v of a Q4_K_M file: neighbours of one format are joined, and a part may be in floating point."""
-    kinds = [("Q4_K", 32), ("Q4_K", 16), ("Q6_K", 16), ("Q8_0", 24)]
-    parts = [weight_of(name, outputs, 512, seed) for seed, (name, outputs) in enumerate(kinds)]
+    kinds = [("Q4_K", 32), ("Q4_K", 16), ("Q6_K", 16), ("fp8", 24)]
+    parts = [random_weight(name, outputs, 512, seed) for seed, (name, outputs) in enumerate(kinds)]
     plain, bias = draw(16, 512, dtype=torch.bfloat16), draw(104, seed=5).bfloat16()
     linear = QuantizedLinear([*(weight for weight, _ in parts), plain], bias)
     return linear, torch.cat([*(values for _, values in parts), plain.float()]).double(), bias.double()
@@ -59,6 +53,6 @@ def test_a_linear_over_other_memory_is_the_same(mixed):
 
 
 def test_rows_are_those_of_the_table():
-    weight, values = weight_of("Q8_0", 50, 64)
+    weight, values = random_weight("Q8_0", 50, 64)
     ids = torch.tensor([49, 3, 3])
     assert torch.equal(QuantizedLinear([weight]).rows(ids), values[ids].bfloat16())

@@ -15,8 +15,6 @@ from offload.kv_cache.store import PlainStore
 from tests.support.models import make_hf_model
 from tests.support.native_kernel import DTYPES, definition, distance, draw, fill_blocks
 
-pytestmark = pytest.mark.xdist_group("native")
-
 CPU = torch.device("cpu")
 CAPACITY = 100
 TINY = shape_from_config(make_hf_model("llama").config.to_dict(), {})

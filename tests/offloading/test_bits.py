@@ -10,8 +10,6 @@ from offload.loading.weights import load_model
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, random_delays, settings, tiered_cache
 
-pytestmark = pytest.mark.xdist_group("native")  # the emulated instruction set is compiled once
-
 LENGTH, CAPACITY = 2 * PIECE + 77, 3 * PIECE
 PLACEMENTS = [("stream", 0, PIECE, LENGTH), ("host", 0, 2 * PIECE, 190), ("hybrid", 1, PIECE, 190)]
 

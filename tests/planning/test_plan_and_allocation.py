@@ -165,7 +165,7 @@ def test_prefill_in_chunk_order_selection_and_streamed_verification(name, reside
         check(run)
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("7B", LONG), ("8B", LONG // 2)])
+@pytest.mark.parametrize(("name", "tokens"), [("7B", LONG // 2), ("8B", LONG // 4)])
 def test_prefill_in_layer_order_and_hybrid_verification(name, tokens):
     run = Run(request(name, 0, "hybrid", tokens), order="layers")
     with run.started():

@@ -13,7 +13,7 @@ from offload.speculation.level import ModelVerifier
 from offload.speculation.sampling import Sampler
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
 
-RUNS, MANY, SIGNIFICANCE = 5_000, 20_000, 1e-3  # 5,000 runs detect the mistakes below
+RUNS, MANY, SIGNIFICANCE = 1_500, 20_000, 1e-3  # 1,500 runs detect the mistakes below
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.7": Sampling(temperature=0.7, top_p=0.9)}
 FIXED, ADAPTIVE = (2, 3), (None, None)
 METHODS = [
@@ -59,7 +59,7 @@ def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, 
     """The reference implementation's mistake."""
     monkeypatch.setattr(speculate, "residual", lambda row, *rest: row)
     sampling = SAMPLINGS["t1"]
-    assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, 5_000) < SIGNIFICANCE
+    assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, RUNS) < SIGNIFICANCE
 
 
 def test_the_same_mistake_at_the_lower_level_alone_is_detected(monkeypatch):
@@ -77,7 +77,7 @@ def test_the_same_mistake_at_the_lower_level_alone_is_detected(monkeypatch):
 
     lower.advance = marked
     monkeypatch.setattr(speculate, "residual", lambda row, *rest: row if inside else correct(row, *rest))
-    assert p_value(top, sampling, 5_000) < SIGNIFICANCE
+    assert p_value(top, sampling, RUNS) < SIGNIFICANCE
 
 
 class FilteringDrafter(ModelDrafter):
@@ -97,7 +97,7 @@ def test_discarding_a_sampled_token_is_detected():
     results = []
     for kind in (ModelDrafter, FilteringDrafter):
         scheduler = AdaptiveScheduler([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
-        results.append(p_value(speculate.speculate("target", target, scheduler, sampler.generator), sampling, 5_000))
+        results.append(p_value(speculate.speculate("target", target, scheduler, sampler.generator), sampling, RUNS))
     assert results[0] > SIGNIFICANCE > results[1]
 
 

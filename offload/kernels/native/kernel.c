@@ -27,6 +27,7 @@ struct level {
     int (*linear)(const struct linear *);
     int (*norm)(const struct norm *);
     int (*gate)(const struct norm *);
+    int (*round)(const struct rounding *);
 };
 
 /* Scratch memory that a thread reuses from call to call. It only grows. */
@@ -122,7 +123,7 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 int64_t triforce_layout(void) {
     const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
                              sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
-                             sizeof(struct pack)};
+                             sizeof(struct pack),      sizeof(struct rounding)};
     int64_t number = LAYOUT;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -162,6 +163,8 @@ int triforce_linear(const struct level *level, const struct linear *l) { return 
 int triforce_norm(const struct level *level, const struct norm *n) { return level->norm(n); }
 
 int triforce_gate(const struct level *level, const struct norm *n) { return level->gate(n); }
+
+int triforce_round(const struct level *level, const struct rounding *r) { return level->round(r); }
 
 int triforce_pack(const struct pack *p) { return run_rows(pack_rows, p, p->rows); }
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .calls import pack_call, product_call, rows_call, unpack_call
-from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, open_library
+from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, Rounding, open_library
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -44,6 +44,7 @@ class Kernel:
         self._linear = library.triforce_linear
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
+        self._round = library.triforce_round
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
     def append(self, call: Append) -> None:
@@ -79,6 +80,10 @@ class Kernel:
     def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
         """Store the codes of a `QuantizedTensor` in its panels."""
         self._pack(ctypes.byref(pack_call(codes, format, weight)))
+
+    def round(self, call: Rounding) -> bool:
+        """Round weights to fewer bits; return whether all are finite, and small enough for the format."""
+        return self._round(self._handle, ctypes.byref(call)) == 0
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""

@@ -11,14 +11,16 @@
 
 #if HAS_TILES
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
-                                              linear_avx512, norm_avx512, gate_avx512};
+                                              linear_avx512, norm_avx512, gate_avx512, round_avx512};
 #else
 #include "quantized.h"
+
+#include "round.h"
 
 #include "rows.h"
 
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
-                                              NAME(linear), NAME(norm), NAME(gate)};
+                                              NAME(linear), NAME(norm), NAME(gate), NAME(round)};
 #endif
 
 #undef vec

@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 4  # as in types.h
+LAYOUT = 6  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
@@ -63,13 +63,14 @@ class Product(ctypes.Structure):
 
 
 LEVEL_COUNT = 64  # entries of a format's table of levels
+FLOAT8 = 9  # in place of the bits of a code, as in types.h
 
 
 class Format(ctypes.Structure):
     """`struct format` of types.h."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("bits", "nested", "has_minimum", "base")),
+        *((name, c_int32) for name in ("bits", "nested", "has_minimum", "wide", "base")),
         ("levels", c_uint16 * LEVEL_COUNT),
     )
 
@@ -83,6 +84,16 @@ class Pack(ctypes.Structure):
         ("halves", c_int32),
         *((name, c_void_p) for name in ("format", "weight")),
         *((name, c_int64) for name in ("rows", "inputs")),
+    )
+
+
+class Rounding(ctypes.Structure):
+    """`struct rounding` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "codes", "scales", "minima")),
+        ("groups", c_int64),
+        *((name, c_int32) for name in ("bits", "wide")),
     )
 
 
@@ -140,6 +151,7 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         ("linear", Product),
         ("norm", Rows),
         ("gate", Rows),
+        ("round", Rounding),
     ):
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
@@ -153,7 +165,7 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
 def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
     expected = LAYOUT
-    for structure in (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack):
+    for structure in (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding):
         expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:

@@ -15,7 +15,7 @@ from ..quantized import QuantizedTensor
 from .kernel import DTYPES, Kernel
 from .layout import pack_weight, weight_rows
 from .library import BLOCK, MAX_HEAD_DIM, Format
-from .panels import block_inputs, format_struct, pack_quantized
+from .panels import format_struct, pack_quantized
 
 
 class NativeOperations:
@@ -59,6 +59,7 @@ class Panels(NamedTuple):
     weight: Tensor
     outputs: int
     format: Format | None = None
+    inputs: int = 0
 
 
 class NativeLinear:
@@ -83,20 +84,19 @@ class NativeLinear:
     def _write(self, x: Tensor, onto: Tensor | None, y: Tensor) -> Tensor:
         kernel = self._operations.kernel
         if len(self._parts) == 1:
-            weight, _, format = self._parts[0]
+            weight, _, format, _ = self._parts[0]
             return kernel.linear(x, weight, self._bias, onto, y, format)
         end = 0
-        for weight, outputs, format in self._parts:
+        for weight, outputs, format, _ in self._parts:
             some = slice(end, end := end + outputs)
             bias, residual = (None if each is None else each[..., some] for each in (self._bias, onto))
             kernel.linear(x, weight, bias, residual, y[:, some], format)
         return y
 
     def rows(self, ids: Tensor) -> Tensor:
-        ((weight, _, format),) = self._parts
+        ((weight, _, format, inputs),) = self._parts
         if format is None:
             return weight_rows(weight, ids)
-        inputs = weight.shape[1] * block_inputs(format)
         return self._operations.kernel.unpack(
             weight, format, ids, torch.empty((len(ids), inputs), dtype=torch.bfloat16)
         )
@@ -122,7 +122,7 @@ def _pack(kernel: Kernel, weights: Sequence[QuantizedTensor | Tensor]) -> Iterat
         while rest and _continues(joined[-1], rest[0]):
             joined.append(rest.pop(0))
         outputs = sum(weight.shape[0] for weight in joined)
-        yield Panels(pack_quantized(kernel, joined), outputs, format_struct(joined[0].format))
+        yield Panels(pack_quantized(kernel, joined), outputs, format_struct(joined[0].format), joined[0].shape[1])
 
 
 def _continues(before: QuantizedTensor, weight: QuantizedTensor | Tensor) -> bool:

@@ -1,20 +1,28 @@
 /* Packing and dequantising quantised weights. One version for all levels, because it is not on a hot path. */
 
 static inline int64_t code_bytes(const struct format *f) { /* of a group */
-    return f->bits == 8 ? 512 : f->bits == 6 ? 384 : f->bits == 5 ? 320 : 256;
+    return f->bits >= 8 ? 512 : f->bits == 6 ? 384 : f->bits == 5 ? 320 : 256;
+}
+
+static inline int block_groups(const struct format *f) { return f->nested ? NESTED_GROUPS : f->wide ? f->wide : 1; }
+
+static inline int header_bytes(const struct format *f) { /* of what a block begins with */
+    return (f->nested ? 2 : f->wide ? 4 : 0) * BLOCK * (1 + f->has_minimum);
+}
+
+static inline int scale_bytes(const struct format *f) { /* of a group's scales, or of its minima */
+    return f->wide ? 0 : f->nested ? BLOCK : 2 * BLOCK;
 }
 
 static inline int64_t group_bytes(const struct format *f) {
-    return code_bytes(f) + (f->nested ? BLOCK : 2 * BLOCK) * ((f->bits == 6 ? 2 : 1) + f->has_minimum);
+    return code_bytes(f) + scale_bytes(f) * ((f->bits == 6 ? 2 : 1) + f->has_minimum);
 }
 
-static inline int64_t block_bytes(const struct format *f) { /* of one group, or where scales are nested of eight */
-    return f->nested ? NESTED_GROUPS * group_bytes(f) + 2 * BLOCK * (1 + f->has_minimum) : group_bytes(f);
-}
+static inline int64_t block_bytes(const struct format *f) { return header_bytes(f) + block_groups(f) * group_bytes(f); }
 
 /* Store a group's codes of one output in a panel's lane. */
 static void pack_group(int bits, const uint8_t *codes, char *to, int lane) {
-    if (bits == 8) {
+    if (bits >= 8) {
         for (int pair = 0; pair < 16; pair++)
             memcpy(to + 32 * pair + 2 * lane, codes + 2 * pair, 2);
         return;
@@ -40,11 +48,11 @@ static void pack_group(int bits, const uint8_t *codes, char *to, int lane) {
 static int pack_rows(const void *call, int64_t first, int64_t last) {
     const struct pack *p = call;
     const struct format *f = p->format;
-    int64_t groups = f->nested ? NESTED_GROUPS : 1, blocks = p->inputs / (groups * GROUP_INPUTS);
+    int64_t groups = block_groups(f), blocks = p->inputs / (groups * GROUP_INPUTS);
     for (int64_t row = first; row < last; row++)
         for (int64_t g = 0; g < p->inputs / GROUP_INPUTS; g++) {
             char *block = p->weight + (row / BLOCK * blocks + g / groups) * block_bytes(f);
-            char *group = block + (f->nested ? 2 * BLOCK * (1 + f->has_minimum) : 0) + g % groups * group_bytes(f);
+            char *group = block + header_bytes(f) + g % groups * group_bytes(f);
             const uint8_t *codes = p->codes + row * p->row_stride + g * p->group_stride;
             uint8_t separate[GROUP_INPUTS];
             for (int i = 0; p->halves && i < GROUP_INPUTS / 2; i++) {
@@ -66,9 +74,32 @@ static float half_at(const char *memory, int i) { /* finite */
     return half & 0x8000 ? -size : size;
 }
 
+static float float8(uint8_t code) { /* e4m3; not NaN */
+    uint32_t bits = (uint32_t)(code & 0x7f) << 20;
+    float size;
+    memcpy(&size, &bits, 4);
+    size *= 0x1p120f; /* the exponent's bias: 127 - 7; exact */
+    return code & 0x80 ? -size : size;
+}
+
+/* Return number `lane` of the scales, or of the minima, that follow a group's codes; of nested ones with their factor. */
+static float number_at(const struct format *f, const char *numbers, const char *factors, int lane) {
+    if (f->nested)
+        return half_at(factors, lane) * (float)((const int8_t *)numbers)[lane];
+    return half_at(numbers, lane);
+}
+
+static float float_at(const char *memory, int i) {
+    float number;
+    memcpy(&number, memory + 4 * i, 4);
+    return number;
+}
+
 /* Return the level of input `i` of a group, for the output of a panel's lane. */
 static float level_at(const struct format *f, const char *codes, int i, int lane) {
     int pair = i / 2, column = 2 * lane + i % 2;
+    if (f->bits == FLOAT8)
+        return float8(((const uint8_t *)codes)[32 * pair + column]);
     if (f->bits == 8)
         return (float)((const int8_t *)codes)[32 * pair + column];
     uint16_t digits[2] = {0, 0};
@@ -87,26 +118,24 @@ static float level_at(const struct format *f, const char *codes, int i, int lane
 static void unpack_block(const struct format *f, const char *b, int lane, float *to) {
     const char *outer = b;
     int64_t codes = code_bytes(f);
-    int halves = f->bits == 6 ? 2 : 1, scale_bytes = f->nested ? BLOCK : 2 * BLOCK;
-    b += f->nested ? 2 * BLOCK * (1 + f->has_minimum) : 0;
-    for (int g = 0; g < (f->nested ? NESTED_GROUPS : 1); g++, to += GROUP_INPUTS) {
-        const char *scales = b + codes, *minima = scales + halves * scale_bytes;
+    int halves = f->bits == 6 ? 2 : 1;
+    b += header_bytes(f);
+    for (int g = 0; g < block_groups(f); g++, to += GROUP_INPUTS, b += group_bytes(f)) {
+        const char *scales = b + codes, *minima = scales + halves * scale_bytes(f);
         float least = 0;
         if (f->has_minimum)
-            least = f->nested ? half_at(outer + 2 * BLOCK, lane) * (float)((const int8_t *)minima)[lane]
-                              : half_at(minima, lane);
+            least = f->wide ? float_at(outer + 4 * BLOCK, lane) : number_at(f, minima, outer + 2 * BLOCK, lane);
         for (int i = 0; i < GROUP_INPUTS; i++) {
-            const char *own = scales + i * halves / GROUP_INPUTS * scale_bytes;
-            float scale = f->nested ? half_at(outer, lane) * (float)((const int8_t *)own)[lane] : half_at(own, lane);
+            const char *own = scales + i * halves / GROUP_INPUTS * scale_bytes(f);
+            float scale = f->wide ? float_at(outer, lane) : number_at(f, own, outer, lane);
             to[i] = scale * level_at(f, b, i, lane) + least;
         }
-        b = minima + (f->has_minimum ? scale_bytes : 0);
     }
 }
 
 static int unpack_rows(const void *call, int64_t first, int64_t last) {
     const struct unpack *u = call;
-    int inputs = u->format->nested ? NESTED_GROUPS * GROUP_INPUTS : GROUP_INPUTS;
+    int inputs = block_groups(u->format) * GROUP_INPUTS;
     int64_t bytes = block_bytes(u->format), blocks = u->inputs / inputs;
     float values[NESTED_GROUPS * GROUP_INPUTS];
     for (int64_t row = first; row < last; row++)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..quantized import BLOCK_GROUPS, QuantizedFormat, QuantizedTensor
+from ..quantized import QuantizedFormat, QuantizedTensor
 from .kernel import Kernel
-from .library import BLOCK, LEVEL_COUNT, Format
+from .library import BLOCK, FLOAT8, LEVEL_COUNT, Format
 
 CODE_BYTES = {4: 256, 5: 320, 6: 384, 8: 512}  # of a group of 32 inputs and 16 outputs
 
@@ -20,17 +20,15 @@ CODE_BYTES = {4: 256, 5: 320, 6: 384, 8: 512}  # of a group of 32 inputs and 16 
 def format_struct(kind: QuantizedFormat) -> Format:
     """Return the format as the kernel takes it."""
     levels, base = torch.zeros(LEVEL_COUNT), 0
-    if kind.bits < 8:
+    if kind.is_float:
+        levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8)  # e4m3's subnormal numbers
+    elif kind.bits < 8:
         levels[:] = torch.tensor(kind.levels).repeat(LEVEL_COUNT // len(kind.levels))
         base = kind.levels[0] if kind.is_even else 1
-    result = Format(kind.bits, kind.nested, kind.has_minimum, base)
+    bits, groups = FLOAT8 if kind.is_float else kind.bits, kind.group // 32 if kind.wide else 0
+    result = Format(bits, kind.nested, kind.has_minimum, groups, base)
     result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]
     return result
-
-
-def block_inputs(format: Format) -> int:
-    """Return the inputs of a block of a panel."""
-    return 32 * BLOCK_GROUPS if format.nested else 32
 
 
 def pack_quantized(kernel: Kernel, weights: Sequence[QuantizedTensor]) -> Tensor:
@@ -53,16 +51,19 @@ def _block_bytes(kind: QuantizedFormat) -> int:
 
 
 def _write_numbers(weight: QuantizedTensor, packed: Tensor) -> None:
-    """Write scales, minima and factors to their places between the codes."""
-    kind = weight.format
-    groups, factors = (BLOCK_GROUPS if kind.nested else 1), (weight.factors, weight.minimum_factors)
+    """Write scales, minima and factors to their places: what belongs to a block before its codes."""
+    kind, own = weight.format, (weight.scales, weight.minima)
     at = 0
-    for x in factors:
+    for x in own if kind.wide else (weight.factors, weight.minimum_factors):
         if x is not None:
-            packed[..., at : at + 2 * BLOCK] = _numbers(x, 1)
-            at += 2 * BLOCK
+            numbers = _numbers(x, 1)
+            packed[..., at : at + numbers.shape[2]] = numbers
+            at += numbers.shape[2]
+    if kind.wide:
+        return
+    groups = kind.block // 32
     places, at = packed[..., at:].unflatten(2, (groups, -1)), CODE_BYTES[kind.bits]
-    for x, each in ((weight.scales, 32 // kind.group), (weight.minima, 1)):
+    for x, each in zip(own, (32 // kind.group, 1), strict=True):
         if x is not None:
             found = _numbers(x, each).unflatten(1, (-1, groups))
             places[..., at : at + found.shape[3]] = found

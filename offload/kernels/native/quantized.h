@@ -40,9 +40,22 @@ INLINE vec NAME(small)(const char *memory, int vector) {
 #define HIGH_EACH(bits) ((bits) == 6 ? 2 : 1)
 
 #if DOTS && !defined(TRIFORCE_EMULATE)
+/* Convert 32 e4m3 numbers to bf16, exactly: the exponent's bias grows by 120, and a table has the subnormal ones. */
+INLINE ints NAME(float8_pair)(const char *codes, __m512i subnormal) {
+    __m512i code = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)codes));
+    __m512i size = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
+    __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
+    __m512i value = _mm512_mask_permutexvar_epi16(normal, _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8)), size,
+                                                  subnormal);
+    __m512i sign = _mm512_slli_epi16(code, 8);
+    return (ints)_mm512_ternarylogic_epi32(_mm512_set1_epi16((short)0x8000), sign, value, 0xea); /* sign bit | value */
+}
+
 /* Return pair `p` of a quad, for 16 outputs: two bf16 in each lane. `bits` and `p` are constants. */
 INLINE ints NAME(value_pair)(const int bits, const int p, const char *codes, int quad, __m512i low, __m512i high,
                              const __m512i *levels) {
+    if (bits == FLOAT8)
+        return NAME(float8_pair)(codes + 128 * quad + 32 * p, levels[0]);
     if (bits == 8) { /* two conversions of 16 integers, narrowed to 32 bf16 in order: exact below 2^8 */
         const __m128i *at = (const __m128i *)(codes + 128 * quad + 32 * p);
         __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
@@ -62,7 +75,7 @@ INLINE ints NAME(value_pair)(const int bits, const int p, const char *codes, int
 #else
 /* Return code `odd` of pair `p` of a quad, for LANES outputs. */
 INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, int quad, int vector) {
-    if (bits == 8) {
+    if (bits >= 8) {
         typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
         ints both = __builtin_convertvector(((const shorts *)(codes + 128 * quad + 32 * p))[vector], ints);
         return odd ? both >> 8 : both << 24 >> 24;
@@ -86,6 +99,10 @@ NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
 
 /* Return the levels of codes. */
 INLINE vec NAME(value)(const int bits, const struct format *f, ints code) {
+    if (bits == FLOAT8) { /* the exponent's bias: 127 - 7; exact */
+        vec size = (vec)((code & 0x7f) << 20) * 0x1p120f;
+        return (vec)((ints)size | (code & (int32_t)0x80000000));
+    }
     if (bits == 8)
         return __builtin_convertvector(code, vec);
     if (bits == 4 && f->base > 0)
@@ -144,8 +161,8 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
                             float *c) {
     const struct format *f = t->format;
     const int halves = bits == 6 ? 2 : 1, quads = 4 / halves; /* 6 bits: groups of 16 inputs */
-    const int code_bytes = bits == 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256;
-    const int scale_bytes = f->nested ? BLOCK : 2 * BLOCK;
+    const int code_bytes = bits >= 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256;
+    const int scale_bytes = f->wide ? 0 : f->nested ? BLOCK : 2 * BLOCK;
     const int group_bytes = code_bytes + scale_bytes * (halves + f->has_minimum);
     const char *b = t->panel;
     const float *sums = t->sums;
@@ -159,29 +176,38 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
         UNROLL for (int v = 0; v < VECTORS; v++)
             total[r][v] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * t->c_stride, v);
     for (int64_t block = 0; block < t->blocks; block++) {
-        vec outer[2][VECTORS] = {0}; /* factors of the block's scales and minima */
+        vec outer[2][VECTORS] = {0}; /* the block's wide scale and minimum, or factors of the nested ones */
         if (f->nested) {
             UNROLL for (int v = 0; v < VECTORS; v++) {
                 outer[0][v] = NAME(halves)(b, v);
                 outer[1][v] = f->has_minimum ? NAME(halves)(b + 2 * BLOCK, v) : outer[0][v];
             }
-            b += 2 * BLOCK * (1 + f->has_minimum);
+        } else if (f->wide) {
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                outer[0][v] = NAME(at)((const float *)b, v);
+                outer[1][v] = f->has_minimum ? NAME(at)((const float *)b + BLOCK, v) : outer[0][v];
+            }
         }
-        for (int g = 0; g < (f->nested ? NESTED_GROUPS : 1); g++, sums++) {
+        b += header_bytes(f);
+        for (int g = 0; g < block_groups(f); g++, sums++) {
             UNROLL for (int line = 0; line < code_bytes; line += 64)
                 __builtin_prefetch(b + 6 * group_bytes + line);
             const char *scales = b + code_bytes;
             ROLLED for (int half = 0; half < halves; half++, scales += scale_bytes) {
                 NAME(group_dots)(rows, bits, half * quads, quads, t, levels, b, a, s);
                 UNROLL for (int v = 0; v < VECTORS; v++) {
-                    vec scale = f->nested ? outer[0][v] * NAME(small)(scales, v) : NAME(halves)(scales, v);
+                    vec scale = f->wide     ? outer[0][v]
+                                : f->nested ? outer[0][v] * NAME(small)(scales, v)
+                                            : NAME(halves)(scales, v);
                     UNROLL for (int r = 0; r < rows; r++)
                         total[r][v] += scale * s[r][v];
                 }
             }
             if (f->has_minimum)
                 UNROLL for (int v = 0; v < VECTORS; v++) {
-                    vec least = f->nested ? outer[1][v] * NAME(small)(scales, v) : NAME(halves)(scales, v);
+                    vec least = f->wide     ? outer[1][v]
+                                : f->nested ? outer[1][v] * NAME(small)(scales, v)
+                                            : NAME(halves)(scales, v);
                     UNROLL for (int r = 0; r < rows; r++)
                         total[r][v] += least * NAME(splat)(sums[r * t->sums_stride]);
                 }
@@ -225,7 +251,7 @@ INLINE void NAME(codes_rows)(int rows, const int bits, struct NAME(quantized_til
         NAME(codes_rows)(rows, bits, *t, a, c);                                                                     \
     }
 #if HAS_MAX
-WIDTH(4, 4) WIDTH(5, 5) WIDTH(6, 6) WIDTH(8, 8)
+WIDTH(4, 4) WIDTH(5, 5) WIDTH(6, 6) WIDTH(8, 8) WIDTH(float8, FLOAT8)
 #else /* levels for which compiling less matters more than speed */
 WIDTH(any, t->format->bits)
 #endif
@@ -241,6 +267,7 @@ INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const c
             case 5: NAME(tile_5)(some, &t, a, c); break;
             case 6: NAME(tile_6)(some, &t, a, c); break;
             case 8: NAME(tile_8)(some, &t, a, c); break;
+            case FLOAT8: NAME(tile_float8)(some, &t, a, c); break;
         }
 #else
         NAME(tile_any)(some, &t, a, c);

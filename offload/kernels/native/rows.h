@@ -49,7 +49,7 @@ INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, c
 INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_work) *w, const char *x,
                                     const float *sums, int rows, int64_t panel, int panels) {
     const struct format *f = l->format;
-    int x_item = DOTS ? 2 : 4, inputs = f->nested ? NESTED_GROUPS * GROUP_INPUTS : GROUP_INPUTS; /* of a block */
+    int x_item = DOTS ? 2 : 4, inputs = block_groups(f) * GROUP_INPUTS; /* of a block */
     int64_t bytes = block_bytes(f), groups = l->inputs / GROUP_INPUTS;
     struct NAME(quantized_tile) t = {.format = f, .a_stride = l->inputs * x_item, .c_stride = 2 * BLOCK};
     t.sums_stride = groups;

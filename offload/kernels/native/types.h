@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 4,      /* raise it with any change that Python sees */
+    LAYOUT = 6,      /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -22,6 +22,7 @@ enum {
     MAX_HEAD_DIM = 256,
     GROUP_INPUTS = 32,  /* of quantised weights: inputs whose codes lie together */
     NESTED_GROUPS = 8,  /* groups of a block whose scales share an outer factor */
+    FLOAT8 = 9,         /* in place of the bits of a code: it is an e4m3 number (arXiv 2209.05433) without infinities */
     MOST_PARTIALS = 1 << 26, /* bytes of partial results up to which the keys are split in prefill */
 };
 
@@ -79,18 +80,22 @@ struct append {
  *     codes   4 bits  [4][16][2] of 16 bits: pairs of inputs 4v to 4v + 3 of an output in the four digits
  *             5 bits  4 bits each, and then [16][2] of 16 bits: bit p is the fifth of pair p
  *             6 bits  4 bits each, and then [2][16][2] of 16 bits: two bits for each of eight pairs
- *             8 bits  [16][16][2]: pairs, outputs, members; the codes are the values, signed
+ *             8 bits  [16][16][2]: pairs, outputs, members; the codes are the values, signed, or e4m3 numbers
  *     scales  [16] fp16; nested: [16] of 8 bits, signed. 6 bits: two of them, for 16 inputs each
  *     minima  the same, if the format has minima; one for all 32 inputs
  *
  * Where scales are nested, eight groups are a block. It begins with an fp16 factor of the scales and, if there are
  * minima, one of the minima, [16] each.
+ *
+ * Where they are wide, a block is the groups that share a scale. It begins with the scales and, if there are minima,
+ * the minima, [16] fp32 each, and the groups are their codes alone.
  */
 struct format {
-    int32_t bits; /* 4, 5, 6 or 8 */
+    int32_t bits; /* 4, 5, 6, 8 or FLOAT8 */
     int32_t nested, has_minimum;
+    int32_t wide;        /* 0, or the groups that share an fp32 scale and minimum: 1, 2 or 4 */
     int32_t base;        /* at most 0: levels are code + base; 1: they are not evenly spaced */
-    uint16_t levels[64]; /* bf16, for less than 8 bits; with 4 bits twice or more */
+    uint16_t levels[64]; /* bf16, for less than 8 bits; with 4 bits twice or more; FLOAT8: the subnormal ones, repeated */
 };
 
 /* Store the codes of a matrix in panels. */
@@ -101,6 +106,16 @@ struct pack {
     const struct format *format;
     char *weight;
     int64_t rows, inputs;
+};
+
+/* Round a matrix to one of four formats: Q4_1, Q5_1, Q6_K, Q8_0 by their bits. It fails for weights that are not finite. */
+struct rounding {
+    const void *weight; /* bf16, or fp32 where `wide` is set */
+    uint8_t *codes;     /* one for each weight; 8 bits: signed */
+    void *scales;       /* fp16 for each group of 32 weights; 6 bits: 8 bits for each 16 */
+    uint16_t *minima;   /* fp16 for each group with 4 and 5 bits; 6 bits: the factor of each block of 256 */
+    int64_t groups;     /* of 32 weights; 6 bits: blocks of 256 */
+    int32_t bits, wide;
 };
 
 /* Rows of quantised weights, dequantised. */

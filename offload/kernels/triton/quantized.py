@@ -12,9 +12,16 @@ import triton.language as tl
 
 
 @triton.jit
+def _widen_e4m3(codes):
+    """Return e4m3 numbers, given as int8, in fp32. As fp16 with the same fields they are smaller by 2 ** 8."""
+    bits = codes.to(tl.int16)
+    return ((bits & 0x7F) << 7 | bits & -32768).to(tl.float16, bitcast=True).to(tl.float32) * 256
+
+
+@triton.jit
 def _load_levels(
     codes_ptr, high_ptr, levels_ptr, group, outputs, output, is_output,
-    BITS: tl.constexpr, FIRST: tl.constexpr, HAS_TABLE: tl.constexpr,
+    BITS: tl.constexpr, FIRST: tl.constexpr, HAS_TABLE: tl.constexpr, IS_FLOAT: tl.constexpr,
 ):  # fmt: skip
     """Return the levels of a group's first and last 16 inputs, two times `[n, 16]` in fp32."""
     column = tl.arange(0, 16)[None, :]
@@ -23,6 +30,8 @@ def _load_levels(
     if BITS == 8:
         place = codes_ptr + (start + output)[:, None] * 32 + column
         low, high = tl.load(place, mask=mask, other=0), tl.load(place + 16, mask=mask, other=0)
+        if IS_FLOAT:
+            return _widen_e4m3(low), _widen_e4m3(high)
         return low.to(tl.float32), high.to(tl.float32)
     both = tl.load(codes_ptr + (start + output)[:, None] * 16 + column, mask=mask, other=0)
     low, high = (both & 15).to(tl.int32), (both >> 4).to(tl.int32)
@@ -52,16 +61,16 @@ def _load_numbers(ptr, factors_ptr, index, group, outputs, output, is_output, NE
 @triton.jit
 def _load_scales(
     scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr, group, outputs, output, is_output,
-    NESTED: tl.constexpr, HALVES: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    NESTED: tl.constexpr, HALVES: tl.constexpr, WIDE: tl.constexpr, HAS_MINIMUM: tl.constexpr,
 ):  # fmt: skip
     """Return the scales of a group's first and last 16 inputs, and its minimum: three times `[n]` in fp32."""
-    index = 2 * group if HALVES else group
+    index = 2 * group if HALVES else group // WIDE
     first = _load_numbers(scales_ptr, factors_ptr, index, group, outputs, output, is_output, NESTED)
     last, least = first, first
     if HALVES:
         last = _load_numbers(scales_ptr, factors_ptr, index + 1, group, outputs, output, is_output, NESTED)
     if HAS_MINIMUM:
-        least = _load_numbers(minima_ptr, minimum_factors_ptr, group, group, outputs, output, is_output, NESTED)
+        least = _load_numbers(minima_ptr, minimum_factors_ptr, group // WIDE, group, outputs, output, is_output, NESTED)
     return first, last, least
 
 
@@ -82,14 +91,15 @@ def _store(
 def product_kernel(
     x_ptr, codes_ptr, high_ptr, scales_ptr, minima_ptr, factors_ptr, minimum_factors_ptr, levels_ptr, bias_ptr, y_ptr,
     rows, outputs, groups, each, stride_x, stride_y, stride_split,
-    BITS: tl.constexpr, FIRST: tl.constexpr, HAS_TABLE: tl.constexpr, NESTED: tl.constexpr, HALVES: tl.constexpr,
+    BITS: tl.constexpr, FIRST: tl.constexpr, HAS_TABLE: tl.constexpr, IS_FLOAT: tl.constexpr, NESTED: tl.constexpr,
+    HALVES: tl.constexpr, WIDE: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Multiply rows with some outputs over `each` groups of inputs. Grid: (blocks of outputs, blocks of rows, splits).
 
-    HALVES: half a group has a scale of its own. WIDEN multiplies in fp32, for the interpreter, which cannot multiply
-    bf16.
+    HALVES: half a group has a scale of its own. WIDE: so many groups share one, and a minimum.
+    WIDEN multiplies in fp32, for the interpreter, which cannot multiply bf16.
     """
     split = tl.program_id(2)
     output = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
@@ -102,18 +112,18 @@ def product_kernel(
     start, end = split * each, tl.minimum(groups, (split + 1) * each)
     scale0, scale1, least = _load_scales(
         scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr,
-        tl.minimum(start, groups - 1), outputs, output, is_output, NESTED, HALVES, HAS_MINIMUM,
+        tl.minimum(start, groups - 1), outputs, output, is_output, NESTED, HALVES, WIDE, HAS_MINIMUM,
     )  # fmt: skip
     for group in range(start, end):
         x0 = tl.load(x_rows + group * 32, mask=is_row[None, :], other=0.0).to(kind)
         x1 = tl.load(x_rows + group * 32 + 16, mask=is_row[None, :], other=0.0).to(kind)
         first, last = _load_levels(
-            codes_ptr, high_ptr, levels_ptr, group, outputs, output, is_output, BITS, FIRST, HAS_TABLE
+            codes_ptr, high_ptr, levels_ptr, group, outputs, output, is_output, BITS, FIRST, HAS_TABLE, IS_FLOAT
         )
         # The compiler loads codes ahead by itself, but not what is multiplied with sums.
         ahead0, ahead1, ahead = _load_scales(
             scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr,
-            tl.minimum(group + 1, groups - 1), outputs, output, is_output, NESTED, HALVES, HAS_MINIMUM,
+            tl.minimum(group + 1, groups - 1), outputs, output, is_output, NESTED, HALVES, WIDE, HAS_MINIMUM,
         )  # fmt: skip
         part = tl.dot(first.to(kind), x0, input_precision="ieee")
         if HALVES:
@@ -150,7 +160,8 @@ def add_splits_kernel(
 def dequantize_kernel(
     codes_ptr, high_ptr, scales_ptr, minima_ptr, factors_ptr, minimum_factors_ptr, levels_ptr, ids_ptr, y_ptr,
     start, count, outputs, stride_y,
-    BITS: tl.constexpr, FIRST: tl.constexpr, HAS_TABLE: tl.constexpr, NESTED: tl.constexpr, HALVES: tl.constexpr,
+    BITS: tl.constexpr, FIRST: tl.constexpr, HAS_TABLE: tl.constexpr, IS_FLOAT: tl.constexpr, NESTED: tl.constexpr,
+    HALVES: tl.constexpr, WIDE: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, HAS_IDS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write `count` outputs' weights, from `start` on or those of the ids. Grid: (blocks of outputs, groups)."""
@@ -161,11 +172,11 @@ def dequantize_kernel(
     if HAS_IDS:
         output = tl.load(ids_ptr + place, mask=is_place, other=0)
     first, last = _load_levels(
-        codes_ptr, high_ptr, levels_ptr, group, outputs, output, is_place, BITS, FIRST, HAS_TABLE
+        codes_ptr, high_ptr, levels_ptr, group, outputs, output, is_place, BITS, FIRST, HAS_TABLE, IS_FLOAT
     )
     scale0, scale1, least = _load_scales(
         scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr, group, outputs, output, is_place,
-        NESTED, HALVES, HAS_MINIMUM,
+        NESTED, HALVES, WIDE, HAS_MINIMUM,
     )  # fmt: skip
     first, last = scale0[:, None] * first, scale1[:, None] * last
     if HAS_MINIMUM:

@@ -54,7 +54,7 @@ def dequantize_rows(weight: DeviceWeight, ids: Tensor, y: Tensor) -> Tensor:
 
 def _operands(weight: DeviceWeight) -> Operands:
     tensors = (weight.codes, weight.scales, weight.high, weight.minima, weight.factors, weight.minimum_factors)
-    return (*tensors, weight.levels, weight.format.bits, weight.format.levels[0])
+    return (*tensors, weight.levels, weight.format.bits, weight.format.levels[0] if weight.format.levels else 0)
 
 
 def _useful_splits(device: torch.device, weight: DeviceWeight) -> int:
@@ -84,7 +84,9 @@ def _options(operands: Operands) -> dict[str, Any]:
         "FIRST": first,
         "HAS_TABLE": levels is not None,
         "NESTED": factors is not None,
+        "IS_FLOAT": bits == 8 and first == 0,
         "HALVES": len(scales) == 2 * len(codes),
+        "WIDE": max(1, len(codes) // len(scales)),
         "HAS_MINIMUM": minima is not None,
     }
 

@@ -12,7 +12,6 @@ from offload.kernels.native import LEVELS, KernelUnavailable, find_kernel
 from tests.support.native_kernel import DTYPES, NAN, attention, definition, distance, draw, fill_blocks, scatter_blocks
 
 # One worker: the emulated levels, of processors that lack the real ones, are compiled once.
-pytestmark = pytest.mark.xdist_group("native")
 
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
 GROUPS = (1, 3, 4, 7, 8)

@@ -17,8 +17,6 @@ from offload.kernels.native.layout import pack_weight
 from tests.support.native_kernel import DTYPES, attention, draw, fill_blocks
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.xdist_group("native")
-
 LOOP = "while True: pass"
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what a thread waits for")

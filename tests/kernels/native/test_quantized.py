@@ -10,8 +10,6 @@ from offload.loading.gguf_blocks import FORMATS, split_blocks
 from tests.support.native_kernel import NAN, distance, draw
 from tests.support.quantized import random_blocks
 
-pytestmark = pytest.mark.xdist_group("native")
-
 
 def weight_of(name, outputs, inputs, seed=0):
     data, values = random_blocks(name, outputs, inputs, seed)

@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from offload.kernels.native.layout import pack_weight, weight_rows
 from tests.support.native_kernel import DTYPES, NAN, distance, draw
 
-pytestmark = pytest.mark.xdist_group("native")
-
 ROUNDING = {torch.bfloat16: 2**-8, torch.float32: 2**-20}  # of a result, with its last digit to spare
 # Outputs that fill panels, pairs of panels and neither; inputs to both sides of the 1024 that are multiplied at a time.
 SIZES = [(16, 16), (1, 2), (33, 64), (40, 1022), (100, 1024), (24, 1026), (48, 1040), (17, 2600)]

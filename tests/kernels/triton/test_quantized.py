@@ -11,29 +11,28 @@ import torch
 from offload.architecture.weight_formats import FORMATS
 from offload.kernels.device_weight import pack_for_device
 from offload.kernels.triton import quantized_ops as ops
-from offload.loading.gguf_blocks import split_blocks
 from tests.support.native_kernel import NAN, distance
 from tests.support.paths import ROOT
-from tests.support.quantized import random_blocks
+from tests.support.quantized import WIDE_FORMATS, random_weight
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 OUTPUTS, INPUTS = 20, 256
+ALL = [*FORMATS, *WIDE_FORMATS]
 
 
 def weight_of(name, outputs=OUTPUTS, inputs=INPUTS, seed=0):
     """A packed weight, and its values in fp64."""
-    data, values = random_blocks(name, outputs, inputs, seed)
-    weight = split_blocks(name, torch.from_numpy(data)).to(DEVICE)
-    return pack_for_device([weight]), torch.from_numpy(values).double().to(DEVICE)
+    weight, values = random_weight(name, outputs, inputs, seed)
+    return pack_for_device([weight.to(DEVICE)]), values.double().to(DEVICE)
 
 
 def draw(*size, dtype=torch.bfloat16, seed=0):
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_product_is_that_of_the_dequantised_weights(name):
     """Up to rounding in fp32, between numbers that are left alone."""
     weight, values = weight_of(name)
@@ -44,7 +43,7 @@ def test_a_product_is_that_of_the_dequantised_weights(name):
     assert y[:, [0, -1]].isnan().all()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 def test_dequantised_rows_have_the_values_of_the_file(name):
     weight, values = weight_of(name)
     ids = torch.tensor([OUTPUTS - 1, 0, 13], device=DEVICE)
@@ -79,7 +78,7 @@ def test_nan_stays_in_its_row():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies by numpy, whose rounding depends on the rows")
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(name):
     weight, _ = weight_of(name, 200, 1024)
     x, whole = draw(64, 1024), torch.zeros(64, 200, device=DEVICE)
@@ -115,14 +114,14 @@ for name, types, constants, is_whole in jobs:
     source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
 print("compiled", len(jobs))
 """
-COMPILED = ("Q5_1", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL")
+COMPILED = ("Q5_1", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL", "fp8", "int4 with minima")
 FLAGS = {"HAS_BIAS": True, "ADD": True, "WIDEN": False, "BLOCK_N": 64, "BLOCK_M": 16}
 
 
 def compilation(name, is_whole=False):
     """What a GPU's compiler gets for a format: kernel, types of pointers, constants."""
     weight, _ = weight_of(name, 16, 256)
-    kinds = {torch.uint8: "*u8", torch.int8: "*i8", torch.float16: "*fp16"}
+    kinds = {torch.uint8: "*u8", torch.int8: "*i8", torch.float16: "*fp16", torch.float32: "*fp32"}
     numbers = dict.fromkeys(("scales_ptr", "minima_ptr"), kinds[weight.scales.dtype])
     pointers = {"codes_ptr": kinds[weight.codes.dtype], "high_ptr": "*i32", "levels_ptr": "*fp32", **numbers}
     pointers |= dict.fromkeys(("factors_ptr", "minimum_factors_ptr"), "*fp16")
@@ -153,4 +152,4 @@ def test_types_agree_in_every_branch_of_the_kernels():
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
 def test_the_kernels_become_machine_code():
-    compile_all([job for name in FORMATS for job in compilation(name, is_whole=True)])
+    compile_all([job for name in ALL for job in compilation(name, is_whole=True)])

@@ -1,0 +1,108 @@
+"""The hardware-aware size of a tree, against trying all sizes; and the online estimate of children's acceptance."""
+
+import random
+
+import pytest
+
+from offload.speculation.tree import Tree, Visit, chain
+from offload.speculation.tree_estimators import ChildAcceptance
+from offload.speculation.tree_shape import best_tree, expected_tokens
+from offload.speculation.tree_size import fastest_tree
+
+RATES = (0.6, 0.12, 0.06, 0.04, 0.03)
+
+
+def seconds(parents, draft_s, verify_s):
+    """Return the seconds of drafting a tree depth by depth and of verifying it."""
+    tree = Tree(parents)
+    inner = [1, *(0 for _ in range(tree.depth))]  # nodes with children, by depth
+    for node, depth in enumerate(tree.depths):
+        inner[depth] += bool(tree.children[node + 1])
+    return verify_s(len(parents) + 1) + sum(draft_s(rows) for rows in inner[: tree.depth])
+
+
+HARDWARE = {
+    "rows cost nothing": (lambda rows: 0.05, lambda rows: 1.0),
+    "streamed weights": (lambda rows: 0.02 + 0.0001 * rows, lambda rows: 1.0 + 0.002 * rows),
+    "a CPU": (lambda rows: 0.1 + 0.05 * rows, lambda rows: 1.0 + 0.15 * (rows - 1)),
+    "drafts cost much": (lambda rows: 0.9, lambda rows: 1.0 + 0.01 * rows),
+    "rows come in tiles": (lambda rows: 0.1, lambda rows: 1.0 + 0.3 * (-(-rows // 16) - 1)),
+}
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_no_other_size_and_depth_is_faster(hardware):
+    draft_s, verify_s = HARDWARE[hardware]
+    found = fastest_tree(RATES, draft_s, verify_s, 40, 8, sizes=range(1, 41))
+    assert found.seconds == pytest.approx(seconds(found.parents, draft_s, verify_s))
+    assert found.tokens == pytest.approx(expected_tokens(found.parents, RATES))
+    trees = [(), *(best_tree(RATES, nodes, depth) for nodes in range(1, 41) for depth in range(1, 9))]
+    fastest = min(seconds(tree, draft_s, verify_s) / expected_tokens(tree, RATES) for tree in trees)
+    assert found.token_s == pytest.approx(fastest)
+
+
+def test_plain_decoding_is_chosen_where_drafts_lose():
+    assert fastest_tree((0.05,), lambda rows: 0.5, lambda rows: 1.0, 64, 8).parents == ()
+    assert fastest_tree((), lambda rows: 0.0, lambda rows: 1.0, 64, 8) == ((), 1.0, 1.0)
+
+
+def test_cheap_rows_make_trees_wide_and_costly_ones_chains():
+    wide = fastest_tree(RATES, *HARDWARE["rows cost nothing"], 256, 16)
+    narrow = fastest_tree((0.8, 0.05), lambda rows: 0.01 * rows, lambda rows: 1.0 + 0.15 * (rows - 1), 256, 16)
+    assert len(wide.parents) == 256
+    assert narrow.parents == chain(len(narrow.parents)) and narrow.parents
+
+
+def test_an_overhead_of_each_draft_makes_trees_larger():
+    times = (lambda rows: 0.02 * rows, lambda rows: 1 + 0.05 * (rows - 1))
+    sizes = [len(fastest_tree(RATES, *times, 64, 8, overhead_s=overhead).parents) for overhead in (0.0, 0.4)]
+    assert 0 < sizes[0] < sizes[1]
+
+
+def observed(acceptance, cycles, widths, belief):
+    """Let a belief see verifications of nodes whose children are accepted at these rates."""
+    random_ = random.Random(0)
+    for cycle in range(cycles):
+        width, number = random_.choice(widths), random_.random()
+        chances = [sum(acceptance[: rank + 1]) for rank in range(width)]
+        accepted = next((rank for rank, chance in enumerate(chances) if number < chance), None)
+        belief.observe(cycle, [Visit(width, accepted)])
+    return belief.rates(cycles)
+
+
+def test_the_estimate_approaches_the_rates_from_nodes_with_few_and_many_children():
+    belief = ChildAcceptance(0.3, keep=1.0)
+    found = observed(RATES, 600, (1, 2, 5), belief)
+    assert found[0] == pytest.approx(RATES[0], abs=0.12) and found[1] == pytest.approx(RATES[1], abs=0.08)
+
+
+def test_the_prior_falls_with_the_rank_and_observations_of_one_move_the_later_ones():
+    belief = ChildAcceptance(0.6)
+    before = belief.rates(0)
+    assert before[0] == 0.6 and before[1] == 0.12 and list(before) == sorted(before, reverse=True)
+    belief.observe(1, [Visit(1, None)] * 20)
+    after = belief.rates(1)
+    assert after[0] < 0.1 and after[1] < before[1]
+    assert belief.verified == pytest.approx(20)
+
+
+def test_the_estimate_decays_to_the_prior_and_never_counts_more_than_its_memory():
+    belief = ChildAcceptance(0.6)
+    belief.observe(1, [Visit(1, None)] * 1000)
+    assert belief.verified == pytest.approx(64)
+    assert belief.rates(2)[0] < 0.05 and belief.rates(1000)[0] == 0.6
+
+
+def test_a_later_child_is_never_believed_better_than_an_earlier_one():
+    belief = ChildAcceptance(0.6)
+    belief.observe(1, [Visit(2, 1)] * 40)
+    rates = belief.rates(1)
+    assert list(rates) == sorted(rates, reverse=True)
+
+
+def test_beliefs_that_hardly_move_give_the_same_tree():
+    belief = ChildAcceptance(0.6)
+    belief.observe(1, [Visit(2, 0)] * 60)
+    before = belief.rates(1)
+    belief.observe(2, [Visit(2, 0)])
+    assert belief.rates(2) == before
