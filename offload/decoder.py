@@ -5,7 +5,7 @@ Rows are flat, `[tokens, hidden]`, whichever sequence they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
 from .kv_cache.full import Attends, FullCache, KVCache
 from .kv_cache.store import Store
+from .kv_cache.tree import Tree
 from .parallel import ALONE, Group
 
 
@@ -33,6 +34,12 @@ class Layer:
     mlp_norm: Tensor  # [hidden]
     gate_up: Linear  # [2 * intermediate, hidden]
     down: Linear  # [hidden, intermediate]
+
+    @property
+    def linear_bytes(self) -> int:
+        """Return the bytes of the weights that a pass multiplies with."""
+        linears = (self.qkv, self.o, self.gate_up, self.down)
+        return sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
 
 
 class Model:
@@ -102,6 +109,17 @@ class Model:
         cache.commit()
         return x
 
+    @torch.inference_mode()
+    def forward_tree(self, ids: Tensor, cache: KVCache, tree: Tree) -> Tensor:
+        """Run the last tokens of a tree; those before them are held in `cache`, where all are held afterwards.
+
+        Returns hidden rows as `forward` does.
+        """
+        cache.begin(len(ids), tree)
+        x = self.through(ids, cache)
+        cache.hold()
+        return x
+
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
         x = self._embedding(ids)
@@ -110,6 +128,22 @@ class Model:
             self._progress = (len(ids), index + 1)
         self._progress = (0, 0)
         return x
+
+    @property
+    def read_cost(self) -> float:
+        """Return the bytes of weights that a step reads from the device's memory; those over a link count more."""
+        streamed = getattr(self._layers, "read_cost", None)
+        layers = sum(layer.linear_bytes for layer in self._layers) if streamed is None else streamed
+        return layers + sum(tensor.nbytes for tensor in self._head.tensors())
+
+    def layers(self) -> Iterator[Layer]:
+        """Iterate over the layers; one may be valid only until the next one is taken."""
+        return iter(self._layers)
+
+    def with_weights(self, layers: Iterable[Layer], head: Linear | None = None) -> Model:
+        """Return a model of the same shape with other layers, and maybe another head; all else is shared."""
+        head = self._head if head is None else head
+        return Model(self.shape, self.operations, self._embedding, layers, self._norm, head, self.group)
 
     @property
     def keeps_weights(self) -> bool:
@@ -124,7 +158,7 @@ class Model:
         early, the cache stays at its committed length.
         """
         with torch.inference_mode():
-            cache.begin(len(ids), chunk)
+            cache.begin(len(ids), chunk=chunk)
             parts = [self._embedding(part) for part in ids.split(chunk)]
         for index, layer in enumerate(self._layers):
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
@@ -147,3 +181,12 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
         return self._head.wide(self.operations.norm(hidden, self._norm, self.shape.norm_eps))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedCopy:
+    """A model with its weights rounded to `level`; `agreement`: how often both choose the same token on a prompt."""
+
+    model: Model
+    level: str
+    agreement: float

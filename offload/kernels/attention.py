@@ -48,6 +48,23 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     return merge([_attend_causal(q, k[:, before:], v[:, before:]), attend(q, k[:, :before], v[:, :before])])
 
 
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Partial:
+    """Attend to few keys, of which each query sees its own: those of a tree of tokens in flight.
+
+    Shapes as in `attend`; `sees` is bool `[tokens, keys]`, with a key at least for every token. `out` is in fp32.
+    """
+    tokens, heads, head_dim = q.shape
+    grouped = q.view(tokens, len(k), -1, head_dim).permute(1, 2, 0, 3).float()  # [kv_heads, group, tokens, head_dim]
+    keys, values = (x.unsqueeze(1).float() for x in (k, v))
+    scores = (grouped @ keys.transpose(-1, -2)) * head_dim**-0.5
+    scores.masked_fill_(~sees, float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    out = scores.sub_(lse.unsqueeze(-1)).exp_() @ values
+    return Partial(
+        out.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim), lse.permute(2, 0, 1).reshape(tokens, heads)
+    )
+
+
 def _attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     tokens, heads, head_dim = q.shape
     kv_heads, group = k.shape[0], heads // k.shape[0]
@@ -71,6 +88,11 @@ def merge(partials: Sequence[Partial]) -> Partial:
     for part, weight in zip(partials[1:], weights[1:], strict=True):
         out.addcmul_(part.out.float(), weight)
     return Partial(out.to(partials[0].out.dtype), total)
+
+
+def state_of(part: Partial) -> Tensor:
+    """Return a partial result as an accumulator's state; see `Accumulator.state`."""
+    return torch.cat((part.lse.unsqueeze(-1), torch.ones_like(part.lse).unsqueeze(-1), part.out.float()), dim=-1)
 
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.layout import keys_of, mean_keys, values_of, write_blocks
+from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from .store import Store, gather_chunks
+from .tree import Tree
 
 
 class BlockStore(Store):
@@ -39,20 +41,36 @@ class BlockStore(Store):
         self._kernel.append(self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored))
         return self._rotated
 
-    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
-        return self._attend(layer, q, start + 1)
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
+        """Attend as in `Store`; with a `tree`, a token's result has the bits of the chain that its path is."""
+        return self._attend(layer, q, start + 1, tree=tree)
 
-    def attend_table(self, layer: int, q: Tensor, table: Tensor, seen: int) -> Tensor:
+    def attend_table(self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None) -> Tensor:
         """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
 
-        The first token sees the first `seen` tokens of that order, each further token one more.
+        The first token sees the first `seen` tokens of that order, each further token one more. With a `tree`, whose
+        tokens come behind the first `seen - 1` of that order, queries are as in `attend`.
         """
-        return self._attend(layer, q, seen, table)
+        return self._attend(layer, q, seen, table, tree)
 
-    def _attend(self, layer: int, q: Tensor, seen: int, table: Tensor | None = None) -> Tensor:
+    def _attend(
+        self, layer: int, q: Tensor, seen: int, table: Tensor | None = None, tree: Tree | None = None
+    ) -> Tensor:
+        parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
-        self._kernel.attend(self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out))
+        call = self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out, parents=parents)
+        self._kernel.attend(call)
         return self._out
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Move each token `start + keep[i]` to position `start + i`; `keep` increases.
+
+        After a tree, the tokens of the accepted path then stand in order behind the prefix.
+        """
+        moved = [(target, source) for target, source in enumerate(keep) if target != source]
+        if moved:
+            targets, sources = (start + torch.tensor(some) for some in zip(*moved, strict=True))
+            move_tokens(self._blocks.flatten(0, 1), self.shape.head_dim, sources, targets)
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         first, last = start // BLOCK, -(-end // BLOCK)

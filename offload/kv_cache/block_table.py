@@ -34,5 +34,5 @@ class TableCache(InPlaceCache):
         self._table = table.to(torch.int32).contiguous()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = self._store.append(layer, self._length, q, k, v, self.rows, self.stored)
-        return self._store.attend_table(layer, q, self._table[layer], self.seen)
+        q = self._store.append(layer, self.start, q, k, v, self.rows, self.stored)
+        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ..architecture.rope import rotate
+from ..kernels.attention import Partial, attend_masked, merge
 from ..kernels.triton import ROWS
-from ..kernels.triton.accumulate import attend_table
+from ..kernels.triton.accumulate import attend_table, attend_table_before
 from .full import FullCache
 from .in_place import InPlaceCache
 from .selection import Refresh, Selector
@@ -46,15 +47,26 @@ class ChunkTableCache(InPlaceCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.store.layer(layer)
-        new = slice(self._length + self.stored, self._length + len(q))
+        new = slice(self.start + self.stored, self.start + len(q))
         keys[:, new] = rotate(k, self.rows)[self.stored :].transpose(0, 1)
         values[:, new] = v[self.stored :].transpose(0, 1)
         table = self.table[layer, :, : self.selection.shape[1]]
+        if self.tree is not None:
+            return self._attend_tree(rotate(q, self.rows), keys, values, table)
         parts = [
             attend_table(part, keys, values, table, self._chunk, (self.seen + index * ROWS, self.tail_start))
             for index, part in enumerate(rotate(q, self.rows).split(ROWS))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_tree(self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
+        at = slice(self._length, self.start + len(q))
+        own = attend_masked(q, keys[:, at], values[:, at], self.tree.on(q.device).sees[-len(q) :])
+        if self.seen == 1:
+            return own.out.to(q.dtype)
+        lengths = (self.seen - 1, self.tail_start)
+        parts = [attend_table_before(part, keys, values, table, self._chunk, lengths) for part in q.split(ROWS)]
+        return merge([Partial(*map(torch.cat, zip(*parts, strict=True))), own]).out
 
     def unused(self, rows: int) -> int:
         """Return the first position behind the full cache's tokens and a pass of so many rows."""

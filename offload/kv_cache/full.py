@@ -6,6 +6,7 @@ The decoder calls the cache for attention. The cache also rotates keys and queri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .static_step import StoreStep
 from .store import PlainStore, Store
+from .tree import InFlight, Tree
 
 
 class Attends(Protocol):
@@ -25,6 +27,7 @@ class Attends(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the in-flight keys and values, and attend causally to them and to all committed ones.
 
+        Of a tree in flight, each token attends to its ancestors and itself instead.
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, not rotated yet;
         returns `[tokens, heads, head_dim]`.
         """
@@ -36,6 +39,8 @@ class KVCache(Attends, Protocol):
 
     One forward pass is `begin`, then `attend` once a layer in order, then `commit`. Until `commit` the pass has not
     happened: an exception in between leaves the cache at its committed `length`, and the next `begin` starts over.
+
+    A pass over a tree ends with `hold` instead. The next pass may add tokens to the tree. `commit` then keeps one path.
     """
 
     @property
@@ -43,12 +48,27 @@ class KVCache(Attends, Protocol):
         """Return the number of committed tokens."""
         ...
 
-    def begin(self, tokens: int) -> None:
-        """Begin a pass over `tokens` tokens behind the committed ones. Raises AssertionError beyond capacity."""
+    @property
+    def held(self) -> int:
+        """Return how many tokens of a tree are in flight from passes that have ended; 0 if they are lost.
+
+        They are lost if anything but `hold`, a pass over the same tree, or `commit` follows.
+        """
         ...
 
-    def commit(self) -> None:
-        """Commit the in-flight tokens."""
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        """Begin a pass over `tokens` tokens behind the committed ones. Raises AssertionError beyond capacity.
+
+        With a `tree`, they are its last ones; those before them, if there are any, are held.
+        """
+        ...
+
+    def hold(self) -> None:
+        """End a pass over a tree; its tokens stay in flight."""
+        ...
+
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        """Commit the in-flight tokens; of held ones, the path `keep`: indices in the tree from the root down."""
         ...
 
     def truncate(self, length: int) -> int:
@@ -59,7 +79,7 @@ class KVCache(Attends, Protocol):
         ...
 
 
-class FullCache:
+class FullCache(InFlight):
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
     All caches of the sequence share `rope`. `marks` records rollbacks, for caches that copy from the store; `writes`
@@ -72,28 +92,52 @@ class FullCache:
         self.rope = rope
         self.marks = Watermarks()
         self.writes = 0
-        self._length = 0
-        self._inflight = 0
+        self._held_at = 0  # `writes` at the last pass over a tree
         self.rows: tuple[Tensor, Tensor] | None = None  # the rotations of the in-flight tokens
         self._next: tuple[int, int] | None = None  # the current layer, and its next token's position
         self._queries: Tensor | None = None
+        self._tree_queries: Tensor | None = None  # of all tokens of a tree in flight
         self._num_queries, self._queries_end = 0, -1  # number of kept queries, and the position behind the last one
 
     @property
     def length(self) -> int:
         return self._length
 
-    def begin(self, tokens: int, chunk: int | None = None) -> None:
+    @property
+    def held(self) -> int:
+        return self._held if self._held_at == self.writes else 0
+
+    def begin(self, tokens: int, tree: Tree | None = None, chunk: int | None = None) -> None:
         """Begin a pass as in `KVCache`; with `chunk`, each layer attends chunk by chunk, in one call each."""
-        end = self._length + tokens
+        end = self._length + (tokens if tree is None else len(tree))
         assert tokens > 0 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
+        self._enter(tokens, tree)
         self.writes += 1
-        self._inflight = tokens
-        self.rows = self.rope.rows(self._length, end)
         self._next = None
-        self.store.begin(self._length, tokens, chunk)
+        if tree is None:
+            self.rows = self.rope.rows(self._length, end)
+        else:
+            self._begin_tree(tree)
+        self.store.begin(self._length, end - self._length, chunk)
+
+    def _begin_tree(self, tree: Tree) -> None:
+        self._held_at = self.writes
+        self.rows = self._rotations(self.rope.rows(self._length, self._length + tree.deepest + 1))
+        if self._queries is not None and (self._tree_queries is None or self._tree_queries.shape[1] < len(tree)):
+            kept, (layers, _, *size) = self._tree_queries, self._queries.shape
+            self._tree_queries = self._queries.new_empty((layers, len(tree), *size))
+            if self._held:
+                self._tree_queries[:, : self._held] = kept[:, : self._held]
+
+    def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = self.store.append(layer, self.start, q, k, v, self.rows)
+        if self._queries is not None:
+            self._tree_queries[layer, self._held : self._held + len(q)] = q
+        return self.store.attend(layer, q, self._length, self.tree)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.tree is not None:
+            return self._attend_tree(layer, q, k, v)
         start = self._length if self._next is None or self._next[0] != layer else self._next[1]
         self._next = layer, start + len(q)
         rows = self.rows
@@ -105,11 +149,29 @@ class FullCache:
             self._queries[layer, : self._num_queries] = q[-self._num_queries :]
         return self.store.attend(layer, q, start)
 
-    def commit(self) -> None:
+    def hold(self) -> None:
         self.store.end()
-        self._length += self._inflight
-        self._inflight = 0
-        self._queries_end = self._length if self._queries is not None else -1
+        super().hold()
+
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        if keep is None:
+            self.store.end()
+            self._length += self._inflight
+            self._inflight = 0
+            self._queries_end = self._length if self._queries is not None else -1
+        else:
+            self._commit_path(keep)
+
+    def _commit_path(self, keep: Sequence[int]) -> None:
+        assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
+        self.store.compact(self._length, keep)
+        if self._queries is not None and keep:
+            newest = keep[-KEPT_QUERIES:]
+            self._queries_end = -1  # until all of them are there
+            self._queries[:, : len(newest)] = self._tree_queries[:, newest]
+            self._num_queries, self._queries_end = len(newest), self._length + len(keep)
+        self._length += len(keep)
+        self._leave()
 
     @property
     def has_static_steps(self) -> bool:
@@ -147,12 +209,13 @@ class FullCache:
         assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
         self.store.load(self._length, kv)
-        self._length, self._inflight, self._queries_end = end, 0, -1
+        self._length, self._queries_end = end, -1
+        self._leave()
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
         self._length = length
-        self._inflight = 0
+        self._leave()
         self.store.truncate(length)
         self.marks.lower(length)
         return length
@@ -163,6 +226,7 @@ class FullCache:
             store = self.store
             size = (store.shape.layers, KEPT_QUERIES, store.shape.heads, store.shape.head_dim)
             self._queries_end = -1
+            self._leave()  # the queries of a tree in flight were not kept
             self._queries = torch.empty(size, dtype=store.dtype, device=store.device)
 
     def query(self) -> Tensor | None:

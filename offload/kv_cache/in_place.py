@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .full import FullCache
 from .selected import SelectedCache
 from .selection import Refresh, Selector
+from .tree import Tree
 
 
 class InPlaceCache(SelectedCache):
@@ -25,9 +28,13 @@ class InPlaceCache(SelectedCache):
         self._writes = self._full.writes
         return intact
 
-    def begin(self, tokens: int) -> None:
-        super().begin(tokens)
-        end = self._length + tokens
+    @property
+    def held(self) -> int:
+        return self._held if self._writes == self._full.writes else 0
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        super().begin(tokens, tree)
+        end = self.start + tokens
         assert end <= self._full.capacity, f"{end} tokens in a cache of {self._full.capacity}"
         # Invalidate the tokens of another such cache, not these.
         self._writes = self._full.writes = self._full.writes + 1
@@ -40,9 +47,12 @@ class InPlaceCache(SelectedCache):
     @property
     def stored(self) -> int:
         """Return how many in-flight tokens the full cache has: its exact ones are not overwritten by approximations."""
-        return min(self.ahead, self._inflight)
+        return min(max(self.ahead - self._held, 0), self._inflight)
+
+    def _compact(self, keep: Sequence[int]) -> None:
+        self._full.store.compact(self._length, keep)
 
     @property
     def seen(self) -> int:
-        """Return how many tokens the first in-flight one attends to, itself included."""
+        """Return how many tokens the first one behind the committed ones attends to, itself included."""
         return self.selection.shape[1] * self._chunk + self._length - self.tail_start + 1

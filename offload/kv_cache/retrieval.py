@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from .selected import SelectedCache
 from .selection import Refresh, Selector
 from .static_step import StoreStep
 from .store import PlainStore
+from .tree import Tree
 
 
 class CopiedCache(SelectedCache):
@@ -71,8 +72,8 @@ class CopiedCache(SelectedCache):
             self.selection[self.selection >= unchanged // self._chunk] = -1  # the slot's tokens have changed
         return True
 
-    def begin(self, tokens: int) -> None:
-        super().begin(tokens)
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        super().begin(tokens, tree)
         start, end = max(self.exact_end, self.tail_start), min(self._full.length, self._length)
         if start < end:
             self.store.write(self.position_of(start), *self._full.store.read(start, end))
@@ -117,7 +118,11 @@ class CopiedCache(SelectedCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         position = self.position
-        return self.store.attend(layer, self.store.append(layer, position, q, k, v, self.rows), position)
+        q = self.store.append(layer, position + self._held, q, k, v, self.rows)
+        return self.store.attend(layer, q, position, self.tree)
+
+    def _compact(self, keep: Sequence[int]) -> None:
+        self.store.compact(self.position, keep)
 
     def truncate(self, length: int) -> int:
         super().truncate(length)

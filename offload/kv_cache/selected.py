@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from .full import FullCache
 from .selection import Refresh, Selector, choose
+from .tree import InFlight, Tree
 
 _SELECTION = 1.0  # relative to attention in a plain step; estimated time of a selection whose mean keys are known
 
 
-class SelectedCache(ABC):
+class SelectedCache(InFlight, ABC):
     """A KVCache of selected chunks of a full cache, followed by the newest tokens without a gap (the tail).
 
     It computes keys and values only of tokens that the full cache has not run yet; `adopt` replaces them by the full
@@ -32,7 +34,6 @@ class SelectedCache(ABC):
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
         self.tail_start = 0
-        self._length = self._inflight = 0
         self._rebuild = True
         self.selections = 0  # so far
         full.keep_queries()
@@ -83,13 +84,18 @@ class SelectedCache(ABC):
         Returns whether the keys and values that only this cache has are intact.
         """
 
-    def begin(self, tokens: int) -> None:
-        end = self._length + tokens
-        if self._length <= self._full.length and (self._rebuild or self._is_due(end)):
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        end = self._length + (tokens if tree is None else len(tree))
+        is_first = tree is None or len(tree) == tokens
+        if is_first and self._length <= self._full.length and (self._rebuild or self._is_due(end)):
             self._select()
         assert not self._rebuild and end - self.tail_start <= self._room, "a draft longer than the tail"
-        self._inflight = tokens
-        self.rows = self._full.rope.rows(self._length, end)
+        self._enter(tokens, tree)
+        rope = self._full.rope
+        if tree is None:
+            self.rows = rope.rows(self._length, end)
+        else:
+            self.rows = self._rotations(rope.rows(self._length, self._length + tree.deepest + 1))
 
     def _is_due(self, end: int) -> bool:
         nearly_full = end - self.tail_start > self._chunk + self._tail // 2
@@ -112,13 +118,23 @@ class SelectedCache(ABC):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store and attend as in `KVCache`."""
 
-    def commit(self) -> None:
-        self._length += self._inflight
-        self._inflight = 0
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        if keep is None:
+            self._length += self._inflight
+            self._inflight = 0
+        else:
+            assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
+            self._compact(keep)
+            self._length += len(keep)
+            self._leave()
+
+    @abstractmethod
+    def _compact(self, keep: Sequence[int]) -> None:
+        """Move the tokens of a path in flight together, behind the committed ones."""
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
-        self._inflight = 0
+        self._leave()
         self._length = length
         if length < self.tail_start:
             self._rebuild = True

@@ -5,7 +5,7 @@ A store addresses tokens by position. Its cache tracks which of them are committ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
 from ..kernels import triton
-from ..kernels.attention import attend_causal
+from ..kernels.attention import Partial, attend, attend_causal, attend_masked, merge
+from ..kernels.triton.accumulate import attend_keys as attend_keys_by_triton
 from ..kernels.triton.accumulate import attend_stored as attend_stored_by_triton
+from .tree import Tree
 
 
 class Store(Protocol):
@@ -56,12 +58,22 @@ class Store(Protocol):
         """
         ...
 
-    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
         """Attend causally to the stored tokens with the rotated queries of the tokens from position `start` on.
 
+        With a `tree`, its tokens are stored from position `start` on, the queries are those of its last ones, and each
+        attends to all tokens before the tree, to its ancestors and to itself.
         Returns `[tokens, heads, head_dim]`, valid until the next call.
         """
         ...
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Move the tokens at `start + keep[i]` to `start + i`, for increasing `keep`; between passes."""
+        moved = first_moved(keep)
+        if moved < len(keep):
+            at = torch.tensor([index - moved for index in keep[moved:]], device=self.device)
+            both = self.read(start + moved, start + keep[-1] + 1)
+            self.write(start + moved, *(x.index_select(2, at) for x in both))
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of tokens, each `[layers, kv_heads, end - start, head_dim]`: views or copies."""
@@ -132,9 +144,10 @@ class PlainStore(Store):
         self._values[layer][:, new] = v.transpose(0, 1)
         return rotate(q, rows)
 
-    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
-        end = start + len(q)
-        return attend_stored(q, self._keys[layer][:, :end], self._values[layer][:, :end])
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
+        end = start + (len(q) if tree is None else len(tree))
+        keys, values = self._keys[layer][:, :end], self._values[layer][:, :end]
+        return attend_stored(q, keys, values) if tree is None else attend_tree(q, keys, values, tree)
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self._keys[:, :, start:end], self._values[:, :, start:end]
@@ -167,6 +180,11 @@ class PlainStore(Store):
         return self._keys[layer][:, start:end].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32)
 
 
+def first_moved(keep: Sequence[int]) -> int:
+    """Return the first index that `Store.compact` moves, or how many there are."""
+    return next((at for at, index in enumerate(keep) if at != index), len(keep))
+
+
 def gather_chunks(keys: Tensor, values: Tensor, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Copy chunks as in `Store.gather` from keys and values `[layers, kv_heads, tokens, head_dim]`."""
     whole = keys.shape[2] // size * size
@@ -181,3 +199,20 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if triton.serves(q):
         return attend_stored_by_triton(q, keys, values)
     return attend_causal(q, keys, values).out
+
+
+def attend_tree(q: Tensor, keys: Tensor, values: Tensor, tree: Tree) -> Tensor:
+    """Attend to stored keys and values, the last of which are a tree's; the queries are those of its last tokens.
+
+    Shapes as in `attend_stored`. The tokens before the tree are seen by all queries, and need no mask.
+    """
+    before = keys.shape[1] - len(tree)
+    own = attend_masked(q, keys[:, before:], values[:, before:], tree.on(q.device).sees[-len(q) :])
+    if not before:
+        return own.out.to(q.dtype)
+    return merge([_attend_before(q, keys[:, :before], values[:, :before]), own]).out
+
+
+def _attend_before(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
+    """Attend with every query to every key."""
+    return attend_keys_by_triton(q, keys, values) if triton.serves(q) else attend(q, keys, values)

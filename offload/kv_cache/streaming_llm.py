@@ -5,6 +5,7 @@ Its memory is constant. It drops the tokens in between, which is good enough to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,13 +14,14 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rope, rotate
 from .static_step import StepInputs
-from .store import attend_stored
+from .store import attend_stored, attend_tree, first_moved
+from .tree import InFlight, Tree
 
 
 class Span(NamedTuple):
     """What a pass attends to, in indices of the buffer: the first `sink` tokens, and those from `start` to `stop` - 1.
 
-    The pass stores its own tokens from `first` on.
+    The tokens in flight are stored from `first` on, those of the pass last.
     """
 
     sink: int
@@ -29,11 +31,11 @@ class Span(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Return how many tokens are attended to before the pass's own: the position of its first one."""
+        """Return how many tokens are attended to before those in flight: the position of their first one."""
         return self.sink + self.first - self.start
 
 
-class StreamingCache:
+class StreamingCache(InFlight):
     """Attends to the first `sink` tokens and to the `window` tokens before those in flight.
 
     Keys are kept before RoPE. Every pass numbers the tokens that it attends to from 0 and rotates them there, so no
@@ -55,9 +57,7 @@ class StreamingCache:
         self.sink, self.window, self._most = sink, window, inflight
         self._room = sink + 2 * window + 2 * inflight  # about half of it is for rollback
         self.rope = rope
-        self._length = 0
         self._dropped = 0  # tokens between the sink and the oldest of the others
-        self._inflight = 0
         self.span = Span(0, 0, 0, 0)
         size = (shape.layers, shape.kv_heads, self._room, shape.head_dim)
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
@@ -71,18 +71,34 @@ class StreamingCache:
         """Return the bytes of keys and values."""
         return self._keys.nbytes + self._values.nbytes
 
-    def begin(self, tokens: int) -> None:
-        self.begin_padded(tokens, tokens)
-        self._positions = self.rope.rows(0, self.span.position + tokens)
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        if tree is None:
+            self.begin_padded(tokens, tokens)
+            self._positions = self.rope.rows(0, self.span.position + tokens)
+        else:
+            self._begin_tree(tokens, tree)
 
     def begin_padded(self, tokens: int, rows: int) -> None:
-        stored = self._length - self._dropped
         assert 0 < tokens <= rows <= self._most, f"{rows} tokens at once where {self._most} are the most"
-        if stored + rows > self._room:
+        self._enter(tokens, None)
+        self._set_span(tokens, rows)
+
+    def _begin_tree(self, tokens: int, tree: Tree) -> None:
+        assert 0 < tokens <= len(tree) <= self._most, f"{len(tree)} tokens at once where {self._most} are the most"
+        self._enter(tokens, tree)
+        # Once a tree is begun, its tokens must not move.
+        self._set_span(len(tree), len(tree) if self._held else self._most)
+        position = self.span.position
+        rows = self.rope.rows(0, position + tree.deepest + 1)
+        depths = tree.on(self._keys.device).depths + position
+        self._positions = tuple(torch.cat((x[:position], x.index_select(0, depths))) for x in rows)
+
+    def _set_span(self, inflight: int, room: int) -> None:
+        stored = self._length - self._dropped
+        if stored + room > self._room:
             stored = self._compact()
-        self._inflight = tokens
         sink = min(self.sink, stored)
-        self.span = Span(sink, max(stored - self.window, sink), stored, stored + tokens)
+        self.span = Span(sink, max(stored - self.window, sink), stored, stored + inflight)
 
     def _compact(self) -> int:
         """Drop tokens behind the sink, except a window and some for rollback; return how many tokens are left."""
@@ -95,13 +111,15 @@ class StreamingCache:
         return self.sink + kept
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sink, start, first, stop = self.span
+        sink, start, _, stop = self.span
         keys, values = self.layer(layer)
-        keys[:, first:stop], values[:, first:stop] = k.transpose(0, 1), v.transpose(0, 1)
+        new = slice(stop - len(q), stop)
+        keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
         keys, values = (torch.cat((x[:, :sink], x[:, start:stop]), dim=1) for x in (keys, values))
         cos, sin = self._positions
         keys = rotate(keys, (cos.squeeze(1), sin.squeeze(1)))
-        return attend_stored(rotate(q, (cos[-len(q) :], sin[-len(q) :])), keys, values)
+        q = rotate(q, (cos[-len(q) :], sin[-len(q) :]))
+        return attend_stored(q, keys, values) if self.tree is None else attend_tree(q, keys, values, self.tree)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys, not rotated, and values `[kv_heads, room, head_dim]` as views, to be written to."""
@@ -120,9 +138,21 @@ class StreamingCache:
         self._keys.zero_()
         self._values.zero_()
 
-    def commit(self) -> None:
-        self._length += self._inflight
-        self._inflight = 0
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        if keep is None:
+            self._length += self._inflight
+            self._inflight = 0
+        else:
+            self._commit_path(keep)
+
+    def _commit_path(self, keep: Sequence[int]) -> None:
+        assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
+        first, moved = self.span.first, first_moved(keep)
+        for tensor in (self._keys, self._values) if moved < len(keep) else ():
+            at = torch.tensor([first + index for index in keep[moved:]], device=tensor.device)
+            tensor[:, :, first + moved : first + len(keep)] = tensor.index_select(2, at)
+        self._length += len(keep)
+        self._leave()
 
     def skip(self, length: int) -> None:
         """Continue at position `length`, at least the committed one, with the sink alone as if it had been run.
@@ -131,11 +161,12 @@ class StreamingCache:
         """
         assert length >= self._length >= min(self.sink, length), f"cannot skip from {self._length} to {length}"
         self._dropped = max(length - self.sink, 0)
-        self._length, self._inflight = length, 0
+        self._length = length
+        self._leave()
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
-        self._inflight = 0
+        self._leave()
         # Unless a full window is left, or nothing was dropped, queries would see fewer tokens than they should.
         if self._dropped and length < self._dropped + self.sink + self.window:
             length = self._dropped = 0

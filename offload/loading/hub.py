@@ -12,7 +12,7 @@ from ..system import default_home
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, ModelSource, resolve
-from .safetensors import Checkpoint, FolderCheckpoint
+from .safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
 from .stored_bits import average_bits
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
@@ -80,6 +80,15 @@ def stored_bits(name: str) -> WeightBits | None:
     except TriforceError:
         return None
     return average_bits(sizes, quantized, 2)
+
+
+def is_quantized(name: str) -> bool:
+    """Return whether a model's weights are quantised; those on a hub are not looked at. Raises as `dimensions`."""
+    source = resolve(name)
+    if source.kind == "path":
+        path = Path(source.target)
+        return (path / QUANTIZED_FILE).exists() if path.is_dir() else open_checkpoint(path).is_quantized
+    return source.kind == "embedded"
 
 
 def describe_source(name: str) -> str:

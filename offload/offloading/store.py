@@ -8,7 +8,7 @@ newest page of every layer, not yet whole, stays on the device. Partial results 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -16,9 +16,12 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..kernels.accumulate import Accumulator
+from ..kernels.attention import attend_masked, state_of
 from ..kv_cache.block_store import copy_bytes
-from ..kv_cache.store import Store
+from ..kv_cache.store import Store, first_moved
+from ..kv_cache.tree import Tree
 from .host_attention import HostResult
+from .link import LINK_COST
 from .mean_keys import HostMeanKeys
 from .open_pages import OpenPages
 from .prefetch import PrefetchItem
@@ -30,7 +33,7 @@ from .tiers import Tiers
 class TieredStore(TierReader):
     """A `Store` (kv_cache/store.py) over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
 
-    read_cost = 8.0
+    read_cost = LINK_COST
     mean_keys_cost = 1.0  # prefill has kept most of them
 
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
@@ -117,13 +120,25 @@ class TieredStore(TierReader):
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store tokens as in `Store`, in host memory; the next pass fetches the pages that it needs."""
-        tiers, resident = self.tiers, self.tiers.resident_layers
         self._close_pages()
+        self._write(start, keys, values)
+
+    def _write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        """Store tokens in the newest copies of their pages."""
+        tiers, resident = self.tiers, self.tiers.resident_layers
         if tiers.resident is not None:
             tiers.resident.write(start, keys[:resident], values[:resident])
         for page, at, tokens in self._pages_between(start, start + keys.shape[2]):
-            for layer, target in enumerate(tiers.pages[:, page], resident):
-                tiers.format.write(target, at, *(x[layer, :, tokens] for x in (keys, values)))
+            for layer, target in enumerate(self.open_pages.newest(page), resident):
+                tiers.format.write(target, at, *(x[layer, :, tokens].to(target.device) for x in (keys, values)))
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Move tokens as in `Store`."""
+        moved = first_moved(keep)
+        if moved < len(keep):
+            at = torch.tensor([index - moved for index in keep[moved:]], device=self.device)
+            both = self.read(start + moved, start + keep[-1] + 1)
+            self._write(start + moved, *(x.index_select(2, at) for x in both))
 
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump` gave as in `Store`, in host memory."""
@@ -175,10 +190,10 @@ class TieredStore(TierReader):
             return self._prefill.buffer(layer, page)
         return self.open_pages.buffer(layer, page)
 
-    def attend(self, layer: int, q: Tensor, start: int) -> Tensor:
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
         tiers = self.tiers
         if layer < tiers.resident_layers:
-            return tiers.resident.attend(layer, q, start)
+            return tiers.resident.attend(layer, q, start, tree)
         if self._plain_prefill is not None:
             return self._plain_prefill.attend(q, start)
         layer -= tiers.resident_layers
@@ -187,13 +202,13 @@ class TieredStore(TierReader):
         result = tiers.format.accumulator(q)
         self._attend_streamed(layer, len(q), result)
         if not result.in_order:
-            self._attend_newest(layer, start, len(q), result)  # while the host computes
+            self._attend_newest(layer, start, q, tree, result)  # while the host computes
         if host is not None:
             self._add_from_host(host, len(q), rest, result)
         if result.in_order:
-            self._attend_newest(layer, start, len(q), result)
+            self._attend_newest(layer, start, q, tree, result)
         out = result.output()
-        if self._prefill is not None and start + len(q) == self._end:
+        if self._prefill is not None and start + (len(q) if tree is None else len(tree)) == self._end:
             self._prefill.store(layer)
         self._clock.start()
         return out
@@ -214,8 +229,12 @@ class TieredStore(TierReader):
             if ring.seconds is not None:
                 self.tiers.balance.observe_link(ring.seconds)
 
-    def _attend_newest(self, layer: int, start: int, tokens: int, result: Accumulator) -> None:
+    def _attend_newest(self, layer: int, start: int, q: Tensor, tree: Tree | None, result: Accumulator) -> None:
         """Attend causally to the pages of this pass, which are on the device."""
+        if tree is not None:
+            self._attend_tree(layer, start, q, tree, result)
+            return
+        tokens = len(q)
         end = start + tokens
         for page in range(self._num_whole, (end - 1) // self.span + 1):
             base, buffer = page * self.span, self._buffer(layer, page)
@@ -224,6 +243,20 @@ class TieredStore(TierReader):
                 result.attend(buffer, inside, start + inside.start - base + 1, causal=True)
             if inside.stop < tokens:
                 result.attend(buffer, slice(inside.stop, tokens), self.span)
+
+    def _attend_tree(self, layer: int, start: int, q: Tensor, tree: Tree, result: Accumulator) -> None:
+        """Attend to the committed tokens of the first page of this pass, and to the tree's."""
+        format, runs = self.tiers.format, []
+        if before := start % self.span:
+            result.attend(self._buffer(layer, self._num_whole), slice(0, len(q)), before)
+        for buffer, at, some in self._pages_of(layer, start, len(tree)):
+            tokens, first = some.stop - some.start, at // format.grain
+            grains = format.grains(buffer)[:, first : -(-(at + tokens) // format.grain)]
+            inside = slice(at - first * format.grain, at - first * format.grain + tokens)
+            runs.append([x[:, inside] for x in format.read_grains(grains)])
+        keys, values = (torch.cat(both, dim=1) for both in zip(*runs, strict=True))
+        own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
+        result.add_state(state_of(own))
 
     def _add_from_host(self, host: Future[HostResult], rows: int, rest: float | None, result: Accumulator) -> None:
         """Wait for host attention, note its time, and add its result."""

@@ -11,14 +11,14 @@ from torch import Tensor
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
 from .runner import Runner
-from .sampling import Sampler, draw, read_tokens
+from .sampling import Sampler, read_tokens
 from .transfers import download
 
 
 class Draft(NamedTuple):
     """Proposed tokens in order, and the distributions that they were drawn from.
 
-    `rows` is `[tokens, vocab]`, or None if every distribution is one-hot.
+    `rows` is `[tokens, vocab]`, or None if every distribution is one-hot, or sampling is coupled, which needs none.
     """
 
     tokens: list[int]
@@ -96,16 +96,17 @@ class ModelDrafter:
         hidden = self._runner.rows(sequence)
         while True:
             rows.append(sampler.distribution(self._padded(self._runner.model.logits(hidden)), before))
-            drawn.append(draw(rows[-1][0], sampler.generator))
+            drawn.append(sampler.draw(rows[-1][0], len(sequence) + len(drawn)))
             if len(drawn) == limit:
                 break
             if sampler.reads_history:
                 before += download(drawn[-1])
             hidden = self._runner.step(drawn[-1])
-        distributions = torch.cat(rows)
+        distributions = torch.cat(rows if sampler.noise is None else [row[:, :1] for row in rows])
         tokens = read_tokens(torch.cat(drawn), distributions)
         self._runner.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
-        return Draft([int(token) for token in self._group.agree(tokens)], distributions)
+        agreed = [int(token) for token in self._group.agree(tokens)]
+        return Draft(agreed, distributions if sampler.noise is None else None)
 
     def _padded(self, logits: Tensor) -> Tensor:
         """Return logits with as many columns as the target's: some checkpoints pad the vocabulary, others do not."""

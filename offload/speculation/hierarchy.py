@@ -30,7 +30,7 @@ from ..parallel import ALONE, Group
 from .adaptive import HORIZON, AdaptiveScheduler
 from .draft_runner import DraftRunner
 from .drafter import Drafter, ModelDrafter
-from .level import Level, ModelVerifier, speculate
+from .level import SELECTED_PRIOR, Level, ModelVerifier, speculate
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
@@ -103,17 +103,20 @@ def build(
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
 
-    def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None) -> Level:
+    def level(verifier: ModelVerifier, over: list[Drafter], gamma: int | None, prior: float = SELECTED_PRIOR) -> Level:
         scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon)
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group)
+        name = "target" if verifier is full else verifier.name
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
 
     full = ModelVerifier("full", runners.full, sampler)
     if runners.middle is None:
-        top = level("target", full, drafters, settings.gamma2)
+        top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
-    middle = ModelVerifier(method.middle, runners.middle, sampler)
-    lower = level(method.middle, middle, drafters, settings.gamma1)
-    top = level("target", full, [*drafters, lower] if method.adaptive else [lower], settings.gamma2)
+    copy = runners.middle.copy
+    name = method.middle if copy is None else f"{method.middle}-{copy.level}"
+    prior = SELECTED_PRIOR * (1.0 if copy is None else copy.agreement)
+    lower = level(ModelVerifier(name, runners.middle, sampler), drafters, settings.gamma1, prior)
+    top = level(full, [*drafters, lower] if method.adaptive else [lower], settings.gamma2)
     return Hierarchy(settings.method, top, (top, lower))
 
 

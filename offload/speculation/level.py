@@ -17,10 +17,14 @@ from ..events import LevelStatistics
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
 from .adaptive import AdaptiveScheduler, Cycle
+from .coupled import verify_coupled
 from .drafter import NOTHING, Draft
+from .noise import Noise
 from .runner import Runner
 from .sampling import Sampler, draw, read_tokens, sample
 from .transfers import upload
+
+SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
 
 
 class Verifier(Protocol):
@@ -135,8 +139,6 @@ def residual(row: Tensor, drawn: Tensor, rows: Tensor | None, index: Tensor) -> 
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
-    prior = 0.9
-
     def __init__(
         self,
         name: str,
@@ -145,8 +147,17 @@ class Level:
         generator: Generator,
         clock: Callable[[], float],
         group: Group = ALONE,
+        prior: float = SELECTED_PRIOR,
+        noise: Noise | None = None,
     ) -> None:
-        self.name = name
+        """Create a level.
+
+        Args:
+            prior: the rate at which the next level is expected to accept this one's tokens.
+            noise: makes sampling coupled: nothing is drawn with the generator.
+        """
+        self.name, self.prior = name, prior
+        self._noise = noise
         self._group = group
         self._verifier = verifier
         self._scheduler = scheduler
@@ -181,7 +192,7 @@ class Level:
         draft = drafter.propose(sequence, gamma) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._verifier.score(sequence, draft.tokens)
-        result = verify(draft, target, self._generator)
+        result = self._verify(draft, target, len(sequence))
         end = self._clock()
         # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
         *result, draft_s, verify_s = self._group.agree((*result, drafted - start, end - drafted))
@@ -196,7 +207,15 @@ class Level:
         cycle = Cycle(drafter, emitted[0], len(draft.tokens), accepted, draft_s, verify_s, *included)
         self._scheduler.observe(cycle)
         self._count(cycle)
-        return Draft(emitted, target[: len(emitted)])
+        return Draft(emitted, target[: len(emitted)] if self._noise is None else None)
+
+    def _verify(self, draft: Draft, target: Tensor, position: int) -> tuple[int, int]:
+        """Return how many tokens of the draft are accepted, and the token that follows; row 0 is for `position`."""
+        if self._noise is None:
+            return verify(draft, target, self._generator)
+        picks = self._noise.pick(target, range(position, position + len(target)))
+        path, token = verify_coupled(draft.tokens, read_tokens(picks, target))
+        return len(path), token
 
     def propose(self, sequence: TokenSequence, limit: int) -> Draft:
         """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
@@ -205,7 +224,8 @@ class Level:
         try:
             while len(sequence) < start + limit:
                 parts.append(self.advance(sequence, start + limit - len(sequence)))
-            return Draft(sequence.tokens[start:], torch.cat([part.rows for part in parts]))
+            rows = torch.cat([part.rows for part in parts]) if self._noise is None else None
+            return Draft(sequence.tokens[start:], rows)
         finally:
             sequence.truncate(start)
 
@@ -222,6 +242,8 @@ def speculate(
     generator: Generator,
     clock: Callable[[], float] = time.perf_counter,
     group: Group = ALONE,
+    prior: float = SELECTED_PRIOR,
+    noise: Noise | None = None,
 ) -> Level:
     """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly."""
-    return Level(name, verifier, scheduler, generator, clock, group)
+    return Level(name, verifier, scheduler, generator, clock, group, prior, noise)

@@ -12,6 +12,7 @@ from offload.architecture.rope import Rope, rotate
 from offload.kernels.native.layout import keys_of, mean_keys, values_of
 from offload.kv_cache.block_store import BlockStore
 from offload.kv_cache.store import PlainStore
+from offload.kv_cache.tree import tree_of
 from tests.support.models import make_hf_model
 from tests.support.native_kernel import DTYPES, definition, distance, draw, fill_blocks
 
@@ -111,6 +112,41 @@ def test_attention_by_a_block_table(kernel, dtype):
     picked = [torch.stack([x[0, head, positions[head]] for head in range(2)]) for x in (keys, values)]
     found = store.attend_table(0, q, table, seen)
     assert distance(found, definition(q, *picked, seen)[0]) < (5e-3 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("keep", [[], [0], [0, 1, 2], [0, 2], [1, 2, 5, 18, 30], [29]], ids=str)
+@pytest.mark.parametrize("start", [0, 13, 47])
+def test_a_kept_path_is_moved_together(kernel, dtype, keep, start):
+    """In every layer and head, and nothing else moves."""
+    shape = shape_of(32)
+    store = BlockStore(kernel, shape, CAPACITY, dtype)
+    size = shape.layers, shape.kv_heads, CAPACITY, shape.head_dim
+    expected = [draw(*size, dtype=dtype, seed=seed) for seed in (0, 1)]
+    store.write(0, *expected)
+    store.compact(start, keep)
+    for x, found in zip(expected, store.read(0, CAPACITY), strict=True):
+        x[:, :, start : start + len(keep)] = x[:, :, [start + i for i in keep]]
+        assert torch.equal(found, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tree_attends_as_the_chains_of_its_paths(kernel, dtype):
+    """In place and by a table, and behind a path that was kept."""
+    shape, start, path = shape_of(64), 37, [0, 2, 4, 5]
+    branches = tree_of((-1, 0, 0, 1, 2, 4))
+    tree, chain = (BlockStore(kernel, shape, CAPACITY, dtype) for _ in range(2))
+    kv = [draw(shape.layers, shape.kv_heads, start + len(branches), 64, dtype=dtype, seed=seed) for seed in (1, 2)]
+    q = draw(len(branches), shape.heads, 64, dtype=dtype)
+    tree.write(0, *kv)
+    chain.write(0, *(x[:, :, [*range(start), *(start + token for token in path)]] for x in kv))
+    table = torch.tensor([[1, 0, 2], [0, 1, 2]], dtype=torch.int32)
+    assert torch.equal(tree.attend(1, q, start, branches)[path], chain.attend(1, q[path], start))
+    found = tree.attend_table(1, q, table, start + 1, branches)[path]
+    assert torch.equal(found, chain.attend_table(1, q[path], table, start + 1))
+    tree.compact(start, path)
+    last = start + len(path) - 1
+    assert torch.equal(tree.attend(1, q[:1], last), chain.attend(1, q[:1], last))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

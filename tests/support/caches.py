@@ -13,6 +13,7 @@ from offload.kv_cache.full import FullCache, KVCache
 from offload.kv_cache.retrieval import CopiedCache
 from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.kv_cache.streaming_llm import StreamingCache
+from offload.kv_cache.tree import Tree, tree_of
 from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import (
     CAPACITY,
@@ -59,11 +60,23 @@ class Subject:
             return [*range(CHUNK), *range(self.chunks.start * CHUNK, end)]
         return list(range(end))
 
-    def attend(self, new: list[int], layers: int | None = None) -> torch.Tensor:
+    def attend(self, new: list[int], layers: int | None = None, tree: Tree | None = None) -> torch.Tensor:
         """Begin a pass and run its first layers; return `[layers, tokens, heads, head_dim]`."""
-        self.cache.begin(len(new))
+        self.cache.begin(len(new), tree)
         layers = tiny_shape().layers if layers is None else layers
-        return torch.stack([self.cache.attend(i, *projected(new, i, self.dtype)).clone() for i in range(layers)])
+        found = [self.cache.attend(i, *projected(new, i, self.dtype)).clone() for i in range(layers)]
+        return torch.stack(found) if found else torch.empty(0)
+
+    def grow(self, new: list[int], parents: tuple[int, ...]) -> torch.Tensor:
+        """Run the last tokens of a tree, which stay in flight."""
+        found = self.attend(new, tree=tree_of(parents))
+        self.cache.hold()
+        return found
+
+    def keep(self, ids: list[int], path: list[int]) -> None:
+        """Commit a path of the tree with tokens `ids`."""
+        self.cache.commit(path)
+        self.ids = [*self.ids, *(ids[index] for index in path)]
 
     def run(self, new: list[int]) -> torch.Tensor:
         found = self.attend(new)

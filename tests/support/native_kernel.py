@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from offload.kernels.native.calls import partial_count
 from offload.kernels.native.library import BLOCK, Attention
 from tests.support.paths import ROOT
 
@@ -58,17 +59,30 @@ def scatter_blocks(blocks, seed=0):
     return scattered, table.to(torch.int32)
 
 
-def attention(kernel, q, blocks, seen, table=None, causal=True, narrow=False):
+def attention(kernel, q, blocks, seen, table=None, causal=True, narrow=False, parents=None):
     """Return the kernel's out `[tokens, heads, head_dim]` and lse `[tokens, heads]`; their memory starts as NaN."""
-    tokens, heads, dim = q.shape
     out = torch.full(q.shape, NAN, dtype=q.dtype if narrow else torch.float32)
-    lse = torch.full((tokens, heads), NAN)
-    call = Attention(
+    lse = torch.full(q.shape[:2], NAN)
+    kernel.attend(
+        _call(q, blocks, seen, table, causal, parents, out=out.data_ptr(), lse=lse.data_ptr(), narrow_out=narrow)
+    )
+    return out, lse
+
+
+def partial_results(kernel, q, blocks, seen, table=None, parents=None):
+    """Return the partial result of each piece, `[pieces, tokens, heads, 2 + head_dim]`."""
+    pieces = partial_count(seen, len(q), True, parents)
+    found = torch.full((pieces, *q.shape[:2], 2 + q.shape[2]), NAN)
+    kernel.attend(_call(q, blocks, seen, table, True, parents, partials=found.data_ptr()))
+    return found
+
+
+def _call(q, blocks, seen, table, causal, parents, **outputs):
+    tokens, heads, dim = q.shape
+    return Attention(
         q=q.data_ptr(),
         kv=blocks.data_ptr(),
         table=None if table is None else table.data_ptr(),
-        out=out.data_ptr(),
-        lse=lse.data_ptr(),
         head_stride=blocks.stride(0) * blocks.itemsize,
         table_stride=0 if table is None else table.stride(0),
         seen=seen,
@@ -78,11 +92,11 @@ def attention(kernel, q, blocks, seen, table=None, causal=True, narrow=False):
         group=heads // len(blocks),
         head_dim=dim,
         wide=q.dtype == torch.float32,
-        narrow_out=narrow,
         scale=dim**-0.5,
+        parents=None if parents is None else parents.data_ptr(),
+        nodes=0 if parents is None else len(parents),
+        **outputs,
     )
-    kernel.attend(call)
-    return out, lse
 
 
 def definition(q, keys, values, seen, causal=True):

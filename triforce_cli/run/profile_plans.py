@@ -16,7 +16,7 @@ from offload.hardware.calibration import Measured, applied, profile_of_found
 from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
-from offload.loading.hub import describe_source, dimensions, stored_bits
+from offload.loading.hub import describe_source, dimensions, is_quantized, stored_bits
 from offload.planning.plan import Plan, suggested_budget
 from offload.planning.suggestions import Suggestion
 from offload.system import cores, free_host_memory
@@ -131,8 +131,9 @@ def _plan(
     settings = replace(settings, engine=replace(settings.engine, model=model), speculation=speculation)
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     stored = stored_bits(model) if in_bf16 else None
-    draft = _draft_shape(settings, options.home)
-    return plan_with_suggestions(plan_request(settings, shape, tokens, hardware, draft, stored))
+    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home), stored)
+    copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
+    return plan_with_suggestions(replace(request, copies=copies))
 
 
 def _draft_shape(settings: Settings, home: Path | None) -> Dimensions | None:

@@ -3,7 +3,17 @@
  *
  * The result is partial: maximum, sum and unnormalised output, as in FlashAttention (arXiv 2205.14135).
  */
+struct NAME(tree) { /* what the rows of a tree do not share; see tree.h */
+    int64_t base;
+    float *scores;
+    int64_t stride; /* floats between its rows */
+    int32_t *path, *copied;
+    int copies;
+    char *values;
+};
+
 struct NAME(work) { /* scratch memory of one thread */
+    struct NAME(tree) tree;
 #if HAS_TILES
     struct tile_work tiles;
 #endif
@@ -20,6 +30,10 @@ struct NAME(partial) {
     float *maximum, *sum, *out;
 };
 
+INLINE struct NAME(partial) NAME(rows_from)(struct NAME(partial) p, int row, int dim) {
+    return (struct NAME(partial)){p.maximum + row, p.sum + row, p.out + row * dim};
+}
+
 INLINE struct NAME(partial) NAME(partial_at)(float *memory, int rows) {
     return (struct NAME(partial)){memory, memory + rows, memory + 2 * rows};
 }
@@ -33,7 +47,7 @@ INLINE const char *NAME(block)(const struct attention *a, int head, int64_t inde
 
 /* The number of keys that a row sees. */
 INLINE int64_t NAME(visible_keys)(const struct attention *a, int64_t row) {
-    return a->seen + (a->causal ? row / a->group : 0);
+    return a->seen + (a->depths ? a->depths[row / a->group] : a->causal ? row / a->group : 0);
 }
 
 /* Copy rows `first` to `first + rows - 1` of a head to `to`, as the tiles read them: pairs of bf16, or floats. */
@@ -52,16 +66,16 @@ TARGET static void NAME(load_queries)(const struct attention *a, int head, int64
     }
 }
 
-/* Compute the scores of `rows` rows against the blocks of a span, before scaling. */
+/* Compute the scores of `rows` rows against some blocks, before scaling; `stride` floats between rows of `scores`. */
 INLINE void NAME(score)(const struct attention *a, struct NAME(work) *w, const char *const *keys,
-                        const char *const *next, int blocks, int rows, int wide) {
+                        const char *const *next, int blocks, int rows, int wide, float *scores, int64_t stride) {
     int dim = a->head_dim;
-    struct NAME(tile) t = {.segments = 1, .pairs = dim / 2, .c_stride = SPAN, .fresh = 1};
+    struct NAME(tile) t = {.segments = 1, .pairs = dim / 2, .c_stride = stride, .fresh = 1};
     t.b_step = wide ? 8 * BLOCK : 4 * BLOCK;
     t.a_stride = DOTS && !wide ? 2 * dim : 4 * dim;
     for (int j = 0; j < blocks; j++) {
         t.b = keys + j, t.next = next + j;
-        NAME(run_tiles)(rows, wide, &t, (const char *)w->queries, w->scores + j * BLOCK);
+        NAME(run_tiles)(rows, wide, &t, (const char *)w->queries, scores + j * BLOCK);
     }
 }
 
@@ -139,6 +153,23 @@ TARGET static const char *NAME(pad_tail)(const struct attention *a, struct NAME(
     return w->last;
 }
 
+/*
+ * Weigh the values of a span, from position `at` on, by the scores of `rows` rows, and add them to the partial result.
+ */
+INLINE void NAME(add_span)(const struct attention *a, struct NAME(work) *w, int64_t first, int rows, int64_t at,
+                           int length, const char *const *values, const char *const *next, struct NAME(partial) p) {
+    int dim = a->head_dim, blocks = (length + BLOCK - 1) / BLOCK;
+    for (int r = 0; r < rows; r++)
+        NAME(normalise)(w->scores + r * SPAN, NAME(visible_keys)(a, first + r) - at, length, a->scale * 1.44269504f,
+                        p.maximum + r, p.sum + r, p.out + r * dim, dim);
+    if (DOTS && !a->wide)
+        for (int i = 0; i < rows * SPAN; i++)
+            w->weights[i] = narrow(w->scores[i]);
+    NAME(gather)(a, w, values, next, blocks, rows, a->wide, p.out);
+}
+
+#include "tree.h"
+
 #if HAS_TILES
 #include "attend_amx.h"
 #endif
@@ -157,16 +188,16 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
 #endif
     int dim = a->head_dim;
     int64_t half = (int64_t)BLOCK * dim * (a->wide ? 4 : 2);
-    float factor = a->scale * 1.44269504f;
     for (int r = 0; r < rows; r++)
         p.maximum[r] = -INFINITY;
     memset(p.sum, 0, sizeof(float) * rows);
     memset(p.out, 0, sizeof(float) * rows * dim);
-    for (int64_t at = start; at < end; at += SPAN) {
-        int length = end - at < SPAN ? (int)(end - at) : SPAN, blocks = (length + BLOCK - 1) / BLOCK;
+    int64_t shared = NAME(shared_end)(a, start, end);
+    for (int64_t at = start; at < shared; at += SPAN) {
+        int length = shared - at < SPAN ? (int)(shared - at) : SPAN, blocks = (length + BLOCK - 1) / BLOCK;
         const char *keys[SPAN / BLOCK], *values[SPAN / BLOCK], *next_keys[SPAN / BLOCK], *next_values[SPAN / BLOCK];
         for (int j = 0; j < blocks; j++) {
-            int64_t next = at + SPAN + j * BLOCK < end ? at + SPAN : at;
+            int64_t next = at + SPAN + j * BLOCK < shared ? at + SPAN : at;
             keys[j] = NAME(block)(a, head, at / BLOCK + j);
             values[j] = keys[j] + half;
             next_keys[j] = NAME(block)(a, head, next / BLOCK + j);
@@ -174,13 +205,9 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
             if ((j + 1) * BLOCK > length)
                 values[j] = NAME(pad_tail)(a, w, values[j], length - j * BLOCK);
         }
-        NAME(score)(a, w, keys, next_keys, blocks, rows, a->wide);
-        for (int r = 0; r < rows; r++)
-            NAME(normalise)(w->scores + r * SPAN, NAME(visible_keys)(a, first + r) - at, length, factor, p.maximum + r,
-                            p.sum + r, p.out + r * dim, dim);
-        if (DOTS && !a->wide)
-            for (int i = 0; i < rows * SPAN; i++)
-                w->weights[i] = narrow(w->scores[i]);
-        NAME(gather)(a, w, values, next_values, blocks, rows, a->wide, p.out);
+        NAME(score)(a, w, keys, next_keys, blocks, rows, a->wide, w->scores, SPAN);
+        NAME(add_span)(a, w, first, rows, at, length, values, next_values, p);
     }
+    if (shared < end)
+        NAME(attend_paths)(a, w, head, first, rows, shared, end, p);
 }

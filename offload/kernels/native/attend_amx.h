@@ -15,6 +15,7 @@ struct tile_product {
     int steps, pairs; /* pairs of a step: of dimensions, or of tokens */
     float *c;
     int64_t c_stride; /* floats */
+    int onto;         /* add to `c` */
 };
 
 INLINE int64_t tile_offset(const struct tile_product *t, int step, int column) {
@@ -28,13 +29,31 @@ INLINE const char *tile_columns(const struct tile_product *t, int step, int colu
     return t->b[step * t->b_by_step + column * t->b_by_column] + tile_offset(t, step, column);
 }
 
+/* Load the sums of `run_columns` from where it stores them. */
+INLINE void load_sums(const int two, const int columns, const char *c, const char *below, int64_t c_stride) {
+    TILE_LOAD(0, c, c_stride);
+    if (columns > 1)
+        TILE_LOAD(1, c + 64, c_stride);
+    if (two)
+        TILE_LOAD(2, below, c_stride);
+    if (two && columns > 1)
+        TILE_LOAD(3, below + 64, c_stride);
+    if (columns > 2)
+        TILE_LOAD(2, c + 128, c_stride);
+    if (columns > 3)
+        TILE_LOAD(3, c + 192, c_stride);
+}
+
 /* Compute columns `first` to `first + columns - 1`, 16 to a column tile. */
 INLINE void run_columns(const struct tile_product *t, const int two, const int columns, int first) {
     int64_t a_stride = t->a_stride, b_stride = t->b_stride, c_stride = 4 * t->c_stride;
+    char *c = (char *)(t->c + 16 * first), *below = c + 16 * c_stride;
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
+    if (t->onto)
+        load_sums(two, columns, c, below, c_stride);
     for (int step = 0; step < t->steps; step++) {
         const char *a = t->a + step * t->a_step;
         TILE_LOAD(4, a, a_stride);
@@ -59,7 +78,6 @@ INLINE void run_columns(const struct tile_product *t, const int two, const int c
             TILE_DOT(3, 4, 7);
         }
     }
-    char *c = (char *)(t->c + 16 * first), *below = c + 16 * c_stride;
     TILE_STORE(0, c, c_stride);
     if (columns > 1)
         TILE_STORE(1, c + 64, c_stride);
@@ -158,38 +176,64 @@ INLINE void find_blocks(const struct attention *a, struct NAME(work) *w, int hea
     }
 }
 
-/* Compute the partial result of up to TILE_ROWS rows, from row `offset` of the group on. */
-TARGET static void attend_rows_amx(const struct attention *a, struct NAME(work) *w, const struct piece_blocks *found,
-                                   int64_t first, int offset, int rows, int64_t start, int64_t end,
-                                   struct NAME(partial) p) {
-    struct tile_work *tiles = &w->tiles;
-    int dim = a->head_dim, blocks = (end - start + BLOCK - 1) / BLOCK, pairs = dim % 32 ? 8 : 16;
-    struct tile_product scores = {
-        .a = (const char *)w->queries + 2 * dim * offset, .a_stride = 2 * dim, .a_step = 4 * pairs,
-        .b = found->keys, .next = found->next_values, .b_by_column = 1, .step_bytes = 64 * pairs, .b_stride = 64,
+/* The product of rows of queries and `blocks` blocks of keys. */
+INLINE struct tile_product score_product(const struct attention *a, struct NAME(work) *w, int row,
+                                         const char *const *keys, const char *const *next, float *c, int64_t c_stride) {
+    int dim = a->head_dim, pairs = dim % 32 ? 8 : 16;
+    return (struct tile_product){
+        .a = (const char *)w->queries + 2 * dim * row, .a_stride = 2 * dim, .a_step = 4 * pairs,
+        .b = keys, .next = next, .b_by_column = 1, .step_bytes = 64 * pairs, .b_stride = 64,
         .steps = dim / 2 / pairs, .pairs = pairs,
-        .c = tiles->scores, .c_stride = SCORE_STRIDE};
+        .c = c, .c_stride = c_stride};
+}
+
+/* The product of rows of numerators and `blocks` blocks of values. */
+INLINE struct tile_product output_product(int dim, const uint16_t *weights, const char *const *values,
+                                          const char *const *next, int blocks, float *out) {
+    return (struct tile_product){
+        .a = (const char *)weights, .a_stride = 2 * WEIGHT_STRIDE, .a_step = 2 * BLOCK,
+        .b = values, .next = next, .b_by_step = 1, .column_bytes = 64, .b_stride = 4 * dim,
+        .steps = blocks, .pairs = BLOCK / 2,
+        .c = out, .c_stride = dim};
+}
+
+#include "tree_amx.h"
+
+/*
+ * Compute the partial result of up to TILE_ROWS rows, from row `offset` of the group on, over the keys `start` to
+ * `end - 1`, of which all rows read those before `shared` together.
+ */
+TARGET static void attend_rows_amx(const struct attention *a, struct NAME(work) *w, int head,
+                                   const struct piece_blocks *found, int64_t first, int offset, int rows, int64_t start,
+                                   int64_t shared, int64_t end, struct NAME(partial) p) {
+    struct tile_work *tiles = &w->tiles;
+    int dim = a->head_dim, blocks = (shared - start + BLOCK - 1) / BLOCK;
+    int columns = (end - start + BLOCK - 1) / BLOCK * BLOCK;
+    struct tile_product scores =
+        score_product(a, w, offset, found->keys, found->next_values, tiles->scores, SCORE_STRIDE);
     run_tile_product(&scores, rows, blocks);
+    if (shared < end)
+        score_paths_by_tiles(a, w, head, first, offset, rows, start, shared, end);
     for (int r = 0; r < rows; r++) {
         int64_t seen = NAME(visible_keys)(a, first + offset + r), limit = seen < end ? seen - start : end - start;
         weigh_row(tiles->scores + r * SCORE_STRIDE, tiles->weights + r * WEIGHT_STRIDE, limit < 0 ? 0 : (int)limit,
-                  blocks * BLOCK, a->scale * 1.44269504f, p.maximum + offset + r, p.sum + offset + r);
+                  columns, a->scale * 1.44269504f, p.maximum + offset + r, p.sum + offset + r);
     }
-    struct tile_product output = {
-        .a = (const char *)tiles->weights, .a_stride = 2 * WEIGHT_STRIDE, .a_step = 2 * BLOCK,
-        .b = found->values, .next = found->next_keys, .b_by_step = 1, .column_bytes = 64, .b_stride = 4 * dim,
-        .steps = blocks, .pairs = BLOCK / 2,
-        .c = p.out + dim * offset, .c_stride = dim};
+    struct tile_product output =
+        output_product(dim, tiles->weights, found->values, found->next_keys, blocks, p.out + dim * offset);
     run_tile_product(&output, rows, dim / 16);
+    if (shared < end)
+        add_paths_by_tiles(a, w, head, first + offset, rows, start, shared, end, p.out + dim * offset);
 }
 
 TARGET static void attend_piece_amx(const struct attention *a, struct NAME(work) *w, int head, int64_t first, int rows,
                                    int64_t start, int64_t end, int64_t ahead, struct NAME(partial) p) {
     struct piece_blocks found;
     end = end > start ? end : start; /* where no row of the group sees the piece */
-    find_blocks(a, w, head, start, end, ahead, &found);
+    int64_t shared = NAME(shared_end)(a, start, end);
+    find_blocks(a, w, head, start, shared, ahead, &found);
     for (int offset = 0; offset < rows; offset += TILE_ROWS)
-        attend_rows_amx(a, w, &found, first, offset, rows - offset < TILE_ROWS ? rows - offset : TILE_ROWS, start, end,
-                        p);
+        attend_rows_amx(a, w, head, &found, first, offset, rows - offset < TILE_ROWS ? rows - offset : TILE_ROWS,
+                        start, shared, end, p);
     TILE_RELEASE();
 }

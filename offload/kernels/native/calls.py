@@ -6,6 +6,7 @@ A struct holds addresses, not references, so its tensors must live until the ker
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -87,6 +88,7 @@ class BlockCalls:
         out: Tensor | None = None,
         lse: Tensor | None = None,
         partials: Tensor | None = None,
+        parents: Tensor | None = None,
     ) -> Attention:
         """Return a call that attends with rotated queries. It writes either `out` and, if given, `lse`, or `partials`.
 
@@ -97,12 +99,19 @@ class BlockCalls:
             out: in the shape and dtype of q, or fp32.
             lse: `[tokens, heads]` in fp32.
             partials: `[partial_count(...), tokens, heads, 2 + head_dim]` in fp32.
+            parents: of a tree whose last tokens are those of `q`, int32: the index of each token's parent, which comes
+                before it, or -1. The tree's keys are stored in this order; a token sees those before the tree, its
+                ancestors' and its own, and its result has the bits of that chain. `seen` is what a token without parent
+                sees. None for a chain.
         """
         dtype, tokens = kv.dtype, len(q)
         capacity = self.tokens if table is None else table.shape[1] * BLOCK
-        assert seen + (tokens - 1) * causal <= capacity, "attention beyond the last block"
+        more = (tokens - 1) * causal if parents is None else len(parents) - 1
+        assert seen + more <= capacity, "attention beyond the last block"
         assert q.is_contiguous() and q.dtype == dtype and kv.is_contiguous()
         assert table is None or (table.dtype == torch.int32 and table.stride(1) == 1)
+        assert parents is None or (causal and len(parents) >= tokens and parents.dtype == torch.int32)
+        assert parents is None or parents.is_contiguous()
         return Attention(
             q=q.data_ptr(),
             kv=kv.data_ptr(),
@@ -121,12 +130,26 @@ class BlockCalls:
             narrow_out=out is not None and out.dtype == torch.bfloat16,
             scale=self._scale,
             partials=_address(partials),
+            parents=_address(parents),
+            nodes=0 if parents is None else len(parents),
         )
 
 
-def partial_count(seen: int, tokens: int, causal: bool) -> int:
-    """Return the number of partial results for `tokens` queries, the first of which sees `seen` keys."""
-    return -(-(seen + (tokens - 1) * causal) // PIECE)
+def partial_count(seen: int, tokens: int, causal: bool, parents: Tensor | None = None) -> int:
+    """Return the number of partial results for `tokens` queries, the first of which sees `seen` keys.
+
+    With the `parents` of a tree, its last tokens are meant, and `seen` is what a token without parent sees.
+    """
+    more = (tokens - 1) * causal if parents is None else max(token_depths(parents.tolist())[-tokens:])
+    return -(-(seen + more) // PIECE)
+
+
+def token_depths(parents: Sequence[int]) -> list[int]:
+    """Return how many ancestors each token of a tree has; each comes after its parent, and -1 is none."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
 
 
 def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None = None) -> Merge:

@@ -3,7 +3,7 @@
  *
  * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once a level
  * (portable, AVX2 with FMA, AVX-512 with bf16 dot products, and with AMX); the caller takes a level for which `triforce_level` is not
- * NULL. Functions return 0, or 1 if an allocation failed.
+ * NULL. Functions return 0, 1 if an allocation failed, or 2 if an argument is invalid.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -35,7 +35,8 @@ struct memory {
     void *start;
     size_t size;
 };
-static _Thread_local struct memory own_memory, shared_memory; /* of one thread; of all threads of its call */
+static _Thread_local struct memory own_memory; /* of one thread */
+static _Thread_local struct memory shared_memory, tree_memory; /* of all threads of its call */
 
 static void *scratch(struct memory *m, size_t size) {
     if (size > m->size) {
@@ -67,6 +68,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #include "store.h"
 
 #include "pack.h"
+
+#include "noise.h"
 
 #define LEVEL portable
 #define LANES 8

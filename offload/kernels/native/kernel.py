@@ -45,6 +45,7 @@ class Kernel:
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
+        self._pick = library.triforce_pick
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
     def append(self, call: Append) -> None:
@@ -52,7 +53,7 @@ class Kernel:
         self._append(ctypes.byref(call))
 
     def attend(self, call: Attention) -> None:
-        """Attend to blocks of keys and values. Raises MemoryError."""
+        """Attend to blocks of keys and values. Raises MemoryError; ValueError if a parent is not before its child."""
         _check(self._attend(self._handle, ctypes.byref(call)))
 
     def merge(self, call: Merge) -> None:
@@ -100,6 +101,14 @@ class Kernel:
         self._gate(self._handle, ctypes.byref(rows_call(x, y)))
         return y
 
+    def pick(self, probs: Tensor, seed: int, position: int) -> int:
+        """Return the token that `speculation.noise` picks from a distribution `[vocab]` in fp32, or -1.
+
+        -1: two tokens are so close that rounding may decide, or the row is NaN.
+        """
+        assert probs.is_contiguous() and probs.dtype == torch.float32
+        return self._pick(probs.data_ptr(), len(probs), seed, position)
+
     def limit_torch(self, limited: bool) -> None:
         """Limit torch's operations in the calling thread to one thread, or undo that. See `torch_on_one_thread`."""
         self._limit_torch(limited)
@@ -110,5 +119,7 @@ class Kernel:
 
 
 def _check(failed: int) -> None:
+    if failed == 2:
+        raise ValueError("a token's parent must come before it")
     if failed:
         raise MemoryError("the native kernel could not allocate memory for its intermediate results")

@@ -83,3 +83,17 @@ def write_blocks(blocks: Tensor, head_dim: int, positions: Tensor, keys: Tensor,
     pairs[:, block, token] = keys.unflatten(-1, (-1, 2))
     tokens = value_part.unflatten(-1, (BLOCK // 2, head_dim, 2)).transpose(-1, -2)  # [.., pair, 2, head_dim]
     tokens[:, block, token // 2, token % 2] = values
+
+
+def move_tokens(blocks: Tensor, head_dim: int, sources: Tensor, targets: Tensor) -> None:
+    """Copy keys and values of tokens from positions `sources` `[n]` to `targets` `[n]`, which may overlap.
+
+    `blocks` is `[heads, blocks, 2 * 16 * head_dim]`, on any device.
+    """
+    keys, values = key_view(blocks, head_dim), value_view(blocks, head_dim)
+    (from_block, from_token), (to_block, to_token) = ((x // BLOCK, x % BLOCK) for x in (sources, targets))
+    keys[:, to_block, to_token] = keys[:, from_block, from_token]
+    if blocks.dtype == torch.float32:
+        values[:, to_block, to_token] = values[:, from_block, from_token]
+    else:
+        values[:, to_block, to_token // 2, to_token % 2] = values[:, from_block, from_token // 2, from_token % 2]

@@ -10,8 +10,10 @@
 #include "share.h"
 
 #if HAS_TILES
+#include "linear_amx.h"
+
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
-                                              linear_avx512, norm_avx512, gate_avx512, round_avx512};
+                                              NAME(linear), norm_avx512, gate_avx512, round_avx512};
 #else
 #include "quantized.h"
 
@@ -34,7 +36,6 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef HIGH_SHIFT
 #undef HIGH_EACH
 #undef ROLLED
-#undef PAIRS
 #undef LEVEL
 #undef LANES
 #undef DOTS

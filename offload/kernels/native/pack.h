@@ -1,7 +1,7 @@
 /* Packing and dequantising quantised weights. One version for all levels, because it is not on a hot path. */
 
-static inline int64_t code_bytes(const struct format *f) { /* of a group */
-    return f->bits >= 8 ? 512 : f->bits == 6 ? 384 : f->bits == 5 ? 320 : 256;
+static inline __attribute__((always_inline)) int code_bytes(int bits) { /* of a group */
+    return bits >= 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256;
 }
 
 static inline int block_groups(const struct format *f) { return f->nested ? NESTED_GROUPS : f->wide ? f->wide : 1; }
@@ -15,7 +15,7 @@ static inline int scale_bytes(const struct format *f) { /* of a group's scales, 
 }
 
 static inline int64_t group_bytes(const struct format *f) {
-    return code_bytes(f) + scale_bytes(f) * ((f->bits == 6 ? 2 : 1) + f->has_minimum);
+    return code_bytes(f->bits) + scale_bytes(f) * ((f->bits == 6 ? 2 : 1) + f->has_minimum);
 }
 
 static inline int64_t block_bytes(const struct format *f) { return header_bytes(f) + block_groups(f) * group_bytes(f); }
@@ -117,7 +117,7 @@ static float level_at(const struct format *f, const char *codes, int i, int lane
 /* Dequantise one block for a panel's lane. */
 static void unpack_block(const struct format *f, const char *b, int lane, float *to) {
     const char *outer = b;
-    int64_t codes = code_bytes(f);
+    int64_t codes = code_bytes(f->bits);
     int halves = f->bits == 6 ? 2 : 1;
     b += header_bytes(f);
     for (int g = 0; g < block_groups(f); g++, to += GROUP_INPUTS, b += group_bytes(f)) {

@@ -40,6 +40,26 @@ INLINE vec NAME(small)(const char *memory, int vector) {
 #define HIGH_EACH(bits) ((bits) == 6 ? 2 : 1)
 
 #if DOTS && !defined(TRIFORCE_EMULATE)
+struct NAME(tables) { /* a format's levels, in registers */
+    __m512i levels[2];
+};
+
+INLINE struct NAME(tables) NAME(load_tables)(const struct format *f) {
+    return (struct NAME(tables)){{_mm512_loadu_si512(f->levels), _mm512_loadu_si512(f->levels + 32)}};
+}
+
+struct NAME(quad) { /* the low four bits of a quad's codes, and if there are others the word that has them */
+    __m512i low, high;
+};
+
+INLINE struct NAME(quad) NAME(load_quad)(const int bits, const char *codes, int quad) {
+    __m512i low = _mm512_loadu_si512(codes + 64 * quad), high = low;
+    if (bits == 5 || bits == 6)
+        high = _mm512_srl_epi16(_mm512_loadu_si512(codes + HIGH_BITS(bits, quad)),
+                                _mm_cvtsi32_si128(HIGH_SHIFT(bits, quad)));
+    return (struct NAME(quad)){low, high};
+}
+
 /* Convert 32 e4m3 numbers to bf16, exactly: the exponent's bias grows by 120, and a table has the subnormal ones. */
 INLINE ints NAME(float8_pair)(const char *codes, __m512i subnormal) {
     __m512i code = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)codes));
@@ -52,25 +72,25 @@ INLINE ints NAME(float8_pair)(const char *codes, __m512i subnormal) {
 }
 
 /* Return pair `p` of a quad, for 16 outputs: two bf16 in each lane. `bits` and `p` are constants. */
-INLINE ints NAME(value_pair)(const int bits, const int p, const char *codes, int quad, __m512i low, __m512i high,
-                             const __m512i *levels) {
+INLINE ints NAME(value_pair)(const int bits, const int p, const struct NAME(tables) *tables, const char *codes,
+                             int quad, struct NAME(quad) q) {
     if (bits == FLOAT8)
-        return NAME(float8_pair)(codes + 128 * quad + 32 * p, levels[0]);
+        return NAME(float8_pair)(codes + 128 * quad + 32 * p, tables->levels[0]);
     if (bits == 8) { /* two conversions of 16 integers, narrowed to 32 bf16 in order: exact below 2^8 */
         const __m128i *at = (const __m128i *)(codes + 128 * quad + 32 * p);
         __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
         __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at + 1)));
         return (ints)_mm512_cvtne2ps_pbh(second, first);
     }
-    __m512i index = _mm512_srli_epi16(low, 4 * p);
+    __m512i index = _mm512_srli_epi16(q.low, 4 * p), high = q.high;
     if (bits == 4) /* the table holds the levels twice: the bit above the code does not matter */
-        return (ints)_mm512_permutexvar_epi16(index, levels[0]);
+        return (ints)_mm512_permutexvar_epi16(index, tables->levels[0]);
     const int at = HIGH_EACH(bits) * p; /* where the code's high bits are; they move to bit 4 */
     high = at > 4 ? _mm512_srli_epi16(high, at - 4) : _mm512_slli_epi16(high, 4 - at);
     index = _mm512_ternarylogic_epi32(_mm512_set1_epi16(15), index, high, 0xca); /* 15 ? index : high */
     if (bits == 5)
-        return (ints)_mm512_permutexvar_epi16(index, levels[0]);
-    return (ints)_mm512_permutex2var_epi16(levels[0], index, levels[1]);
+        return (ints)_mm512_permutexvar_epi16(index, tables->levels[0]);
+    return (ints)_mm512_permutex2var_epi16(tables->levels[0], index, tables->levels[1]);
 }
 #else
 /* Return code `odd` of pair `p` of a quad, for LANES outputs. */
@@ -109,50 +129,56 @@ INLINE vec NAME(value)(const int bits, const struct format *f, ints code) {
         return NAME(uneven)(f, code);
     return __builtin_convertvector(code, vec) + (float)f->base;
 }
+
+struct NAME(tables) {
+    const struct format *format;
+};
+
+INLINE struct NAME(tables) NAME(load_tables)(const struct format *f) { return (struct NAME(tables)){f}; }
+
+#if DOTS
+struct NAME(quad) {
+    char unused;
+};
+
+INLINE struct NAME(quad) NAME(load_quad)(int bits, const char *codes, int quad) { return (struct NAME(quad)){0}; }
+
+INLINE ints NAME(value_pair)(int bits, int p, const struct NAME(tables) *tables, const char *codes, int quad,
+                             struct NAME(quad) q) {
+    ints even = (ints)NAME(value)(bits, tables->format, NAME(code)(bits, p, 0, codes, quad, 0));
+    ints odd = (ints)NAME(value)(bits, tables->format, NAME(code)(bits, p, 1, codes, quad, 0));
+    return (even >> 16 & 0xffff) | (odd & (int32_t)0xffff0000);
+}
+#endif
 #endif
 
 #define ROLLED _Pragma("GCC unroll 1")
-#if DOTS
-#define PAIRS UNROLL /* shifts by constants */
-#else
-#define PAIRS ROLLED
-#endif
 
 /* Multiply some quads of a group by a tile of rows; the sums are returned in `s`. */
-INLINE void NAME(group_dots)(const int rows, const int bits, const int first, const int quads,
-                             const struct NAME(quantized_tile) *t, const void *levels, const char *codes,
-                             const char *a, vec s[MAX_TILE][VECTORS]) {
+INLINE void NAME(group_dots)(const int rows, const int bits, const int first, const int quads, int64_t a_stride,
+                             const struct NAME(tables) *tables, const char *codes, const char *a,
+                             vec s[MAX_TILE][VECTORS]) {
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < VECTORS; v++)
             s[r][v] = NAME(splat)(0);
     a += first * (DOTS ? 16 : 32);
     ROLLED for (int quad = first; quad < first + quads; quad++, a += DOTS ? 16 : 32) {
-#if DOTS && !defined(TRIFORCE_EMULATE)
-        __m512i low = _mm512_loadu_si512(codes + 64 * quad), high = low;
-        if (bits == 5 || bits == 6)
-            high = _mm512_srl_epi16(_mm512_loadu_si512(codes + HIGH_BITS(bits, quad)),
-                                    _mm_cvtsi32_si128(HIGH_SHIFT(bits, quad)));
-#endif
-        PAIRS for (int p = 0; p < 4; p++) {
 #if DOTS
-#ifdef TRIFORCE_EMULATE
-            ints even = (ints)NAME(value)(bits, t->format, NAME(code)(bits, p, 0, codes, quad, 0));
-            ints odd = (ints)NAME(value)(bits, t->format, NAME(code)(bits, p, 1, codes, quad, 0));
-            ints pair = (even >> 16 & 0xffff) | (odd & (int32_t)0xffff0000);
-#else
-            ints pair = NAME(value_pair)(bits, p, codes, quad, low, high, levels);
-#endif
+        struct NAME(quad) q = NAME(load_quad)(bits, codes, quad);
+        UNROLL for (int p = 0; p < 4; p++) {
+            ints pair = NAME(value_pair)(bits, p, tables, codes, quad, q);
             UNROLL for (int r = 0; r < rows; r++)
-                s[r][0] = NAME(dot)(s[r][0], pair, *(const NAME(pair_at) *)(a + r * t->a_stride + 4 * p));
+                s[r][0] = NAME(dot)(s[r][0], pair, *(const NAME(pair_at) *)(a + r * a_stride + 4 * p));
+        }
 #else
+        ROLLED for (int p = 0; p < 4; p++)
             UNROLL for (int odd = 0; odd < 2; odd++)
                 UNROLL for (int v = 0; v < VECTORS; v++) {
-                    vec column = NAME(value)(bits, t->format, NAME(code)(bits, p, odd, codes, quad, v));
+                    vec column = NAME(value)(bits, tables->format, NAME(code)(bits, p, odd, codes, quad, v));
                     UNROLL for (int r = 0; r < rows; r++)
-                        s[r][v] += NAME(splat)(*(const float *)(a + r * t->a_stride + 8 * p + 4 * odd)) * column;
+                        s[r][v] += NAME(splat)(*(const float *)(a + r * a_stride + 8 * p + 4 * odd)) * column;
                 }
 #endif
-        }
     }
 }
 
@@ -161,16 +187,11 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
                             float *c) {
     const struct format *f = t->format;
     const int halves = bits == 6 ? 2 : 1, quads = 4 / halves; /* 6 bits: groups of 16 inputs */
-    const int code_bytes = bits >= 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256;
-    const int scale_bytes = f->wide ? 0 : f->nested ? BLOCK : 2 * BLOCK;
-    const int group_bytes = code_bytes + scale_bytes * (halves + f->has_minimum);
+    const int codes = code_bytes(bits), scales_size = scale_bytes(f);
+    const int group = codes + scales_size * (halves + f->has_minimum); /* bytes */
     const char *b = t->panel;
     const float *sums = t->sums;
-    const void *levels = 0;
-#if DOTS && !defined(TRIFORCE_EMULATE)
-    const __m512i tables[2] = {_mm512_loadu_si512(f->levels), _mm512_loadu_si512(f->levels + 32)};
-    levels = tables;
-#endif
+    const struct NAME(tables) tables = NAME(load_tables)(f);
     vec total[MAX_TILE][VECTORS], s[MAX_TILE][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < VECTORS; v++)
@@ -190,11 +211,11 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
         }
         b += header_bytes(f);
         for (int g = 0; g < block_groups(f); g++, sums++) {
-            UNROLL for (int line = 0; line < code_bytes; line += 64)
-                __builtin_prefetch(b + 6 * group_bytes + line);
-            const char *scales = b + code_bytes;
-            ROLLED for (int half = 0; half < halves; half++, scales += scale_bytes) {
-                NAME(group_dots)(rows, bits, half * quads, quads, t, levels, b, a, s);
+            UNROLL for (int line = 0; line < codes; line += 64)
+                __builtin_prefetch(b + 6 * group + line);
+            const char *scales = b + codes;
+            ROLLED for (int half = 0; half < halves; half++, scales += scales_size) {
+                NAME(group_dots)(rows, bits, half * quads, quads, t->a_stride, &tables, b, a, s);
                 UNROLL for (int v = 0; v < VECTORS; v++) {
                     vec scale = f->wide     ? outer[0][v]
                                 : f->nested ? outer[0][v] * NAME(small)(scales, v)
@@ -212,7 +233,7 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
                         total[r][v] += least * NAME(splat)(sums[r * t->sums_stride]);
                 }
             a += DOTS ? 2 * GROUP_INPUTS : 4 * GROUP_INPUTS;
-            b += group_bytes;
+            b += group;
         }
     }
     UNROLL for (int r = 0; r < rows; r++)

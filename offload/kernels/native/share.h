@@ -56,6 +56,16 @@ struct NAME(split) {
     int64_t size;    /* floats of one partial result there */
 };
 
+/* The number of keys that `rows` rows from row `first` on see together. */
+INLINE int64_t NAME(most_visible)(const struct attention *a, int64_t first, int64_t rows) {
+    int64_t most = NAME(visible_keys)(a, first + rows - 1);
+    for (int64_t row = first; a->parents && row < first + rows; row += a->group - row % a->group) {
+        int64_t seen = NAME(visible_keys)(a, row);
+        most = seen > most ? seen : most;
+    }
+    return most;
+}
+
 /* One group of rows of one head; groups of all heads are numbered from 0, the heads of one group side by side. */
 struct NAME(group) {
     int head, rows;
@@ -65,7 +75,7 @@ struct NAME(group) {
 INLINE struct NAME(group) NAME(group_at)(const struct NAME(split) *s, int64_t number) {
     int64_t first = number / s->a->kv_heads * ROW_GROUP, left = s->rows - first;
     int rows = left < ROW_GROUP ? (int)left : ROW_GROUP;
-    int64_t end = NAME(visible_keys)(s->a, first + rows - 1);
+    int64_t end = NAME(most_visible)(s->a, first, rows);
     return (struct NAME(group)){(int)(number % s->a->kv_heads), rows, first, end};
 }
 
@@ -98,7 +108,7 @@ TARGET static void NAME(run_group)(const struct NAME(split) *s, struct NAME(work
 
 TARGET static int NAME(whole_groups)(const void *context, int64_t first, int64_t last) {
     const struct NAME(split) *s = context;
-    struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+    struct NAME(work) *w = NAME(own_work)(s->a);
     int64_t end = s->a->kv_heads * s->groups - 1; /* the last rows see the most keys and come first */
     for (int64_t i = first; w && i < last; i++)
         NAME(run_group)(s, w, NAME(group_at)(s, end - i));
@@ -111,7 +121,7 @@ INLINE struct NAME(partial) NAME(stored_partial)(const struct NAME(split) *s, in
 
 TARGET static int NAME(split_pieces)(const void *context, int64_t first, int64_t last) {
     const struct NAME(split) *s = context;
-    struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+    struct NAME(work) *w = NAME(own_work)(s->a);
     for (int64_t i = first; w && i < last; i++) {
         struct NAME(group) g = NAME(group_at)(s, i / s->pieces);
         NAME(load_group)(s, w, g);
@@ -145,7 +155,7 @@ TARGET static int NAME(attend_split)(struct NAME(split) *s, int is_long) {
 TARGET static int NAME(partial_pieces)(const void *context, int64_t first, int64_t last) {
     const struct NAME(split) *s = context;
     const struct attention *a = s->a;
-    struct NAME(work) *w = scratch(&own_memory, sizeof *w);
+    struct NAME(work) *w = NAME(own_work)(s->a);
     for (int64_t i = first; w && i < last; i++) {
         int64_t piece = i % s->pieces;
         struct NAME(group) g = NAME(group_at)(s, i / s->pieces);
@@ -183,12 +193,12 @@ TARGET static int NAME(merge)(const struct merge *m) {
     return m->rows > 64 ? pool_run(NAME(merge_rows), m, m->rows, 0) : NAME(merge_rows)(m, 0, m->rows);
 }
 
-TARGET static int NAME(attend)(const struct attention *a) {
+TARGET static int NAME(attend_parallel)(const struct attention *a) {
     struct NAME(split) s = {.a = a, .rows = (int64_t)a->tokens * a->group};
     if (!s.rows)
         return 0;
     s.groups = (s.rows + ROW_GROUP - 1) / ROW_GROUP;
-    s.pieces = (NAME(visible_keys)(a, s.rows - 1) + PIECE - 1) / PIECE;
+    s.pieces = (NAME(most_visible)(a, 0, s.rows) + PIECE - 1) / PIECE;
     int64_t groups = a->kv_heads * s.groups, bytes = 4 * ROW_GROUP * (a->head_dim + 2) * groups * s.pieces;
     int is_long = a->tokens >= LONG_ROWS;
     if (a->partials)
@@ -198,4 +208,26 @@ TARGET static int NAME(attend)(const struct attention *a) {
     if (enough || costly || s.pieces == 1)
         return pool_run(NAME(whole_groups), &s, groups, is_long);
     return NAME(attend_split)(&s, is_long);
+}
+
+/* Attend to a chain or a tree. Returns 2 if a parent does not come before its child. */
+TARGET static int NAME(attend)(const struct attention *a) {
+    if (!a->parents || !a->tokens)
+        return NAME(attend_parallel)(a);
+    int32_t *depths = scratch(&tree_memory, sizeof *depths * a->nodes);
+    if (!depths)
+        return 1;
+    for (int i = 0; i < a->nodes; i++) {
+        if (a->parents[i] < -1 || a->parents[i] >= i)
+            return 2;
+        depths[i] = a->parents[i] < 0 ? 0 : depths[a->parents[i]] + 1;
+    }
+    struct attention tree = *a;
+    int before = a->nodes - a->tokens;
+    tree.depths = depths + before;
+    if (depths[a->nodes - 1] == a->nodes - 1) { /* a chain */
+        tree.parents = tree.depths = NULL;
+        tree.seen += before;
+    }
+    return NAME(attend_parallel)(&tree);
 }

@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 6,      /* raise it with any change that Python sees */
+    LAYOUT = 8,      /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -46,6 +46,15 @@ struct attention {
      * [pieces][tokens][kv_heads * group][2 + head_dim], for each row the maximum, the sum, the output.
      */
     float *partials;
+    /*
+     * NULL, or a tree of `nodes` tokens, whose last ones are the call's `tokens`: for each the index of its parent, smaller
+     * than its own, or -1 if it follows the keys before the tree. Their keys are stored in the order of the tree. A token
+     * sees those before the tree, its ancestors' and its own, in this order, as if they were a chain; `seen` is what a
+     * token without parent sees. `causal` must be set.
+     */
+    const int32_t *parents;
+    const int32_t *depths; /* NULL; the kernel's own: of the call's tokens */
+    int32_t nodes;
 };
 
 /* Merge `pieces` partial results over consecutive keys, in order, into the result over the keys before them. */

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..attention import Partial
 from .constants import ROWS
 
 Operands = Callable[[Tensor], tuple[Tensor, Tensor, int]]  # page -> keys, values, layout
@@ -23,9 +25,9 @@ class TritonAccumulator:
         assert len(q) <= ROWS
         self._q, self._operands, self._ops = q, operands, ops
         self._splits = ops.useful_splits(q.device, kv_heads)
-        self._states = ops.new_state(q, self._splits + 1)  # the last one is another accumulator's
+        self._states = ops.new_state(q, self._splits + 2)  # the last ones are other accumulators'
         self._begun = [False] * len(q)  # rows that have a state
-        self._has_other = False
+        self._others = 0
 
     def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
         keys, values, layout = self._operands(page)
@@ -39,14 +41,15 @@ class TritonAccumulator:
         raise NotImplementedError("other partial results come as a state")
 
     def add_state(self, state: Tensor) -> None:
-        self._states[self._splits].copy_(state, non_blocking=True)
-        self._has_other = True
+        self._states[self._splits + self._others].copy_(state, non_blocking=True)
+        self._others += 1
 
     def state(self) -> Tensor:
         raise NotImplementedError("nothing adds a GPU's result to another")
 
     def output(self) -> Tensor:
-        return self._ops.finish(self._states[: self._splits + self._has_other], self._q)
+        first = 0 if self._begun[0] else self._splits
+        return self._ops.finish(self._states[first : self._splits + self._others], self._q)
 
 
 def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -59,6 +62,22 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     ops.attend_pages(q, keys, values, state, keys.shape[1] - len(q) + 1, True, True, ops.PLAIN)
     return ops.finish(state, q)
+
+
+def attend_keys(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
+    """Attend with every query to every key. Shapes as of `attend_stored`; `out` of the result is in the type of q."""
+    from . import ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
+    ops.attend_pages(q, keys, values, state, keys.shape[1], False, True, ops.PLAIN)
+    return _partial(state, q)
+
+
+def _partial(state: Tensor, q: Tensor) -> Partial:
+    from . import ops
+
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    return Partial(ops.finish(state, q, lse), lse)
 
 
 def attend_growing(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
@@ -94,3 +113,18 @@ def attend_table(
         seen, tail = lengths
         ops.attend_table(q, keys, values, state, table, chunk, tail, seen)
     return ops.finish(state, q)
+
+
+def attend_table_before(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, chunk: int, lengths: tuple[int, int]
+) -> Partial:
+    """Attend with every query to the same keys of the selected chunks and of the tail. Arguments as of `attend_table`.
+
+    The `out` of the result is in the type of q.
+    """
+    from . import ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
+    seen, tail = lengths
+    ops.attend_table(q, keys, values, state, table, chunk, tail, seen, causal=False)
+    return _partial(state, q)

@@ -120,7 +120,15 @@ def attend_growing(q: Tensor, keys: Tensor, values: Tensor, state: Tensor, seen:
 
 
 def attend_table(
-    q: Tensor, keys: Tensor, values: Tensor, state: Tensor, table: Tensor, chunk: int, tail: int, seen: int
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    state: Tensor,
+    table: Tensor,
+    chunk: int,
+    tail: int,
+    seen: int,
+    causal: bool = True,
 ) -> None:
     """Begin states with the keys of selected chunks, then the tail's: causally to the queries' own, which end it.
 
@@ -129,9 +137,10 @@ def attend_table(
         table: numbers of chunks of `chunk` tokens, `[kv_heads, slots]` in int32.
         tail: position of the tail's first token.
         seen: keys that the first query sees, of the chunks and the tail.
+        causal: each further query sees one more.
     """
-    count = seen + len(q) - 1
-    torch.ops.triforce.attend(q, keys, values, state, table, None, count, seen, True, True, PLAIN, chunk, tail)
+    count = seen + (len(q) - 1 if causal else 0)
+    torch.ops.triforce.attend(q, keys, values, state, table, None, count, seen, causal, True, PLAIN, chunk, tail)
 
 
 def attend_growing_table(

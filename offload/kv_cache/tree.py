@@ -1,0 +1,108 @@
+"""A tree of tokens in flight: several continuations of the committed tokens, computed in the same passes.
+
+Each token sees the committed tokens, its ancestors and itself, and has the RoPE position of its depth (SpecInfer, arXiv
+2305.09781, section 4.2). The tokens' slots behind the committed ones are in the order of the tree's parents; `commit`
+keeps one path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TreeTensors(NamedTuple):
+    """A tree on a device: `depths` `[tokens]`, which of them see which, `[tokens, tokens]`, and parents in int32."""
+
+    depths: Tensor
+    sees: Tensor
+    parents: Tensor
+
+
+class Tree:
+    """The shape of a tree of tokens. Do not construct one; `tree_of` returns the same object for the same shape."""
+
+    def __init__(self, parents: tuple[int, ...]) -> None:
+        self.parents = parents
+        self.depths: list[int] = []  # 0: follows the last committed token
+        for index, parent in enumerate(parents):
+            assert -1 <= parent < index, "a parent comes before its children"
+            self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+        self.deepest = max(self.depths)
+        self._tensors: dict[torch.device, TreeTensors] = {}
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def on(self, device: torch.device) -> TreeTensors:
+        """Return the tree's tensors on a device, the same ones every time."""
+        if device not in self._tensors:
+            with torch.inference_mode(False):
+                parents = torch.tensor(self.parents, dtype=torch.int32)
+                found = TreeTensors(torch.tensor(self.depths), self._sees(), parents)
+                self._tensors[device] = TreeTensors(*(x.to(device) for x in found))
+        return self._tensors[device]
+
+    def _sees(self) -> Tensor:
+        sees = torch.eye(len(self), dtype=torch.bool)
+        for index, parent in enumerate(self.parents):
+            if parent >= 0:
+                sees[index] |= sees[parent]
+        return sees
+
+    def is_path(self, keep: Sequence[int]) -> bool:
+        """Return whether tokens are a path from the root down."""
+        return all(self.parents[token] == above for token, above in zip(keep, (-1, *keep), strict=False))
+
+
+@lru_cache(maxsize=64)
+def tree_of(parents: tuple[int, ...]) -> Tree:
+    """Return the tree of tokens whose parents have these indices, -1 for the last committed token."""
+    return Tree(parents)
+
+
+class InFlight:
+    """A cache's tokens that are not committed: those of the pass under way, and those of a tree's earlier passes."""
+
+    _length = 0  # committed tokens
+    _inflight = 0  # tokens of the pass under way
+    _held = 0  # tokens of earlier passes over the same tree
+    tree: Tree | None = None
+
+    @property
+    def held(self) -> int:
+        """Return how many tokens of a tree are in flight from passes that have ended; 0 if they are lost."""
+        return self._held
+
+    @property
+    def start(self) -> int:
+        """Return the position behind the committed tokens and those of earlier passes: the slot of the pass's first."""
+        return self._length + self._held
+
+    def hold(self) -> None:
+        """End a pass over a tree; its tokens stay in flight."""
+        self._held += self._inflight
+        self._inflight = 0
+
+    def _enter(self, tokens: int, tree: Tree | None) -> None:
+        """Note the tokens of a pass that begins; without a tree, or with another one, earlier passes are forgotten."""
+        if tree is None or len(tree) == tokens:
+            self._held = 0
+        else:
+            known = self.tree.parents[: self.held] if self.held else ()
+            assert tree.parents[:-tokens] == known, "the tokens of a tree before those of the pass are in flight"
+        self.tree, self._inflight = tree, tokens
+
+    def _leave(self) -> None:
+        """Forget the tokens in flight."""
+        self.tree, self._held, self._inflight = None, 0, 0
+
+    def _rotations(self, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the rotations of the tree's tokens of this pass; `rows` are those of each depth."""
+        depths = self.tree.on(rows[0].device).depths[self._held :]
+        cos, sin = (x.index_select(0, depths) for x in rows)
+        return cos, sin
