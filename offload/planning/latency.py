@@ -16,7 +16,7 @@ from ..levels import TAIL, drafter_kind, has_draft_model, has_middle
 from ..methods import CHOSEN, LOOKUP, METHODS, RETRIEVAL
 from ..speculation.estimators import expected_tokens
 from .placement import Placed, PlanRequest
-from .roofline import SAMPLE_S, Pass, Time, pass_time
+from .roofline import SAMPLE_S, Pass, Time, pass_time, quantized_rows
 from .self_draft import best_level, bits_at, relative_costs, typical_agreements
 
 # Used until acceptance is measured. TriForce reports "above 0.9 even when the temperature is 1.0" with 4K of 122K
@@ -229,6 +229,8 @@ def _linears(
     """
     if bits is None:
         bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
+    quantized = bits.is_quantized(request.itemsize) and request.hardware.device == "cuda"
+    operations = 2 * shape.read_parameters * (quantized_rows(rows) if quantized else rows)
     return Pass(
         rows=rows,
         layers=shape.layers,
@@ -237,11 +239,12 @@ def _linears(
         kv=0.0,
         copied=streamed * shape.layer_bytes(bits) / gpus,
         hosted=0.0,
-        linear_flops=2 * shape.read_parameters * rows / gpus,
+        linear_flops=operations / gpus,
         attention_flops=0.0,
         hosted_flops=0.0,
         graphed=request.hardware.gpus == 1 and not streamed,
         pages=streamed,
+        quantized=quantized,
     )
 
 
