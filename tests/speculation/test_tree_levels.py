@@ -16,6 +16,7 @@ from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.draft import DraftedTree
 from offload.speculation.draft_runner import DraftRunner
+from offload.speculation.draft_trees import FixedTrees
 from offload.speculation.drafter import ModelDrafter, SelectedDrafter
 from offload.speculation.level import ModelVerifier, speculate
 from offload.speculation.ngram import LookupDrafter
@@ -160,7 +161,9 @@ def levels(models, kind, name, shape, sampling, every=None, budget=None, window=
     depth = tree_of(parents.parents).depth
 
     def level(name, verifier, over, tree, gamma=depth):
-        return speculate(name, verifier, AdaptiveScheduler([over], gamma), sampler.generator, tree=tree)
+        return speculate(
+            name, verifier, AdaptiveScheduler([over], gamma), sampler.generator, trees=tree and FixedTrees(tree)
+        )
 
     top = ModelVerifier("full", full, sampler)
     if name in drafters:
@@ -216,7 +219,7 @@ def test_a_draft_has_the_shape_and_the_distributions_of_its_children(models, nam
     for shape, parents in SHAPES.items():
         top, sequence, sampler = levels(models, "copied", name, shape, sampling, budget=400, window=100)
         drafter = top._scheduler._arms[0].drafter
-        tokens, rows, found = drafter.propose(sequence, 3, top._tree)
+        tokens, rows, found = drafter.propose(sequence, 3, top._trees.shape(3))
         tree = tree_of(found)
         assert tree.depth == 3 and len(tokens) == len(found) <= len(parents)
         assert found == tree_of(parents).parents or tree_of(parents).depth > 3
