@@ -21,7 +21,9 @@ KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
 METHODS = tuple(methods.METHODS)
-DRAFTS = ("lookup", "none")  # values of `draft` that are not the name of a model
+SELF = "self"
+SELF_DRAFTS = (SELF, *(f"{SELF}:{level}" for level in QUANTIZE))
+DRAFTS = ("lookup", "none", *SELF_DRAFTS)  # values of `draft` that are not the name of a model
 LONGEST_GAMMA = 32
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -65,9 +67,11 @@ class EngineConfig:
 class Speculation:
     """The method of speculative decoding and its parameters. None of them changes the output, only the speed.
 
-    `draft` is "lookup", "none" or a model, named as in EngineConfig.model. `sink` and `window` are tokens of a draft
-    model's StreamingLLM cache; `budget` and `chunk` are tokens of the retrieval cache and of one chunk. `rebuild_every`
-    (tokens), `gamma1` and `gamma2` (drafted tokens per verification, lower and upper level) are adaptive if None.
+    `draft` is "lookup", "none", a model, named as in EngineConfig.model, or "self": lookup, with the retrieval cache on
+    a quantised copy of the target's weights. "self:q4" names the copy's level; otherwise the most promising is chosen.
+    `sink` and `window` are tokens of a draft model's StreamingLLM cache; `budget` and `chunk` are tokens of the
+    retrieval cache and of one chunk. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per verification,
+    lower and upper level) are adaptive if None.
     `tree` is the shape of the drafts, as `TreeShape.parse` reads it, and `tree_sampling` how their tokens are drawn.
     """
 
@@ -85,7 +89,12 @@ class Speculation:
 
     def __post_init__(self) -> None:
         require(self.method in METHODS, f"method is {short_repr(self.method)}", f"use one of: {', '.join(METHODS)}")
-        require(bool(self.draft), "the draft's name is empty", "use lookup, none, or a model")
+        require(bool(self.draft), "the draft's name is empty", "use lookup, none, self, or a model")
+        require(
+            self.draft in SELF_DRAFTS or not self.draft.startswith(f"{SELF}:"),
+            f"draft is {short_repr(self.draft)}",
+            f"use one of: {', '.join(SELF_DRAFTS)}",
+        )
         require_tokens("sink", self.sink, 0, "use a number of tokens, such as 16")
         require_tokens("window", self.window, 1, "use a positive number of tokens, such as 240")
         require_tokens("chunk", self.chunk, 1, "use a positive number of tokens, such as 8")
@@ -111,6 +120,16 @@ class Speculation:
         if methods.METHODS[self.method].needs_draft_model:
             hint = "give --draft one, or use --method lookup"
             require(self.draft_model is not None, f"{self.method} needs a draft model", hint)
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the retrieval cache is read with a quantised copy of the target's weights."""
+        return self.draft in SELF_DRAFTS
+
+    @property
+    def self_level(self) -> str | None:
+        """The level of that copy, such as "q4"; None if it is to be chosen, or there is no copy."""
+        return self.draft.removeprefix(f"{SELF}:") if self.draft in SELF_DRAFTS[1:] else None
 
     @property
     def tree_shape(self) -> TreeShape:

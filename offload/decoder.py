@@ -5,7 +5,7 @@ Rows are flat, `[tokens, hidden]`, whichever sequence they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,12 @@ class Layer:
     mlp_norm: Tensor  # [hidden]
     gate_up: Linear  # [2 * intermediate, hidden]
     down: Linear  # [hidden, intermediate]
+
+    @property
+    def linear_bytes(self) -> int:
+        """Return the bytes of the weights that a pass multiplies with."""
+        linears = (self.qkv, self.o, self.gate_up, self.down)
+        return sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
 
 
 class Model:
@@ -124,6 +130,22 @@ class Model:
         return x
 
     @property
+    def read_cost(self) -> float:
+        """Return the bytes of weights that a step reads from the device's memory; those over a link count more."""
+        streamed = getattr(self._layers, "read_cost", None)
+        layers = sum(layer.linear_bytes for layer in self._layers) if streamed is None else streamed
+        return layers + sum(tensor.nbytes for tensor in self._head.tensors())
+
+    def layers(self) -> Iterator[Layer]:
+        """Iterate over the layers; one may be valid only until the next one is taken."""
+        return iter(self._layers)
+
+    def with_weights(self, layers: Iterable[Layer], head: Linear | None = None) -> Model:
+        """Return a model of the same shape with other layers, and maybe another head; all else is shared."""
+        head = self._head if head is None else head
+        return Model(self.shape, self.operations, self._embedding, layers, self._norm, head, self.group)
+
+    @property
     def keeps_weights(self) -> bool:
         """Return whether the weights of all layers stay at fixed addresses, as CUDA graphs require."""
         return isinstance(self._layers, list)
@@ -159,3 +181,12 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
         return self._head.wide(self.operations.norm(hidden, self._norm, self.shape.norm_eps))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedCopy:
+    """A model with its weights rounded to `level`; `agreement`: how often both choose the same token on a prompt."""
+
+    model: Model
+    level: str
+    agreement: float

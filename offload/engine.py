@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
-from .config import GenerationConfig, Sampling, Speculation
-from .decoder import Model
+from .config import QUANTIZE, GenerationConfig, Sampling, Speculation
+from .decoder import Model, QuantizedCopy
 from .errors import PromptError
 from .events import Event
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
-from .levels import tree_nodes
-from .offloading import TieredStoreFactory
+from .levels import tree_nodes, uses_copy
+from .loading.quantized_copy import QuantizedCopies
+from .offloading import LINK_COST, TieredStoreFactory
+from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .short_repr import short_repr
@@ -41,10 +43,12 @@ class Engine:
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
         dry_breakers: Callable[[], Collection[int]] = tuple,
+        copies: QuantizedCopies | None = None,
     ) -> None:
         """Without `stores`, full caches are on the device; without `prompts`, no prompt is cached on disk.
 
-        `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY.
+        `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY. `copies`
+        makes quantised copies of the model for `draft="self"`; without it, the model drafts with its own weights.
         """
         self.model = model
         self.stores = stores
@@ -53,6 +57,8 @@ class Engine:
         self.draft = draft
         self.eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
+        self._copies = copies
+        self._level: str | None = None  # of the copy, once it has been chosen
         self.idle_session: Session | None = None
         self._reserved = 0
 
@@ -86,10 +92,33 @@ class Engine:
         settings, breakers = speculation or Speculation(), self._breakers(sampling)
         session = self._session(len(ids) + config.max_new_tokens, tree_nodes(settings))
         try:
-            events = session.generate(ids, sampling, config, settings, self.eos_ids, breakers)
+            copy = self.prepare(ids, config, settings)
+            events = session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy)
             yield from generate_on_one_thread(self._kernel_of_all_models(), events)
         finally:
             self.idle_session = session
+
+    def prepare(self, ids: Sequence[int], config: GenerationConfig, speculation: Speculation) -> QuantizedCopy | None:
+        """Return the quantised copy of the model that drafts for a request, making it first if need be; None for none.
+
+        `generate` does the same. Unless the request names the copy's level, it is chosen for the first such request:
+        by how many choices rounding changes on the end of `ids`, and by the bytes that steps read.
+        """
+        if self._copies is None or not uses_copy(speculation):
+            return None
+        with torch_on_one_thread(self._kernel_of_all_models()):
+            level = speculation.self_level or self._level
+            if level is None:
+                level = self._level = self._choose_level(ids, len(ids) + config.max_new_tokens, speculation.budget)
+            return self._copies.make(level, ids)
+
+    def _choose_level(self, ids: Sequence[int], tokens: int, budget: int) -> str:
+        agreements = expected_agreements(self._copies.changed_by_q4(ids))
+        kv_cost = 1.0 if self.stores is None else LINK_COST
+        model = self.model
+        costs = relative_costs(model.shape, model.read_cost, model.dtype.itemsize, tokens, budget, kv_cost)
+        level = best_level(agreements, costs)
+        return QUANTIZE[int(model.group.agree([QUANTIZE.index(level)])[0])]  # ranks have uneven shares
 
     def replay(
         self,
@@ -98,8 +127,11 @@ class Engine:
         sampling: Sampling | None = None,
         length: int = 0,
         generated: int = 0,
+        seed: int = 0,
     ) -> Replay:
-        """Decode plainly and greedily after `ids`, with the penalties of `sampling`; compare with the emitted tokens.
+        """Decode plainly after `ids`, with the penalties of `sampling`; compare with the emitted tokens.
+
+        Decoding is greedy, unless `sampling` is coupled: then it uses the noise of `seed`, as `generate` does.
 
         `length` is the sequence's limit, prompt and `max_new_tokens`, if it is more than its actual length: some RoPE
         scalings depend on it. The last `generated` of `ids` count as generated tokens, for the penalties that need it.
@@ -110,7 +142,8 @@ class Engine:
         self._check_vocabulary(emitted)
         session = self._session(max(len(ids) + len(emitted), length))
         sampling = sampling or Sampling(temperature=0)
-        sampler = Sampler(sampling, 0, self.model.shape.vocab, self.model.device, self._breakers(sampling))
+        model, breakers = self.model, self._breakers(sampling)
+        sampler = Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel)
         try:
             with torch_on_one_thread(self._kernel_of_all_models()):
                 return replay(session.full, ids, emitted, sampler, generated)
@@ -162,7 +195,8 @@ class Engine:
 
     def without_end(self) -> Engine:
         """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""
-        return Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, dry_breakers=self._dry_breakers)
+        more = {"dry_breakers": self._dry_breakers, "copies": self._copies}
+        return Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, **more)
 
     def describe(self) -> str:
         """Return device, dtype, kernel, ranks and offloading as text: everything that may affect rounding."""

@@ -12,6 +12,7 @@ from .validation import require, require_tokens
 HIGHEST_TEMPERATURE = 1_000_000  # far above, all tokens are equally likely; infinity would divide to NaN
 LEAST_PENALTY, LARGEST_PENALTY = 0.01, 100  # beyond, logits exceed the range of float32
 DRY_BREAKERS = ("\n", ":", '"', "*")  # repetitions that DRY penalises do not cross tokens that contain one of these
+COUPLED, FASTEST = "coupled", "fastest"  # kinds of sampling
 _KEYS = {"no_repeat_ngram": "no_repeat_ngram_size"}  # in generation_config.json, where it is not the field's name
 _INTEGERS = ("top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")
 
@@ -36,6 +37,8 @@ class Sampling:
             `DRY_BREAKERS`. A multiplier of 0 is off. As in llama.cpp and text-generation-webui.
         no_repeat_ngram: no n-gram of this size occurs twice in prompt and output; 0 is off. If that would leave no
             token at all, it does not apply.
+        coupled: draw with noise that depends on the seed, the position and the token alone. The text then does not
+            depend on the method. Fewer drafted tokens are accepted. Has no effect on greedy decoding.
     """
 
     temperature: float = 0.6
@@ -50,6 +53,7 @@ class Sampling:
     dry_allowed_length: int = 2
     dry_range: int = 0
     no_repeat_ngram: int = 0
+    coupled: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -85,6 +89,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature < 1e-5  # below, fp32 rounds every other probability to 0
 
+    @property
+    def kind(self) -> str:
+        """How tokens are drawn: greedy, coupled or fastest."""
+        return "greedy" if self.greedy else COUPLED if self.coupled else FASTEST
+
     @classmethod
     def from_generation_config(cls, values: dict) -> Sampling:
         """Return the model's defaults (generation_config.json); keys that are missing or null keep ours.
@@ -92,7 +101,7 @@ class Sampling:
         `do_sample` is ignored: it is false in many files that also give a temperature, and does not mean greedy.
         Raises SettingsError for unusable values.
         """
-        keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(cls)}
+        keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(cls) if f.name != "coupled"}
         known = {name: values[key] for name, key in keys.items() if values.get(key) is not None}
         try:
             for name, value in known.items():
@@ -104,6 +113,14 @@ class Sampling:
             raise SettingsError(
                 f"the model's generation_config.json is unusable: {error}", "correct or remove that file"
             ) from error
+
+
+def parse_sampling(name: str | bool) -> bool:
+    """Return `Sampling.coupled` for coupled or fastest. Raises SettingsError."""
+    if isinstance(name, bool):
+        return name
+    require(name in (COUPLED, FASTEST), f"sampling is {short_repr(name)}", f"use {COUPLED} or {FASTEST}")
+    return name == COUPLED
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,14 @@ def draft_capacity(settings: Speculation) -> int:
 def has_middle(settings: Speculation, tokens: int) -> bool:
     """Return whether a sequence that may reach `tokens` gets a retrieval cache."""
     method = METHODS[settings.method]
-    if method.adaptive:
+    if method.adaptive and not settings.drafts_itself:
         return method.middle is not None and tokens > _MIN_RATIO * (settings.budget + TAIL)
     return method.middle is not None
+
+
+def uses_copy(settings: Speculation) -> bool:
+    """Return whether the retrieval cache is read with a quantised copy of the target's weights."""
+    return settings.drafts_itself and METHODS[settings.method].middle is not None
 
 
 def drafter_kind(settings: Speculation) -> str | None:
@@ -58,7 +63,9 @@ def drafter_kind(settings: Speculation) -> str | None:
     kind = METHODS[settings.method].drafter
     if kind != CHOSEN:
         return kind
-    return MODEL if settings.draft_model is not None else LOOKUP if settings.draft == LOOKUP else None
+    if settings.draft_model is not None:
+        return MODEL
+    return LOOKUP if settings.draft == LOOKUP or settings.drafts_itself else None
 
 
 def has_draft_model(settings: Speculation) -> bool:

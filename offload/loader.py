@@ -25,10 +25,11 @@ from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
 from .generation_config import DRY_BREAKERS
 from .kernels.ops import Operations, check_kernel, choose_operations
-from .levels import has_draft_model
+from .levels import has_draft_model, uses_copy
 from .loading.agreement import agreement
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
-from .loading.quantization_checks import check_quantize, quantized
+from .loading.quantization_checks import check_quantize, check_self_draft, quantized
+from .loading.quantized_copy import QuantizedCopies
 from .loading.registry import draft_error
 from .loading.safetensors import Checkpoint
 from .loading.tensor_checks import check_tensors
@@ -38,6 +39,7 @@ from .loading.weights import Progress, load_model
 from .offloading import TieredStoreFactory, TierSettings, WeightTier, make_link
 from .parallel import ALONE, Group, Share, split
 from .planning.memory import USABLE, MemoryEstimate, check_fit, estimate
+from .planning.self_draft import copy_bits
 from .prompt_cache.fingerprint import LEAST, weights_digest
 from .prompt_cache.folder import PromptFolder
 from .prompt_cache.prefill import PromptCache
@@ -160,6 +162,11 @@ class OpenModel:
                 bits[in_layer] += prod(size) * quantized.get(name, 8 * self.dtype.itemsize)
         return WeightBits(*(bits[part] / max(counts[part], 1) for part in (True, False)))
 
+    @property
+    def copy_bits(self) -> WeightBits | None:
+        """Return the average bits of a weight of the quantised copy that drafts; None if there is none."""
+        return copy_bits(self.shape, self.speculation) if self._can_copy else None
+
     def estimate(self, tokens: int) -> MemoryEstimate:
         """Estimate the memory for a sequence of `tokens` whose KV cache is completely on this device."""
         return estimate(
@@ -172,6 +179,7 @@ class OpenModel:
             draft=None if self.draft is None else self.draft.shape,
             in_place=self.kernel != "off" if self.device.type == "cpu" else find_spec("triton") is not None,
             weight_bits=self.weight_bits,
+            copy_bits=self.copy_bits,
         )
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
@@ -207,8 +215,14 @@ class OpenModel:
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         model, draft = self._load(progress, do, weights), self._load_draft(progress)
+        copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
-        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers)
+        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
+
+    @property
+    def _can_copy(self) -> bool:
+        """Return whether a quantised copy of the model would read fewer bytes."""
+        return not self.checkpoint.is_quantized and self._operations(self.shape).serves_quantized(self.dtype)
 
     def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
         """Return the cache of this model's prompts of at least `least` tokens, in a folder.
@@ -239,6 +253,11 @@ class OpenModel:
     def _operations(self, shape: ModelShape) -> Operations:
         """Return the operations of one model, which own its result buffers. Raises SettingsError."""
         return choose_operations(self.config.kernel, shape, self.dtype, self.device)
+
+    def check_self_draft(self, settings: Speculation) -> None:
+        """Raise SettingsError if a method drafts with a quantised copy of the model, and there can be none."""
+        if uses_copy(settings):
+            check_self_draft(settings, self.config, self.checkpoint, self.device, self.dtype)
 
     def check_kernel(self) -> None:
         """Raise SettingsError if the configured level cannot run both models."""
@@ -281,6 +300,7 @@ def open_model(
         draft = _open_draft(settings.draft_model, home, progress)
     opened = OpenModel(config, checkpoint, device, dtype, settings, draft, group)
     opened.check_kernel()
+    opened.check_self_draft(settings)
     if draft is not None:
         check_draft(opened.tokenizer, draft.load_tokenizer(), draft.shape, settings)
     return opened

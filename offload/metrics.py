@@ -30,6 +30,7 @@ class Summary:
     tokens_per_s: float | None
     total_s: float
     seed: int | None = None
+    sampling: str | None = None  # "greedy", "coupled" or "fastest"
     method: str | None = None
     model: str | None = None
     peak_memory_bytes: int | None = None
@@ -47,6 +48,8 @@ class Summary:
     link_utilisation: float | None = None  # share of the time that the link was busy
     load_s: float | None = None  # to find, check and load the model
     quantize: str | None = None  # the level to which the weights were rounded on loading
+    self_draft: str | None = None  # the level of the quantised copy of the weights that drafted
+    self_agreement: float | None = None  # of that copy's and the model's choices on the prompt's end
     agreement: float | None = None  # of the quantised model's and its original's choices on the prompt's end
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 

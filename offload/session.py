@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Hashable, Sequence
 
 from .config import GenerationConfig, Sampling, Speculation
-from .decoder import Model
+from .decoder import Model, QuantizedCopy
 from .events import Event, Finished, Pinned, Tokens
 from .levels import draft_chunk, drafter_kind, has_draft_model, has_middle
 from .methods import LOOKUP, METHODS
@@ -59,11 +59,12 @@ class Session:
         settings: Speculation,
         eos_ids: frozenset[int],
         breakers: Collection[int] = (),
+        copy: QuantizedCopy | None = None,
     ) -> Generator[Event, int | None]:
-        """See Engine.generate."""
+        """See Engine.generate. With a `copy`, the retrieval cache is read with its weights."""
         sequence = self.sequence
         sequence.restart(ids)
-        runners = self._runners(settings, len(ids) + config.max_new_tokens)
+        runners = self._runners(settings, len(ids) + config.max_new_tokens, copy)
         for done, total in self.full.cache.store.prepare():
             yield Pinned(done, total)
         yield from self._prefill()
@@ -71,7 +72,8 @@ class Session:
             yield from runners.draft.read(sequence)
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
-        sampler = Sampler(sampling, config.seed or 0, self._model.shape.vocab, self._model.device, breakers)
+        model, kernel = self._model, self._model.operations.kernel
+        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel)
         sampler.observe_prompt(sequence.tokens)
         hierarchy = build(runners, settings, sampler, group=self._model.group, horizon=config.max_new_tokens)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)
@@ -117,16 +119,17 @@ class Session:
         self.sequence.truncate(length)
         self.full.settle(self.sequence)
 
-    def _runners(self, settings: Speculation, tokens: int) -> Runners:
-        middle = self._middle_for(settings) if has_middle(settings, tokens) else None
+    def _runners(self, settings: Speculation, tokens: int, copy: QuantizedCopy | None) -> Runners:
+        middle = self._middle_for(settings, copy) if has_middle(settings, tokens) else None
         draft = self._draft_for(settings) if has_draft_model(settings) else None
         return Runners(self.full, middle, draft, self._lookup)
 
-    def _middle_for(self, settings: Speculation) -> SelectedRunner:
-        key = (METHODS[settings.method].middle, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)
+    def _middle_for(self, settings: Speculation, copy: QuantizedCopy | None) -> SelectedRunner:
+        level, kind = None if copy is None else copy.level, METHODS[settings.method].middle
+        key = (level, kind, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)
         if self._middle is None or self._middle[0] != key:
             self._middle = None  # free its memory first
-            self._middle = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings))
+            self._middle = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings), copy)
         self._middle[1].renew()
         return self._middle[1]
 

@@ -13,6 +13,7 @@ from .quantized_checkpoint import QuantizedCheckpoint
 from .weights import streamed_model
 
 TOKENS = 256  # at the end of a prompt, that are compared
+_ROWS = 32  # whose logits are in memory at once
 
 
 def agreement(
@@ -23,11 +24,13 @@ def agreement(
     They are run as a sequence of their own, by the loaded model and by its original, whose layers are read one at a
     time: it is never in memory as a whole.
     """
-    last = torch.tensor(ids[-TOKENS:], device=model.device)
     expected = model.dtype, model.device, operations, model.group, share
     with streamed_model(checkpoint.original, *expected) as original:
-        return (_choices(model, last) == _choices(original, last)).float().mean().item()
+        return (choices(model, ids) == choices(original, ids)).float().mean().item()
 
 
-def _choices(model: Model, ids: torch.Tensor) -> torch.Tensor:
-    return model.logits(model.forward(ids, model.new_cache(len(ids)))).argmax(-1)
+def choices(model: Model, ids: Sequence[int]) -> torch.Tensor:
+    """Return the likeliest token after each of the last `TOKENS` of `ids`, which are run as a sequence of their own."""
+    last = torch.tensor(ids[-TOKENS:], device=model.device)
+    hidden = model.forward(last, model.new_cache(len(last)))
+    return torch.cat([model.logits(rows).argmax(-1) for rows in hidden.split(_ROWS)])

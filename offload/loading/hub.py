@@ -12,7 +12,7 @@ from ..system import default_home
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, ModelSource, resolve
-from .safetensors import Checkpoint, FolderCheckpoint
+from .safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
 # The weights once: repositories may have them again in folders, or consolidated beside the shards.
@@ -63,6 +63,15 @@ def dimensions(name: str, home: Path | None = None) -> Dimensions:
     if cached is None and source.known is not None:
         return KNOWN[source.known]
     return read_shape(cached or _fetched_config(source.target))
+
+
+def is_quantized(name: str) -> bool:
+    """Return whether a model's weights are quantised; those on a hub are not looked at. Raises as `dimensions`."""
+    source = resolve(name)
+    if source.kind == "path":
+        path = Path(source.target)
+        return (path / QUANTIZED_FILE).exists() if path.is_dir() else open_checkpoint(path).is_quantized
+    return source.kind == "embedded"
 
 
 def describe_source(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..config import EngineConfig
+from ..config import EngineConfig, Speculation
 from ..errors import SettingsError
 from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
@@ -14,34 +14,56 @@ from .safetensors import Checkpoint
 
 def check_quantize(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Raise SettingsError if `config.quantize` does not work here, whatever the model."""
-    if config.quantize is None:
-        return
-    if device.type != "cpu":
-        raise _refusal(config, f"the model runs on {device.type}", "use --device cpu")
-    if dtype != torch.bfloat16:
-        raise _refusal(config, f"the dtype is {str(dtype).removeprefix('torch.')}", "use --dtype bfloat16")
-    if config.kernel == "off":
-        raise _refusal(config, "the kernel is off", "use --kernel auto")
-    try:
-        find_kernel(config.kernel)
-    except KernelUnavailable as error:
-        raise _refusal(config, f"there is no native kernel: {error}", "see triforce doctor") from error
+    if config.quantize is not None and (reason := _why_not_here(config, device, dtype)):
+        raise _refusal(f"--quantize {config.quantize}", *reason)
 
 
 def quantized(checkpoint: Checkpoint, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Checkpoint:
     """Return the checkpoint as `config.quantize` asks for it, after `check_quantize`. Raises SettingsError."""
     if config.quantize is None:
         return checkpoint
+    option = f"--quantize {config.quantize}"
     if checkpoint.is_quantized:
-        raise _refusal(config, f"{config.model} is quantised already", "use a model in bfloat16")
+        raise _refusal(option, f"{config.model} is quantised already", "use a model in bfloat16")
     if reason := why_not(checkpoint.shape, dtype, device):
-        raise _refusal(config, f"the native kernel cannot run this model: {reason}", "use another model")
+        raise _refusal(option, f"the native kernel cannot run this model: {reason}", "use another model")
     return QuantizedCheckpoint(checkpoint, config.quantize)
 
 
-def _refusal(config: EngineConfig, reason: str, hint: str) -> SettingsError:
+def check_self_draft(
+    settings: Speculation, config: EngineConfig, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raise SettingsError if there can be no quantised copy of a model that drafts for itself.
+
+    A model that is quantised already needs none: it drafts with its own weights.
+    """
+    option = f"--draft {settings.draft}"
+    if checkpoint.is_quantized:
+        if settings.self_level is not None:
+            raise _refusal(option, "the weights are quantised already", "use --draft self: they are the drafter's too")
+    elif reason := _why_not_here(config, device, dtype):
+        raise _refusal(option, *reason)
+    elif reason := why_not(checkpoint.shape, dtype, device):
+        raise _refusal(option, f"the native kernel cannot run this model: {reason}", "use --draft lookup")
+
+
+def _why_not_here(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[str, str] | None:
+    """Return why no weights can be quantised here, and a hint; None if they can."""
+    if device.type != "cpu":
+        return f"the model runs on {device.type}", "use --device cpu"
+    if dtype != torch.bfloat16:
+        return f"the dtype is {str(dtype).removeprefix('torch.')}", "use --dtype bfloat16"
+    if config.kernel == "off":
+        return "the kernel is off", "use --kernel auto"
+    try:
+        find_kernel(config.kernel)
+    except KernelUnavailable as error:
+        return f"there is no native kernel: {error}", "see triforce doctor"
+    return None
+
+
+def _refusal(option: str, reason: str, hint: str) -> SettingsError:
     return SettingsError(
-        f"--quantize {config.quantize} needs a model in floating point, the native kernel and bfloat16 on a CPU: "
-        f"{reason}",
-        f"{hint}, or leave --quantize out",
+        f"{option} needs a model in floating point, the native kernel and bfloat16 on a CPU: {reason}",
+        f"{hint}, or leave {option.split()[0]} out",
     )

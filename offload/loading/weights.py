@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -61,6 +61,24 @@ def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tens
         head = reader.gathered(reader.linear(False, "model.embed_tokens"))
         return head.rows, head
     return reader.gathered(reader.table("model.embed_tokens")).rows, reader.gathered(reader.linear(False, "lm_head"))
+
+
+def load_layers(
+    checkpoint: Checkpoint, model: Model, share: Share | None, indices: Sequence[int] | None = None
+) -> Iterator[Layer]:
+    """Yield all layers of a model, or those of some `indices`, from another checkpoint of its shape."""
+    with checkpoint.tensors() as read:
+        reader = _WeightReader(read, model.dtype, model.device, model.operations, model.group, share)
+        for index in range(model.shape.layers) if indices is None else indices:
+            yield _load_layer(reader, model.shape, f"model.layers.{index}.")
+
+
+def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Linear:
+    """Return the output head of a model from another checkpoint of its shape."""
+    name = "model.embed_tokens" if model.shape.tied_embeddings else "lm_head"
+    with checkpoint.tensors() as read:
+        reader = _WeightReader(read, model.dtype, model.device, model.operations, model.group, share)
+        return reader.gathered(reader.linear(False, name))
 
 
 def _load_layer(reader: _WeightReader, shape: ModelShape, prefix: str) -> Layer:
@@ -143,6 +161,8 @@ class _WeightReader:
         """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
         if not self._operations.serves_quantized(self._dtype) or (whole := self._read.quantized(name)) is None:
             return None
+        if whole.format.wide and self._operations.kernel is None:
+            return None  # only the native kernel reads scales in fp32
         rows, *columns = (self._share and self._share.part(name)) or (slice(None),)
         return whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
 

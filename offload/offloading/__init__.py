@@ -2,10 +2,11 @@
 
 from .factory import TieredStoreFactory, TierSettings
 from .host_memory import make_link
-from .link import LinkStatistics, SimulatedLink, TransferFailed
+from .link import LINK_COST, LinkStatistics, SimulatedLink, TransferFailed
 from .weights import StreamedLayers, WeightTier
 
 __all__ = [
+    "LINK_COST",
     "LinkStatistics",
     "SimulatedLink",
     "StreamedLayers",

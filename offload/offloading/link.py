@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import TriforceError
 from ..events import Transferred
 
+LINK_COST = 8.0  # estimated time to copy a byte over a link, relative to reading it from the device's memory
 Pair = tuple[Tensor, Tensor]  # target, source: contiguous, of one size and dtype
 
 

@@ -21,6 +21,7 @@ from ..kv_cache.block_store import copy_bytes
 from ..kv_cache.store import Store, first_moved
 from ..kv_cache.tree import Tree
 from .host_attention import HostResult
+from .link import LINK_COST
 from .mean_keys import HostMeanKeys
 from .open_pages import OpenPages
 from .prefetch import PrefetchItem
@@ -32,7 +33,7 @@ from .tiers import Tiers
 class TieredStore(TierReader):
     """A `Store` (kv_cache/store.py) over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
 
-    read_cost = 8.0
+    read_cost = LINK_COST
     mean_keys_cost = 1.0  # prefill has kept most of them
 
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..decoder import Layer
 from .host_memory import allocator
-from .link import Link
+from .link import LINK_COST, Link
 from .prefetch import PrefetchItem, PrefetchRing
 
 _ALIGNMENT = 256  # bytes; kernels are fastest on operands that begin there
@@ -51,6 +51,11 @@ class StreamedLayers:
         self._ring = PrefetchRing(link, buffers)
         self._owner: object | None = None  # the iteration that the ring prefetches for
         self._order = [PrefetchItem(index, self._streamed) for index in range(len(streamed))]
+
+    @property
+    def read_cost(self) -> float:
+        """Return the bytes that a pass reads; those over the link count as much more as it is slower."""
+        return sum(layer.linear_bytes for layer in self._resident) + LINK_COST * self._streamed.nbytes
 
     def __len__(self) -> int:
         return len(self._resident) + len(self._streamed)

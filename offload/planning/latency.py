@@ -17,6 +17,7 @@ from ..methods import CHOSEN, LOOKUP, METHODS, RETRIEVAL
 from ..speculation.estimators import expected_tokens
 from .placement import Placed, PlanRequest
 from .roofline import SAMPLE_S, Pass, Time, pass_time
+from .self_draft import best_level, bits_at, relative_costs, typical_agreements
 
 # Used until acceptance is measured. TriForce reports "above 0.9 even when the temperature is 1.0" with 4K of 122K
 # tokens (its project page); of its draft model's tokens (JackFram/llama-68m) the retrieval level accepts about .35.
@@ -59,6 +60,23 @@ class Passes:
         page = page_tokens(request.shape.share(request.hardware.gpus), request.itemsize)
         self.pages = -(-request.tokens // page)  # of an offloaded layer
         self._full: dict[int, tuple[Time, float]] = {}
+        # Of the weights that the retrieval cache is read with: their bits if they are a copy, and how often they choose
+        # the token of the model's own.
+        self._drafting_bits, self._agreement = self._drafting_weights()
+
+    def _drafting_weights(self) -> tuple[WeightBits | None, float]:
+        request, shape = self.request, self.request.shape
+        if request.copy_bits is None:
+            return None, 1.0
+        agreements, budget = typical_agreements(shape), request.speculation.budget
+        kv_cost = request.hardware.bandwidth / request.hardware.link if self._streams_kv else 1.0
+        costs = relative_costs(shape, shape.read_bytes(request.bits), request.itemsize, request.tokens, budget, kv_cost)
+        level = request.speculation.self_level or best_level(agreements, costs)
+        return bits_at(shape, level), agreements[level]
+
+    @property
+    def _streams_kv(self) -> bool:
+        return self.placed.resident_layers < self.request.shape.layers
 
     def full(self, rows: int) -> tuple[Time, float]:
         """Return the time of a target pass over the full cache, and the host's share with which it is fastest."""
@@ -107,7 +125,9 @@ class Passes:
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
         budget = min(request.speculation.budget, request.tokens)
         kv, scoring = shape.kv_bytes(budget, request.itemsize), attention_flops(shape, budget, rows)
-        work = replace(self._linears(rows), kv=kv / gpus, attention_flops=scoring / gpus)
+        bits = self._drafting_bits
+        linears = self._linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
+        work = replace(linears, kv=kv / gpus, attention_flops=scoring / gpus)
         return pass_time(work, request.hardware).seconds
 
     def scoring(self) -> float:
@@ -162,7 +182,7 @@ class Passes:
         row = METHODS[method]
         if row.middle is None:
             return (0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (self.draft_token(), 0, below)
-        acceptance = RETRIEVAL_ACCEPTANCE if request.acceptance is None else request.acceptance
+        acceptance = self._agreement * (RETRIEVAL_ACCEPTANCE if request.acceptance is None else request.acceptance)
         if row.drafter is None or settings.draft == "none":
             return self.retrieval(1) + self._sample, 0, acceptance
         each, gammas = self.draft_token(), GAMMAS if settings.gamma1 is None else (settings.gamma1,)
@@ -174,12 +194,15 @@ class Passes:
         return times[best], best, acceptance
 
 
-def _linears(shape: Dimensions, request: PlanRequest, rows: int, gpus: int, streamed: int) -> Pass:
+def _linears(
+    shape: Dimensions, request: PlanRequest, rows: int, gpus: int, streamed: int, bits: WeightBits | None = None
+) -> Pass:
     """Return a pass without attention, with the weights of `streamed` layers in host memory.
 
-    It is a CUDA graph on a single GPU that has all weights.
+    It is a CUDA graph on a single GPU that has all weights. `bits` are those of the weights, if not the model's own.
     """
-    bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
+    if bits is None:
+        bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
     return Pass(
         rows=rows,
         layers=shape.layers,

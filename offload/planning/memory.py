@@ -9,9 +9,10 @@ from ..architecture.footprint import PAGE_GRAIN, activation_bytes, page_tokens, 
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
-from ..levels import draft_capacity, draft_chunk, drafter_kind, has_draft_model, has_middle, selected_chunk
+from ..levels import draft_capacity, draft_chunk, drafter_kind, has_draft_model, has_middle, selected_chunk, uses_copy
 from ..methods import LOOKUP
 from ..units import GIB, counted, size_text
+from .self_draft import copy_bytes
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
 # A graph of a thousand kernels: parameters and work queues in the driver, and the results that it keeps. A guess; no
@@ -35,6 +36,7 @@ class MemoryEstimate:
     retrieval: int  # selected KV and mean keys
     draft: int  # a draft model's weights, cache and activations
     cuda: int
+    copy: int  # the quantised copy of the weights that drafts
     lookup: int  # the n-gram lookup index, which lies in host memory: 0 for a GPU
 
     @property
@@ -47,7 +49,16 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.activations + self.retrieval + self.draft + self.cuda + self.lookup
+        return (
+            self.weights
+            + self.kv
+            + self.activations
+            + self.retrieval
+            + self.draft
+            + self.copy
+            + self.cuda
+            + self.lookup
+        )
 
 
 def estimate(
@@ -64,6 +75,7 @@ def estimate(
     offloaded: int = 0,
     by_layers: bool = False,
     weight_bits: WeightBits | None = None,
+    copy_bits: WeightBits | None = None,
 ) -> MemoryEstimate:
     """Estimate the memory for a sequence of `tokens`, prompt and answer together.
 
@@ -77,6 +89,7 @@ def estimate(
         offloaded: layers whose KV is in host memory; `layer_kv` is nevertheless what it takes on a device.
         by_layers: prefill runs layer by layer.
         weight_bits: of quantised weights; None for weights of `itemsize` bytes.
+        copy_bits: of a quantised copy of the weights, counted if the method uses one; None for no copy.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
     share, retrieval, selection = shape.share(gpus), 0, 0
@@ -93,6 +106,7 @@ def estimate(
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection),
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
+        copy=0 if copy_bits is None or not uses_copy(settings) else copy_bytes(shape, copy_bits) // gpus,
         cuda=0 if on_cpu else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, offloaded),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
     )
@@ -139,12 +153,15 @@ def check_fit(need: MemoryEstimate, free: int) -> None:
         f"KV cache of {counted(need.tokens, 'token')}": need.kv,
         "retrieval cache": need.retrieval,
         "draft model": need.draft,
+        "quantised copy": need.copy,
         "lookup index": need.lookup,
         "CUDA": need.cuda,
         "activations": need.activations,
     }
     listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size)
+    lighter = "--draft lookup, " if need.copy else ""
     raise OutOfMemory(
         f"not enough memory: about {size_text(need.total)} needed ({listed}), {size_text(free)} may be used",
-        "use a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16 or a smaller model",
+        f"use {lighter}a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16 or a "
+        "smaller model",
     )

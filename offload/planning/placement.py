@@ -14,6 +14,7 @@ from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
 from ..levels import selected_chunk
 from .memory import USABLE, MemoryEstimate, estimate
+from .self_draft import copy_bits
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to
 
@@ -33,6 +34,7 @@ class PlanRequest:
         retrieves_in_place: on a CPU, the retrieval cache is a list of the full cache's blocks (native kernel).
         has_triton: on a GPU, Triton attends; the retrieval cache is then a list of chunks where no KV is offloaded.
         weight_bits: of quantised weights; None for weights of `itemsize` bytes.
+        copies: with `draft="self"`, a quantised copy of the weights drafts; False: they are quantised already.
     """
 
     model: str
@@ -49,11 +51,17 @@ class PlanRequest:
     retrieves_in_place: bool = False
     has_triton: bool = True
     weight_bits: WeightBits | None = None
+    copies: bool = True
 
     @property
     def bits(self) -> WeightBits:
         """Return the bits of the target's weights."""
         return self.weight_bits or WeightBits.of_dtype(self.itemsize)
+
+    @property
+    def copy_bits(self) -> WeightBits | None:
+        """Return the bits of the weights of the quantised copy that drafts, at most; None if there is none."""
+        return copy_bits(self.shape, self.speculation) if self.copies else None
 
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
@@ -141,6 +149,7 @@ class _Sizes:
             "KV cache": kv * need.layer_kv,
             "retrieval cache": need.retrieval,
             "draft model": need.draft,
+            "quantised copy": need.copy,
             "lookup index": need.lookup,
             "staging": self._staging(offloaded) if offloaded else 0,
             "activations": need.activations,
@@ -176,7 +185,16 @@ class _Sizes:
         return 0 if self._need(0).layer_kv > self._staging(2) - self._staging(1) else self._layers
 
 
-_ORDER = ("weights", "KV cache", "mean keys", "retrieval cache", "draft model", "lookup index", "staging")
+_ORDER = (
+    "weights",
+    "KV cache",
+    "mean keys",
+    "retrieval cache",
+    "draft model",
+    "quantised copy",
+    "lookup index",
+    "staging",
+)
 _ORDER += ("activations", "CUDA")
 
 
@@ -211,6 +229,7 @@ def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEs
         draft=request.draft,
         in_place=request.in_place(offloaded),
         weight_bits=request.bits,
+        copy_bits=request.copy_bits,
         gpus=request.hardware.gpus,
         offloaded=offloaded,
         by_layers=by_layers,

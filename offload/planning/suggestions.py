@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..config import QUANTIZE, SELF
 from ..hardware.rates import Hardware
 from ..levels import has_draft_model, has_middle
+from ..methods import LOOKUP
 from ..units import GIB, counted
 from .placement import PlanRequest, place
 
@@ -81,11 +83,26 @@ def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
         yield from _first_fitting(_halves(min(settings.budget, request.tokens), least), with_budget, "--budget {}")
         coarser = [n for n in (16, 32, 64) if settings.chunk < n <= settings.budget // 4]
         yield from _first_fitting(coarser, with_chunk, "--chunk {}")
+    yield from _smaller_copies(request)
     if has_middle(settings, request.tokens) or has_draft_model(settings):
         lighter = replace(settings, method="lookup")
         yield Suggestion("--method lookup, which needs no memory", replace(request, speculation=lighter))
     if request.itemsize == 4:
         yield Suggestion("--dtype bfloat16", replace(request, itemsize=2))
+
+
+def _smaller_copies(request: PlanRequest) -> Iterator[Suggestion]:
+    """Yield a coarser quantised copy of the weights, and to draft without one."""
+    settings = request.speculation
+    if request.copy_bits is None:
+        return
+
+    def with_draft(draft: str) -> PlanRequest:
+        return replace(request, speculation=replace(settings, draft=draft))
+
+    level = settings.self_level or QUANTIZE[-1]
+    coarser = [f"{SELF}:{each}" for each in reversed(QUANTIZE) if each < level]
+    yield from _first_fitting([*coarser, LOOKUP], with_draft, "--draft {}")
 
 
 def _caps(request: PlanRequest) -> Iterator[Suggestion]:

@@ -14,7 +14,8 @@ from .tree import tree_of, within
 class Draft(NamedTuple):
     """Proposed tokens, and the distributions that they were drawn from.
 
-    `rows` is `[tokens, vocab]`, or None if every distribution is one-hot. `parents` are those of a tree (tree.py); None
+    `rows` is `[tokens, vocab]`, or None if every distribution is one-hot, or if sampling is
+    coupled, which needs none. `parents` are those of a tree (tree.py); None
     is a chain, each token of which follows the one before. In a tree, the children of node i were drawn from row i + 1
     and those of the root from row 0; rows that no child uses may be anything, or be missing at the end.
     """
@@ -22,6 +23,11 @@ class Draft(NamedTuple):
     tokens: list[int]
     rows: Tensor | None
     parents: tuple[int, ...] | None = None
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Return the place of each token after the sequence, from 1."""
+        return range(1, len(self.tokens) + 1) if self.parents is None else tree_of(self.parents).depths
 
     @property
     def depth(self) -> int:

@@ -12,7 +12,7 @@ from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
 from .draft import NOTHING, Draft, DraftedTree
 from .runner import Runner, SelectedRunner
-from .sampling import Sampler, draw, read_tokens
+from .sampling import Sampler, read_tokens
 from .transfers import download
 from .tree_drafting import TreeDrafting
 
@@ -91,16 +91,17 @@ class ModelDrafter:
         hidden = self._runner.rows(sequence)
         while True:
             rows.append(sampler.distribution(self._padded(self._runner.model.logits(hidden)), before))
-            drawn.append(draw(rows[-1][0], sampler.generator))
+            drawn.append(sampler.draw(rows[-1][0], len(sequence) + len(drawn)))
             if len(drawn) == limit:
                 break
             if sampler.reads_history:
                 before += download(drawn[-1])
             hidden = self._runner.step(drawn[-1])
-        distributions = torch.cat(rows)
+        distributions = torch.cat(rows if sampler.noise is None else [row[:, :1] for row in rows])
         tokens = read_tokens(torch.cat(drawn), distributions)
         self._runner.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
-        return Draft([int(token) for token in self._group.agree(tokens)], distributions)
+        agreed = [int(token) for token in self._group.agree(tokens)]
+        return Draft(agreed, distributions if sampler.noise is None else None)
 
     def _padded(self, logits: Tensor) -> Tensor:
         """Return logits with as many columns as the target's: some checkpoints pad the vocabulary, others do not."""

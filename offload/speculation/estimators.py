@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect, insort
 
 MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: above, the machine was interrupted
+ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
 _ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
 
 

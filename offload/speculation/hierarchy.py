@@ -30,9 +30,9 @@ from ..parallel import ALONE, Group
 from ..tree_config import TreeSampling
 from .adaptive import HORIZON, AdaptiveScheduler
 from .draft_runner import DraftRunner
-from .draft_trees import draft_trees
+from .draft_trees import DraftTrees, draft_trees
 from .drafter import Drafter, ModelDrafter, SelectedDrafter
-from .level import Level, ModelVerifier, speculate
+from .level import SELECTED_PRIOR, Level, ModelVerifier, speculate
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
@@ -110,21 +110,31 @@ def build(
     drafters = _drafters(runners, settings, sampler, group)
     trees = None if method.adaptive else draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling))
 
-    def level(name: str, verifier: ModelVerifier, over: list[Drafter], gamma: int | None, trees=trees) -> Level:
+    def level(
+        verifier: ModelVerifier,
+        over: list[Drafter],
+        gamma: int | None,
+        prior: float = SELECTED_PRIOR,
+        trees: DraftTrees | None = trees,
+    ) -> Level:
         gamma = gamma if trees is None else min(gamma or trees.deepest, trees.deepest)
         scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon)
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group, trees)
+        name = "target" if verifier is full else verifier.name
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise, trees)
 
     full = ModelVerifier("full", runners.full, sampler)
     if runners.middle is None:
-        top = level("target", full, drafters, settings.gamma2)
+        top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
+    copy = runners.middle.copy
+    name = method.middle if copy is None else f"{method.middle}-{copy.level}"
     if trees is not None and not drafters:
-        top = level("target", full, [SelectedDrafter(method.middle, runners.middle, sampler)], settings.gamma2)
+        top = level(full, [SelectedDrafter(name, runners.middle, sampler)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
-    middle = ModelVerifier(method.middle, runners.middle, sampler)
-    lower = level(method.middle, middle, drafters, settings.gamma1)
-    top = level("target", full, [*drafters, lower] if method.adaptive else [lower], settings.gamma2, None)
+    prior = SELECTED_PRIOR * (1.0 if copy is None else copy.agreement)
+    lower = level(ModelVerifier(name, runners.middle, sampler), drafters, settings.gamma1, prior)
+    over = [*drafters, lower] if method.adaptive else [lower]
+    top = level(full, over, settings.gamma2, trees=None)
     return Hierarchy(settings.method, top, (top, lower))
 
 

@@ -18,14 +18,18 @@ from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
 from ..tree_config import TreeSampling
 from .adaptive import AdaptiveScheduler, Cycle
+from .coupled import verify_coupled
 from .draft import NOTHING, Draft, DraftedTree
 from .draft_trees import DraftTrees
 from .drafter import Drafter
+from .noise import Noise
 from .runner import Runner
 from .sampling import Sampler, draw, read_tokens, sample
 from .transfers import upload
 from .tree import Verdict, paths
 from .tree_verification import verify_tree
+
+SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
 
 
 class Verifier(Protocol):
@@ -164,8 +168,6 @@ def _propose(drafter: Drafter, sequence: TokenSequence, limit: int, shape: Draft
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
-    prior = 0.9
-
     def __init__(
         self,
         name: str,
@@ -174,10 +176,19 @@ class Level:
         generator: Generator,
         clock: Callable[[], float],
         group: Group = ALONE,
+        prior: float = SELECTED_PRIOR,
+        noise: Noise | None = None,
         trees: DraftTrees | None = None,
     ) -> None:
-        self.name = name
-        self._trees = trees
+        """Create a level.
+
+        Args:
+            prior: the rate at which the next level is expected to accept this one's tokens.
+            noise: makes sampling coupled: nothing is drawn with the generator.
+            trees: the shapes of the drafts of drafters that can branch; None for chains.
+        """
+        self.name, self.prior = name, prior
+        self._noise, self._trees = noise, trees
         self._group = group
         self._verifier = verifier
         self._scheduler = scheduler
@@ -213,8 +224,7 @@ class Level:
         draft = _propose(drafter, sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._score(sequence, draft)
-        sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
-        path, token = verify_draft(draft, target, self._generator, sampling)
+        path, token = self._verify(draft, target, len(sequence), shape)
         end = self._clock()
         # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
         result = path[-1] + 1 if path else 0, token
@@ -234,8 +244,18 @@ class Level:
         cycle = Cycle(drafter, emitted[0], draft.depth, accepted, draft_s, verify_s, *included, len(draft.tokens))
         self._scheduler.observe(cycle)
         self._count(cycle)
+        if self._noise is not None:
+            return Draft(emitted, None)
         rows = target[: last + 1] if draft.parents is None else target[[0, *(node + 1 for node in path)]]
         return Draft(emitted, rows)
+
+    def _verify(self, draft: Draft, target: Tensor, position: int, shape: DraftedTree | None) -> Verdict:
+        """Return what is accepted of the draft, and the token that follows; row 0 is for `position`."""
+        if self._noise is None:
+            sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
+            return verify_draft(draft, target, self._generator, sampling)
+        picks = self._noise.pick(target, [position, *(position + depth for depth in draft.depths)])
+        return verify_coupled(draft.tokens, read_tokens(picks, target), draft.parents)
 
     def _score(self, sequence: TokenSequence, draft: Draft) -> Tensor:
         if draft.parents is None:
@@ -249,7 +269,8 @@ class Level:
         try:
             while len(sequence) < start + limit:
                 parts.append(self.advance(sequence, start + limit - len(sequence)))
-            return Draft(sequence.tokens[start:], torch.cat([part.rows for part in parts]))
+            rows = torch.cat([part.rows for part in parts]) if self._noise is None else None
+            return Draft(sequence.tokens[start:], rows)
         finally:
             sequence.truncate(start)
 
@@ -266,10 +287,12 @@ def speculate(
     generator: Generator,
     clock: Callable[[], float] = time.perf_counter,
     group: Group = ALONE,
+    prior: float = SELECTED_PRIOR,
+    noise: Noise | None = None,
     trees: DraftTrees | None = None,
 ) -> Level:
     """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly.
 
-    With `trees`, drafters that can branch draft trees of their shapes.
+    Arguments as of `Level`.
     """
-    return Level(name, verifier, scheduler, generator, clock, group, trees)
+    return Level(name, verifier, scheduler, generator, clock, group, prior, noise, trees)

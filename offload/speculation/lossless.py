@@ -1,4 +1,4 @@
-"""Compare the output of speculation with plain greedy decoding of the same prompt."""
+"""Compare the output of speculation with plain decoding of the same prompt: greedy, or by coupled sampling."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..sequence import TokenSequence
+from .coupled import CoupledChoice
 from .runner import Runner
 from .sampling import Sampler
 
@@ -24,7 +25,8 @@ class Divergence:
     """A token that plain decoding would not have chosen.
 
     `position` counts emitted tokens from 0. `margin` is plain decoding's logit of the expected token minus that of the
-    emitted one. `noise` is the difference of the logits when the same rows are computed in another grouping.
+    emitted one; with coupled sampling, how much a logit would have to differ for the emitted one. `noise` is the
+    difference of the logits when the same rows are computed in another grouping.
     """
 
     position: int
@@ -43,8 +45,9 @@ class Divergence:
 class Choice:
     """Plain decoding's narrowest decision.
 
-    `margin` is the logit of the `chosen` token minus that of the `runner_up`. `noise` is how much logits may change
-    when sums are computed in another order: on other hardware, by another kernel, or on another number of ranks.
+    `margin` is the logit of the `chosen` token minus that of the `runner_up`, with coupled sampling after Gumbel noise
+    was added. `noise` is how much logits may change when sums are computed in another order: on other hardware, by
+    another kernel, or on another number of ranks.
     """
 
     position: int
@@ -61,7 +64,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Every position at which plain greedy decoding, given the tokens before, chooses another token."""
+    """Every position at which plain decoding, given the tokens before, chooses another token."""
 
     tokens: int
     divergences: tuple[Divergence, ...]
@@ -81,11 +84,11 @@ class Replay:
 def replay(
     runner: Runner, prompt: Sequence[int], emitted: Sequence[int], sampler: Sampler, generated: int = 0
 ) -> Replay:
-    """Run plain greedy decoding after `prompt` along the emitted tokens, with the sampler's penalties; compare.
+    """Run plain decoding after `prompt` along the emitted tokens, with the sampler's penalties; compare.
 
-    The last `generated` tokens of the prompt count as generated ones. The sampler must be a new one.
-    Without a divergence, plain decoding emits the same tokens. After a divergence the comparison continues along the
-    emitted tokens, so that a fault after a tie is found as well.
+    Decoding is greedy, unless the sampler is coupled. The last `generated` tokens of the prompt count as generated
+    ones. The sampler must be a new one. Without a divergence, plain decoding emits the same tokens. After a divergence
+    the comparison continues along the emitted tokens, so that a fault after a tie is found as well.
     """
     sequence = TokenSequence(prompt)
     sampler.observe_prompt(prompt[: len(prompt) - generated])
@@ -95,11 +98,13 @@ def replay(
     for position, token in enumerate(emitted):
         plain = runner.model.logits(runner.rows(sequence))
         logits = sampler.penalised(plain)[0]
-        choice = _choice(position, logits, runner.model.dtype)
-        closest = choice if closest is None else min(closest, choice, key=lambda each: each.margin)
+        coupled = None if sampler.noise is None else CoupledChoice(sampler.sampling, sampler.noise, len(sequence))
+        choice = _choice(position, logits, runner.model.dtype, coupled)
+        if choice.margin < float("inf"):  # else top-p and the like leave one token
+            closest = choice if closest is None else min(closest, choice, key=lambda each: each.margin)
         expected = choice.chosen
         if expected != token:
-            margin = float(logits[expected] - logits[token])
+            margin = coupled.margin(logits, expected, token) if coupled else float(logits[expected] - logits[token])
             noise = _noise(runner, sequence, emitted[position:], plain[0])
             divergences.append(Divergence(position, token, expected, margin, noise))
         sequence.extend([token])
@@ -107,14 +112,15 @@ def replay(
     return Replay(len(emitted), tuple(divergences), closest)
 
 
-def _choice(position: int, logits: torch.Tensor, dtype: torch.dtype) -> Choice:
-    expected = int(logits.argmax())  # the sampler breaks ties in the same way
-    best = logits[expected].clone()
-    logits = logits.clone()
-    logits[expected] = float("-inf")
-    runner_up = int(logits.argmax())
-    noise = _OTHER_ORDER.get(dtype, _OTHER_ORDER_16_BITS) * torch.finfo(dtype).eps * float(best.abs())
-    return Choice(position, expected, runner_up, float(best - logits[runner_up]), noise)
+def _choice(position: int, logits: torch.Tensor, dtype: torch.dtype, coupled: CoupledChoice | None) -> Choice:
+    compared = logits.clone() if coupled is None else coupled.perturbed(logits)
+    # The sampler breaks ties in the same way.
+    expected = int(compared.argmax()) if coupled is None else coupled.pick(logits)
+    best, compared[expected] = float(compared[expected]), float("-inf")
+    runner_up = int(compared.argmax())
+    size = best if coupled is None else float(logits.max())
+    noise = _OTHER_ORDER.get(dtype, _OTHER_ORDER_16_BITS) * torch.finfo(dtype).eps * abs(size)
+    return Choice(position, expected, runner_up, best - float(compared[runner_up]), noise)
 
 
 def _noise(runner: Runner, sequence: TokenSequence, following: Sequence[int], plain: torch.Tensor) -> float:

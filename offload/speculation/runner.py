@@ -11,16 +11,15 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
-from ..decoder import Model
+from ..decoder import Model, QuantizedCopy
 from ..events import Prefilled
 from ..kv_cache.full import KVCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.tree import Tree, tree_of
 from ..sequence import TokenSequence, Watermarks, common_prefix
 from .cuda_graphs import graphs_for
+from .estimators import ATTENTION_COST
 from .transfers import upload
-
-ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
 
 
 class Runner:
@@ -236,18 +235,18 @@ class Runner:
 
 
 class SelectedRunner(Runner):
-    """A runner on a selection of the full cache of another runner with the same model.
+    """A runner on a selection of the full cache of another runner with the same model, or a quantised copy of it.
 
     It does not run tokens that are in the full cache, which must match the sequence's committed tokens.
     """
 
-    def __init__(self, full: Runner, cache: SelectedCache) -> None:
-        super().__init__(full.model, cache)
-        self._full = full
+    def __init__(self, full: Runner, cache: SelectedCache, copy: QuantizedCopy | None = None) -> None:
+        super().__init__(full.model if copy is None else copy.model, cache)
+        self._full, self.copy = full, copy
         shape, itemsize = full.model.shape, full.model.dtype.itemsize
-        costs = shape.read_parameters * itemsize, ATTENTION_COST * shape.kv_bytes(1, itemsize)
+        costs = full.model.read_cost, self.model.read_cost, ATTENTION_COST * shape.kv_bytes(1, itemsize)
         # Shares of ranks may be uneven, but all ranks have to choose alike: they use rank 0's.
-        self._weights, self._kv_of_token = full.model.group.agree(costs)
+        self._full_weights, self._weights, self._kv_of_token = full.model.group.agree(costs)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.cache.observe(drafted, accepted)
@@ -255,14 +254,15 @@ class SelectedRunner(Runner):
     @property
     def relative_cost(self) -> float:
         """The bytes that a step reads, relative to a plain step of the full cache; those over a link count more."""
-        weights, kv = self._read()
+        kv = self._kv_of_token * self._full.num_cached
         kept = min(self.cache.budget / max(self._full.num_cached, 1), 1.0)
-        cost = (weights + kept * kv) / (weights + self._full.cache.store.read_cost * kv)
+        cost = (self._weights + kept * kv) / sum(self._read())
         return min(cost, 0.95)
 
     def _read(self) -> tuple[float, float]:
-        """Return the costs of reading the weights and all KV from the device's memory."""
-        return self._weights, self._kv_of_token * self._full.num_cached
+        """Return the costs of the weights and the KV that a plain step of the full cache reads."""
+        kv = self._kv_of_token * self._full.num_cached
+        return self._full_weights, self._full.cache.store.read_cost * kv
 
     @property
     def setups(self) -> int:
@@ -272,7 +272,6 @@ class SelectedRunner(Runner):
         if not (cost := self.cache.selection_cost(len(sequence))):
             return 0.0
         weights, kv = self._read()
-        kv *= self._full.cache.store.read_cost
         return cost * kv / (weights + kv)
 
     def renew(self) -> None:

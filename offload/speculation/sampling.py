@@ -6,14 +6,19 @@ Everything is computed on the device of the logits. The host waits for it in `sa
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..config import Sampling
 from ..errors import TriforceError
+from .noise import Noise
 from .penalties import Penalties
 from .transfers import download
+
+if TYPE_CHECKING:
+    from ..kernels.native import Kernel
 
 _NEVER = float("-inf")
 _MASS = 2.0**52  # a probability of 1 as an integer: sums of integers are the same in any order
@@ -116,12 +121,19 @@ class Sampler:
     """The sampling settings, the random generator and the penalties, of one sequence."""
 
     def __init__(
-        self, sampling: Sampling, seed: int, vocab: int, device: torch.device, breakers: Collection[int] = ()
+        self,
+        sampling: Sampling,
+        seed: int,
+        vocab: int,
+        device: torch.device,
+        breakers: Collection[int] = (),
+        kernel: Kernel | None = None,
     ) -> None:
-        """`breakers` are the ids of DRY's sequence breakers."""
+        """`breakers` are the ids of DRY's sequence breakers; a `kernel` draws with coupled noise on the CPU, faster."""
         self.sampling = sampling
         self.vocab = vocab
         self.generator = torch.Generator(device).manual_seed(seed)
+        self.noise = Noise(seed, kernel) if sampling.coupled and not sampling.greedy else None
         self._penalties = Penalties(sampling, vocab, device, breakers)
 
     def observe_prompt(self, ids: Sequence[int]) -> None:
@@ -148,6 +160,12 @@ class Sampler:
         tokens of its own path.
         """
         return warp(self._penalties.apply(logits, tentative, paths), self.sampling)
+
+    def draw(self, probs: Tensor, position: int) -> Tensor:
+        """Draw the token at a position of the sequence from a distribution `[vocab]`, as `draw` does."""
+        if self.noise is None:
+            return draw(probs, self.generator)
+        return self.noise.pick(probs.unsqueeze(0), [position])
 
     @torch.inference_mode()
     def penalised(self, logits: Tensor, paths: Sequence[Sequence[int]] | None = None) -> Tensor:

@@ -28,6 +28,14 @@ def test_greedy_is_plain_greedy(endless_engine, method, draft, tree, sampling):
         assert found == expected[:end]
 
 
+@pytest.mark.parametrize(("method", "draft", "tree"), [("naive", "model", "k-ary:3x2"), ("triforce", "lookup", "8")])
+def test_coupled_sampling_is_plain_coupled_sampling(endless_engine, method, draft, tree):
+    prompt, sampling = ids(60), Sampling(temperature=1, coupled=True)
+    expected = tokens(run(fresh(endless_engine), prompt, 24, sampling=sampling, seed=3))
+    found = run(fresh(endless_engine), prompt, 24, method, draft, tree=tree, sampling=sampling, seed=3)
+    assert tokens(found) == expected
+
+
 def test_a_tree_larger_than_what_is_left_of_the_context_is_drafted(endless_engine):
     engine, prompt = fresh(endless_engine), ids(60)
     expected = tokens(run(fresh(endless_engine), prompt, 4))

@@ -12,6 +12,7 @@ from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from offload.parallel import ALONE, split
 from tests.support.engine import GREEDY, SMALL
 from tests.support.models import ids
+from tests.support.offloading import native_kernel
 from tests.support.paths import DATA
 from tests.support.rank_pool import CPU, rank_engine
 from tests.support.table_models import DRAFTS, hierarchy, p_value
@@ -58,6 +59,33 @@ def test_the_same_seed_gives_the_single_process_sample(rank_pool, folders):
 
 def _sampled(group, folder, draft, cases, sampling, fixed):
     return decode(group, folder, draft, cases, sampling, **fixed)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_coupled_sampling_gives_the_single_process_text_with_every_method(rank_pool, folders, temperature):
+    sampling = Sampling(temperature=temperature, coupled=True)
+    (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")], sampling)
+    for found in rank_pool.run(_sampled, folders["llama"], folders["draft"], METHODS_AND_DRAFTS, sampling, {}):
+        assert found == [plain] * len(METHODS_AND_DRAFTS)
+
+
+@pytest.mark.skipif(native_kernel() is None, reason="there is no native kernel here")
+def test_ranks_draft_with_their_shares_of_one_copy(rank_pool, folders):
+    results = rank_pool.run(copied, folders["llama"])
+    assert len({level for level, *_ in results}) == 1
+    for _, plain, found in results:
+        assert found == plain
+
+
+def copied(group, folder):
+    config = EngineConfig(model=folder, dtype="bfloat16", device="cpu")
+    engine = open_model(config, speculation=Speculation("retrieval", "self", **SMALL), group=group).load()
+    count, found = GenerationConfig(max_new_tokens=24), []
+    for wanted in (Speculation("ar"), Speculation("retrieval", "self", **SMALL)):
+        events = engine.generate(ids(100), GREEDY, count, wanted)
+        found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
+    copy = engine.prepare(ids(100), count, wanted)
+    return copy.level, *found
 
 
 def test_every_rank_streams_its_own_heads(rank_pool, folders):

@@ -25,6 +25,8 @@ METHODS = [
     ("auto", "lookup", ADAPTIVE),
     *((method, draft, FIXED) for method, draft in itertools.product(("naive", "triforce"), DRAFTS)),
     *(("auto", draft, ADAPTIVE) for draft in DRAFTS),
+    ("triforce", "self:q4", FIXED),
+    ("auto", "self:q4", ADAPTIVE),
 ]
 CASES = [
     # Each run of the suite tests every method and drafter with one of the samplings; the long tests, all combinations.

@@ -11,6 +11,7 @@ from offload.speculation.draft_runner import DraftRunner
 from offload.speculation.drafter import Draft, ModelDrafter
 from offload.speculation.hierarchy import draft_cache
 from offload.speculation.level import ModelVerifier, speculate, verify
+from offload.speculation.noise import Noise
 from offload.speculation.runner import Runner
 from offload.speculation.sampling import Sampler, warp
 from tests.support.fake_cuda import GPU, fake_cuda
@@ -26,6 +27,7 @@ LAUNCHES = [  # of a distribution
     (Sampling(top_k=50, min_p=0.05), 21),
 ]
 VERIFY_LAUNCHES = 30
+NOISE_LAUNCHES = 200  # of a block of 16 positions
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def level(sampling):
     list(full.prefill(sequence))
     list(drafting.read(sequence))
     scheduler = AdaptiveScheduler([ModelDrafter(drafting, sampler)], GAMMA)
-    found = speculate("target", ModelVerifier("full", full, sampler), scheduler, sampler.generator)
+    found = speculate("target", ModelVerifier("full", full, sampler), scheduler, sampler.generator, noise=sampler.noise)
     found.advance(sequence, GAMMA + 1)  # the first step is plain
     return found, sequence
 
@@ -72,6 +74,29 @@ def test_a_cycle_of_a_draft_model_waits_twice_and_a_plain_step_once(sampling, do
     # The draft's tokens; how many are accepted, and the next token. Each with a flag for logits that are no numbers.
     assert downloads[known:] == [GAMMA + 1, 3] * 3 + [2]
     assert usage.waits - cycles == 1
+
+
+def test_a_coupled_cycle_waits_twice(downloads):
+    with fake_cuda() as usage:
+        top, sequence = level(Sampling(coupled=True))
+        before, known = usage.waits, len(downloads)
+        top.advance(sequence, GAMMA + 1)
+    assert usage.waits - before == 2
+    assert downloads[known:] == [GAMMA + 1, GAMMA + 2]  # the draft's tokens, the picks; each with a flag for NaN
+
+
+def test_the_noise_of_16_positions_is_computed_at_once_and_waits_for_nothing():
+    with fake_cuda() as usage:
+        noise = Noise(1)
+        row = torch.empty((1, 32000), device=GPU)
+        with usage.of() as launches:
+            for position in range(32, 48):
+                noise.pick(row, [position])
+        with usage.of() as verification:
+            noise.pick(row.expand(8, -1), range(34, 42))
+    assert sum(launches.values()) <= NOISE_LAUNCHES + 3 * 16
+    assert sum(verification.values()) <= 3
+    assert usage.waits == 0
 
 
 @pytest.mark.parametrize("vocab", [32000, 128256])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from offload.config import Sampling, Speculation
+from offload.decoder import QuantizedCopy
 from offload.parallel import ALONE
 from offload.sequence import TokenSequence
 from offload.speculation.hierarchy import Runners, build
@@ -27,6 +28,7 @@ def table(seed: int, sharpness: float = 1.5) -> torch.Tensor:
 
 TARGET = table(1)
 MIDDLE = TARGET + 0.7 * table(4)  # like the target, but not the same
+ROUNDED = MIDDLE.mul(0.7).round() / 0.7  # with quantised weights
 DRAFTS = {
     "good": TARGET + 0.5 * table(2),
     "uniform": torch.zeros_like(TARGET),
@@ -59,6 +61,8 @@ class TableRunner:
 
     relative_cost = 0.5
     setups = 0
+
+    copy = None
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.model = TableModel(logits)
@@ -105,15 +109,17 @@ def warped(logits, sampling):
     return warp(logits.flatten(0, 1), sampling).view_as(logits)
 
 
-def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, **trees):
+def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, noise=None, **trees):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
-    apply, which the table cannot contain.
+    apply, which the table cannot contain. With `noise`, sampling is coupled.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
-    tables = [TARGET, MIDDLE, DRAFTS.get(draft, TARGET)]
+    copy = QuantizedCopy(None, settings.self_level, 0.6) if settings.drafts_itself else None
+    tables = [TARGET, MIDDLE if copy is None else ROUNDED, DRAFTS.get(draft, TARGET)]
     full, middle, drafting = (TableRunner(each if penalised else warped(each, sampling)) for each in tables)
+    middle.copy = copy
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
     if penalised:
@@ -121,6 +127,7 @@ def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalis
         sampler.observe_prompt(PROMPT)
     else:
         sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))
+    sampler.noise = noise
     delays = random.Random(group.rank)
     times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
     return build(runners, settings, sampler, clock=lambda: next(times), group=group)

@@ -61,6 +61,8 @@ def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benc
     compared = {"methods": list(methods), "repeats": bench.repeats, "context": bench.context}
     compared["extend_context"] = request.extend_context
     model = open_shared_model(request, widest, compared, terminal, quiet)
+    for method in methods.values():
+        model.check_self_draft(method)
     ids = _first_tokens(model.tokenizer.encode(bench.text, special_tokens=True), bench.context)
     if request.extend_context:
         model = stretch(model, len(ids) + settings.generation.max_new_tokens, terminal)

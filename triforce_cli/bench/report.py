@@ -70,11 +70,12 @@ class MethodRuns:
 class Comparison:
     """The runs of all methods, plain decoding first. `facts` describe the machine and the request.
 
-    Outputs are compared only if the runs are `greedy`. `other_load` is in cores, None where it was not measured.
+    Outputs are compared only if they are `comparable`: greedy or by coupled sampling. `other_load` is in cores, None
+    where it was not measured.
     """
 
     facts: Mapping[str, Any]
-    greedy: bool
+    comparable: bool
     methods: Sequence[MethodRuns]
     other_load: float | None = None
 
@@ -93,8 +94,8 @@ class Comparison:
             row["speedup_range"] = one.speedups(base) if base else None
             row["spread"] = spread(one.rates)
             row["memory_bytes"] = one.memory_bytes
-            row["differs_at"] = one.differs_at(base.samples[0].ids) if base and self.greedy else None
-            row["equals_ar"] = row["differs_at"] is None if base and self.greedy else None
+            row["differs_at"] = one.differs_at(base.samples[0].ids) if base and self.comparable else None
+            row["equals_ar"] = row["differs_at"] is None if base and self.comparable else None
             row["lossless"] = one.lossless
             rows.append(row)
         return rows

@@ -16,7 +16,8 @@ from rich.text import Text
 from offload.config import Speculation
 from offload.engine import Engine
 from offload.events import Prefilled
-from offload.levels import has_draft_model
+from offload.generation_config import FASTEST
+from offload.levels import has_draft_model, uses_copy
 from offload.metrics import Meter
 
 from ..exit_codes import DONE, INTERRUPTED
@@ -71,6 +72,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
         interrupted, prefill_s = False, None
         load = OtherLoad() if benchmark.model.group.size == 1 else None  # other ranks are not other load
         try:
+            _prepare_copies(benchmark, engine, display)
             prefill_s = _prefill(benchmark, engine, display)
             _measure(benchmark, engine, runs, prefill_s, show)
             _verify(benchmark, engine, runs, show)
@@ -82,7 +84,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
     if interrupted:
         terminal.after_ctrl_c()
     facts = _facts(benchmark, engine, prefill_s, agreement)
-    comparison = Comparison(facts, benchmark.sampling.greedy, runs, None if load is None else load.cores())
+    comparison = Comparison(facts, benchmark.sampling.kind != FASTEST, runs, None if load is None else load.cores())
     _write(comparison, terminal, output, interrupted)
     return INTERRUPTED if interrupted else DONE
 
@@ -103,7 +105,7 @@ def _memory(benchmark: Benchmark, method: Speculation) -> int:
     """Return the bytes of a method beside the model's weights: KV caches, and a draft model where it uses one."""
     draft = benchmark.model.draft if has_draft_model(method) else None
     need = replace(benchmark.model, speculation=method, draft=draft).estimate(benchmark.length)
-    return need.kv + need.retrieval + need.draft
+    return need.kv + need.retrieval + need.draft + need.copy
 
 
 def _agreement(benchmark: Benchmark, engine: Engine, display: ProgressDisplay, terminal: Terminal) -> float | None:
@@ -116,6 +118,14 @@ def _agreement(benchmark: Benchmark, engine: Engine, display: ProgressDisplay, t
     display.hide()
     terminal.warn(quantized_warning(level, agreement))
     return agreement
+
+
+def _prepare_copies(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> None:
+    """Make the quantised copies that some methods draft with, before their times are measured."""
+    for method in benchmark.speculations.values():
+        if uses_copy(method):
+            display.loading("rounding a copy of the weights, to draft with")
+            engine.prepare(benchmark.ids, benchmark.config, method)
 
 
 def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> float:
@@ -145,15 +155,16 @@ def _measure(
 
 
 def _verify(benchmark: Benchmark, engine: Engine, runs: list[MethodRuns], show: Callable[[str], None]) -> None:
-    """Compare greedy outputs that differ from plain decoding's with it; methods often share one."""
-    if not benchmark.sampling.greedy:
+    """Compare outputs that differ from plain decoding's with it, where they should not; methods often share one."""
+    if benchmark.sampling.kind == FASTEST:
         return
+    seed = benchmark.config.seed or 0
     verified: dict[tuple[int, ...], bool] = {}
     for each in runs:
         for ids in sorted({sample.ids for sample in each.samples} - {runs[0].samples[0].ids}):
             if ids not in verified:
                 show(f"bench · {each.method} · comparing with plain decoding")
-                verified[ids] = engine.replay(benchmark.ids, ids, benchmark.sampling).lossless
+                verified[ids] = engine.replay(benchmark.ids, ids, benchmark.sampling, seed=seed).lossless
             each.lossless = verified[ids] and each.lossless is not False
 
 

@@ -42,9 +42,9 @@ def title(comparison: Comparison) -> str:
 
 def report_text(comparison: Comparison, width: int | None) -> Text:
     """Return the title, the table and the doubts, in `width` columns; None for as many as they need."""
-    columns = (*_COLUMNS, _OUTPUT) if comparison.greedy else _COLUMNS
+    columns = (*_COLUMNS, _OUTPUT) if comparison.comparable else _COLUMNS
     rows = comparison.rows()
-    cells = [_cells(row, comparison.greedy) for row in rows]
+    cells = [_cells(row, comparison.comparable) for row in rows]
     doubts = _lines(list(_doubts(rows, comparison.other_load)), width, "yellow")
     parts = [_lines([title(comparison)], width), table(columns, cells, width), *([doubts] if doubts else [])]
     return Text("\n").join(parts)
@@ -66,7 +66,7 @@ def _doubts(rows: list[dict[str, Any]], other_load: float | None) -> Iterator[st
         yield f"other load: other processes used {other_load:.1f} cores meanwhile"
 
 
-def _cells(row: Mapping[str, Any], greedy: bool) -> list[str]:
+def _cells(row: Mapping[str, Any], comparable: bool) -> list[str]:
     def shown(name: str, to_text: Any) -> str:
         return "-" if row[name] is None else to_text(row[name])
 
@@ -81,7 +81,7 @@ def _cells(row: Mapping[str, Any], greedy: bool) -> list[str]:
         shown("tokens_per_verification", "{:.2f}".format),
         f"{row['memory_bytes'] / GIB * 1024:,.1f}",
     ]
-    if greedy:
+    if comparable:
         cells.append("" if row["method"] == BASE else _output(row))
     return cells
 

@@ -12,7 +12,7 @@ from offload.config import check_part
 from offload.loading.registry import resolve as resolve_model
 from offload.units import parse_tokens
 
-from ..bench.methods import DEFAULT, parse
+from ..bench.methods import DEFAULT, name_of, parse
 from ..bench.plot import check_plot
 from ..distributed.rank import broadcast
 from ..input.documents import check_files
@@ -71,6 +71,7 @@ def bench(
     dry_allowed_length: options.DryAllowedLength = None,
     dry_range: options.DryRange = None,
     no_repeat_ngram: options.NoRepeatNgram = None,
+    coupled: options.Coupled = None,
     seed: options.Seed = None,
     draft: options.Draft = None,
     sink: options.Sink = None,
@@ -110,6 +111,8 @@ def bench(
 
       triforce bench -f book.txt --repeats 5 --json > bench.json
 
+      triforce bench -f book.txt --methods retrieval,retrieval:self
+
       triforce bench -f book.txt --draft Qwen/Qwen3-0.6B --plot bench.png
     """
     flags, origins = given_options(ctx)
@@ -123,7 +126,7 @@ def bench(
     terminal = ctx.obj.terminal
     settings = resolve(flags, origins, profile)
     resolve_model(settings.engine.model)
-    warn_unused_draft(settings, names or ["auto"], terminal)
+    warn_unused_draft(settings, [name_of(each) for each in names or ["auto"]], terminal)
     rest = {"dry_run": dry_run, "extend_context": extend_context, "arguments": given_arguments(ctx)}
     request = Request(settings, ctx.obj.home, ctx.info_name, **rest)
     request, code = start_or_join_ranks(request, terminal)

@@ -82,6 +82,8 @@ _state = _State()
 def join_group(settings: Settings) -> tuple[Group | None, Settings]:
     """Join the group that this process belongs to; return it, if any, and the settings with rank 0's seed.
 
+    Where --sampling is not given, that rank 0 has been given a seed chooses it for all.
+
     Raises RankMissing.
     """
     position = world_position(os.environ)
@@ -102,8 +104,9 @@ def join_group(settings: Settings) -> tuple[Group | None, Settings]:
         listen()
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C for all
-    seed = group.broadcast(settings.generation.seed)
-    return group, replace(settings, generation=replace(settings.generation, seed=seed))
+    seed, coupled = group.broadcast((settings.generation.seed, settings.coupled))
+    generation = replace(settings.generation, seed=seed)
+    return group, replace(settings, generation=generation, values={"coupled": coupled} | dict(settings.values))
 
 
 def broadcast(group: Group | None, make: Callable[[], Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS, QUANTIZE
+from offload.generation_config import COUPLED, FASTEST, parse_sampling
 from offload.units import parse_size, parse_tokens
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
@@ -21,6 +22,7 @@ PANELS = {
         ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), SAMPLING
     ),
     **dict.fromkeys(("dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "no_repeat_ngram"), SAMPLING),
+    "coupled": SAMPLING,
     **dict.fromkeys(("method", "draft", "gamma1", "gamma2", "budget", "chunk", "rebuild_every"), SPECULATION),
     **dict.fromkeys(("sink", "window"), SPECULATION),
     **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
@@ -48,7 +50,7 @@ def _setting(name: str, help: str, default: str | None = None, *names: str, **re
     flags = names or (f"--{name.replace('_', '-')}",)
     shown = {"show_default": False, "show_envvar": False, "rich_help_panel": PANELS.get(name)}
     shown |= {"help": described(help, default or str(_DEFAULTS[name])), "metavar": _METAVARS.get(name, "N")}
-    return typer.Option(*flags, envvar=f"TRIFORCE_{name.upper()}", **shown | rest)
+    return typer.Option(*flags, **{"envvar": f"TRIFORCE_{name.upper()}"} | shown | rest)
 
 
 def _complete_model(incomplete: str) -> list[str]:
@@ -122,6 +124,19 @@ DryAllowedLength = Annotated[int | None, _setting("dry_allowed_length", "Repeate
 DryRange = Annotated[int | None, _setting("dry_range", "Latest tokens that it looks at.", _MODELS)]
 NoRepeatNgram = Annotated[int | None, _setting("no_repeat_ngram", "Forbid n-grams to occur twice.", _MODELS)]
 Seed = Annotated[int | None, _setting("seed", "Random seed.", "random")]
+Coupled = Annotated[
+    str | None,
+    _setting(
+        "coupled",
+        "coupled: the seed gives one text.",
+        "by --seed",
+        "--sampling",
+        parser=parse_sampling,
+        metavar="NAME",
+        envvar="TRIFORCE_SAMPLING",
+        autocompletion=_complete_from(COUPLED, FASTEST),
+    ),
+]
 MaxNewTokens = Annotated[
     int | None,
     _setting("max_new_tokens", "Most tokens to generate.", None, "--max-new-tokens", "-n"),
@@ -143,7 +158,7 @@ Draft = Annotated[
     str | None,
     _setting(
         "draft",
-        "Drafter: lookup, none, or a model.",
+        "Drafter: lookup, none, self, or a model.",
         autocompletion=_complete_from(*DRAFTS),
     ),
 ]
@@ -231,9 +246,7 @@ PromptFiles = Annotated[
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message.", show_default=False)]
 Raw = Annotated[bool, typer.Option("--raw", help="Use no chat template.", rich_help_panel=CONTEXT)]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="Compare with plain decoding (greedy).", rich_help_panel=SPECULATION)
-]
+Verify = Annotated[bool, typer.Option("--verify", help="Compare with plain decoding.", rich_help_panel=SPECULATION)]
 ExtendContext = Annotated[
     bool,
     typer.Option("--extend-context", help="Extend the context (YaRN).", rich_help_panel=CONTEXT),

@@ -42,6 +42,7 @@ GENERATION = {
     "dry_allowed_length": options.DryAllowedLength,
     "dry_range": options.DryRange,
     "no_repeat_ngram": options.NoRepeatNgram,
+    "coupled": options.Coupled,
     "method": options.Method,
     "draft": options.Draft,
     "sink": options.Sink,

@@ -11,6 +11,7 @@ import typer
 
 from offload.config import DRAFTS, Sampling, check_part
 from offload.errors import ModelNotFound
+from offload.generation_config import COUPLED, FASTEST
 from offload.levels import has_draft_model
 from offload.loading.registry import draft_error
 from offload.loading.registry import resolve as resolve_model
@@ -69,6 +70,8 @@ def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
         source, value = ctx.get_parameter_source(param.name), ctx.params.get(param.name)
         if source is None or source.name != "COMMANDLINE" or param.name in ("dry_run", "json"):
             continue
+        if param.name == "coupled":
+            value = COUPLED if value else FASTEST
         values = tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
         if param.param_type_name == "argument":
             given.append(Argument(None, values))
@@ -83,11 +86,15 @@ def warn_unused_draft(settings: Settings, methods: Iterable[str], terminal: Term
     """Warn if the draft that was asked for is used by none of the methods."""
     wanted = settings.values.get("draft")
     drafters = {METHODS[name].drafter for name in methods}
-    if wanted is None or wanted in DRAFTS or settings.origins.get("draft", "").startswith("profile"):
+    is_used = bool(drafters & {CHOSEN, MODEL})
+    if settings.speculation.drafts_itself:
+        is_used = any(METHODS[name].middle for name in methods)
+    elif wanted is None or wanted in DRAFTS:
         return
-    if not drafters & {CHOSEN, MODEL}:
-        how = "drafts by lookup" if LOOKUP in drafters else "uses no drafter"
-        terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")
+    if is_used or settings.origins.get("draft", "").startswith("profile"):
+        return
+    how = "drafts by lookup" if LOOKUP in drafters else "uses no drafter"
+    terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")
 
 
 def check_flags(ctx: typer.Context) -> None:

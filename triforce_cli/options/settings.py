@@ -23,6 +23,7 @@ from offload.config import (
     check_part,
 )
 from offload.errors import SettingsError
+from offload.generation_config import FASTEST
 from offload.hardware import profiles
 from offload.hardware.calibration import default_folder
 from offload.hardware.driver import may_have_gpus
@@ -85,12 +86,17 @@ class Settings:
     values: Mapping[str, Any]
     origins: Mapping[str, str]
 
+    @property
+    def coupled(self) -> bool:
+        """Whether sampling is coupled: as given, else where a seed is given."""
+        return self.values.get("coupled", "seed" in self.values)
+
     def sampling(self, model_default: Sampling) -> Sampling:
-        """Return the model's own sampling, overridden by the given values.
+        """Return the model's own sampling, overridden by the given values; coupled if a seed is given.
 
         A given temperature of 0 is plain greedy decoding: the model's own penalties do not apply.
         """
-        given = _subset(Sampling, self.values)
+        given = _subset(Sampling, self.values) | {"coupled": self.coupled}
         is_greedy = "temperature" in given and replace(Sampling(), temperature=given["temperature"]).greedy
         return replace(Sampling() if is_greedy else model_default, **given)
 
@@ -172,9 +178,9 @@ def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> 
 
 
 def refuse_unverifiable(sampling: Sampling) -> None:
-    """Raise SettingsError if the output cannot be compared with plain greedy decoding."""
-    if not sampling.greedy:
+    """Raise SettingsError if plain decoding would give another output: the draws depend on the method."""
+    if sampling.kind == FASTEST:
         raise SettingsError(
-            f"--verify compares with greedy decoding, and the temperature is {sampling.temperature}",
-            "use --temperature 0",
+            f"--verify needs draws that plain decoding repeats, and the temperature is {sampling.temperature}",
+            "add --sampling coupled or a --seed, or use --temperature 0",
         )

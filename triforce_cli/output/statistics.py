@@ -54,7 +54,8 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     if summary.link_bytes is not None:
         yield "link", [f"{size(summary.link_bytes)}, busy {percent(summary.link_utilisation or 0.0)} of the time"]
     yield "end", [_REASONS.get(summary.finish_reason, summary.finish_reason)]
-    yield "seed", [] if summary.seed is None else [str(summary.seed)]
+    if summary.seed is not None:
+        yield "seed", [str(summary.seed), *([] if summary.sampling is None else [f"{summary.sampling} sampling"])]
     if summary.peak_memory_bytes is not None:
         yield "memory", [f"{summary.peak_memory_bytes / GIB:.1f} GiB at most"]
 
@@ -75,6 +76,8 @@ def _times(summary: Summary) -> list[str]:
 
 def _speculation(summary: Summary) -> list[str]:
     parts = [] if summary.method is None else [summary.method]
+    if summary.self_draft is not None:
+        parts.append(f"drafts with its weights at {summary.self_draft} ({percent(summary.self_agreement)} agree)")
     if not summary.acceptance:
         return parts  # nothing was drafted: decoding was plain
     return [*parts, *accepted(summary.acceptance), f"{summary.tokens_per_verification:.1f} tokens/verification"]

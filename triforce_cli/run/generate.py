@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from offload.config import GenerationConfig
+from offload.decoder import QuantizedCopy
 from offload.engine import Engine
 from offload.events import Text
+from offload.levels import uses_copy
 from offload.loading.tokenizer import StopStrings, StreamDecoder, held_text, stream_text
 from offload.metrics import Meter, Summary
 from offload.prompt_cache.prefill import PromptCache
@@ -36,6 +39,7 @@ class TextGenerator:
         self._engine = engine
         self._prompt_cache = prompt_cache
         self._agreement: float | None = None
+        self._copy: QuantizedCopy | None = None  # that drafts, once it has been made
 
     def generate(self, prompt: Prompt, renderer: Renderer, label: str = "") -> str:
         """Generate for a prompt, rendering events as they come; return the whole text.
@@ -48,11 +52,12 @@ class TextGenerator:
             renderer.loading(f"comparing {settings.engine.quantize} with the original weights")
             self._agreement = opened.model.agreement(self._engine.model, prompt.ids)
             renderer.warn(quantized_warning(settings.engine.quantize, self._agreement))
+        config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
+        self._prepare_copy(prompt, config, renderer)
         meter = Meter(len(prompt.ids))
         renderer.start(opened.run_facts(meter, self._engine, label))
         if self._prompt_cache is not None:
             self._prompt_cache.label = short_label(prompt.name or label)
-        config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
         tokens = self._engine.generate(prompt.ids, opened.sampling, config, settings.speculation)
         decoder, stops = StreamDecoder(opened.model.tokenizer.decode), StopStrings(settings.generation.stop)
         events = stream_text(tokens, decoder, stops)
@@ -76,9 +81,22 @@ class TextGenerator:
             renderer.finish(summary)
         return meter.text
 
+    def _prepare_copy(self, prompt: Prompt, config: GenerationConfig, renderer: Renderer) -> None:
+        """Make the quantised copy of the weights that drafts, if there is to be one; its time is that of loading."""
+        settings = self._opened.settings.speculation
+        if not uses_copy(settings) or self._copy is not None:
+            return
+        renderer.loading("rounding a copy of the weights, to draft with")
+        started = time.perf_counter()
+        self._copy = self._engine.prepare(prompt.ids, config, settings)
+        self._load_s = (self._load_s or 0.0) + time.perf_counter() - started
+
     def _facts(self, prompt: Prompt) -> dict[str, Any]:
         """Return what the summary of a generation contains beside its numbers."""
-        return self._opened.summary_facts(prompt.new_tokens) | {"load_s": self._load_s, "agreement": self._agreement}
+        facts = {"load_s": self._load_s, "agreement": self._agreement}
+        if self._copy is not None:
+            facts |= {"self_draft": self._copy.level, "self_agreement": self._copy.agreement}
+        return self._opened.summary_facts(prompt.new_tokens) | facts
 
     def _verify(self, prompt: Prompt, emitted: list[int], summary: Summary, renderer: Renderer) -> None:
         """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""
@@ -87,7 +105,8 @@ class TextGenerator:
         try:
             self._engine.forget()  # the comparison runs the prompt itself
             ended_by = model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
-            replay = compare(self._engine, prompt.ids, emitted, self._opened.sampling, ended_by, prompt.length)
+            sampling, seed = self._opened.sampling, self._opened.settings.generation.seed
+            replay = compare(self._engine, prompt.ids, emitted, sampling, ended_by, prompt.length, seed)
             verify = verification_fields(replay, model.tokenizer.decode, self._engine.describe())
         except KeyboardInterrupt:
             renderer.interrupt(summary)

@@ -96,6 +96,7 @@ class ModelRequest:
         """Return the fields of a run's summary that the meter does not know."""
         return {
             "seed": self.settings.generation.seed,
+            "sampling": self.sampling.kind,
             "method": self.settings.speculation.method,
             "model": self.settings.engine.model,
             "quantize": self.settings.engine.quantize,
@@ -132,6 +133,8 @@ class ModelRequest:
             return "flag" if given[name] else "model" if name == "context" else "default"
         if name == "seed":
             return "random"
+        if name == "coupled":
+            return "--seed" if self.sampling.coupled else "default"
         usual = Sampling()
         is_model_s = hasattr(usual, name) and getattr(self.model.sampling, name) != getattr(usual, name)
         return "model" if is_model_s else "default"

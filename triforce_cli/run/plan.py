@@ -171,6 +171,7 @@ def request_on_this_machine(
         retrieves_in_place=in_place,
         has_triton=find_spec("triton") is not None,
         weight_bits=model.weight_bits,
+        copies=model.copy_bits is not None,
     )
     return request, profile
 

@@ -16,7 +16,7 @@ from offload.hardware.calibration import Measured, applied, profile_of_found
 from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
-from offload.loading.hub import describe_source, dimensions
+from offload.loading.hub import describe_source, dimensions, is_quantized
 from offload.planning.plan import Plan, suggested_budget
 from offload.planning.suggestions import Suggestion
 from offload.system import cores, free_host_memory
@@ -122,7 +122,9 @@ def _plan(
     if "budget" not in settings.values:
         speculation = replace(speculation, budget=max(suggested_budget(tokens), 4 * speculation.chunk))
     settings = replace(settings, engine=replace(settings.engine, model=model), speculation=speculation)
-    return plan_with_suggestions(plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home)))
+    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home))
+    copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
+    return plan_with_suggestions(replace(request, copies=copies))
 
 
 def _draft_shape(settings: Settings, home: Path | None) -> Dimensions | None:

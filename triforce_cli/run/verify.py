@@ -25,14 +25,15 @@ def compare(
     sampling: Sampling,
     ended_by: Collection[int] = (),
     length: int = 0,
+    seed: int = 0,
 ) -> Replay:
     """Return the comparison of plain decoding with the tokens emitted after `ids`.
 
     `ended_by` are the end-of-sequence tokens if one of them ended the run. It was not emitted, so it is compared
     separately: any of them is correct, and if plain decoding chooses none, the likeliest of them is the divergence.
     """
-    replay = engine.replay(ids, emitted, sampling, length)
-    endings = [engine.replay([*ids, *emitted], [token], sampling, length, len(emitted)) for token in ended_by]
+    replay = engine.replay(ids, emitted, sampling, length, seed=seed)
+    endings = [engine.replay([*ids, *emitted], [token], sampling, length, len(emitted), seed) for token in ended_by]
     wrong = [ending.divergences[0] for ending in endings if not ending.equal]
     if not endings or len(wrong) < len(endings):
         return replay

@@ -69,6 +69,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 
 #include "pack.h"
 
+#include "noise.h"
+
 #define LEVEL portable
 #define LANES 8
 #define DOTS 0

@@ -45,6 +45,7 @@ class Kernel:
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
+        self._pick = library.triforce_pick
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
     def append(self, call: Append) -> None:
@@ -99,6 +100,14 @@ class Kernel:
         """Write silu(gate) * up of rows `[rows, gate and up]` to `y` `[rows, width]`; return `y`."""
         self._gate(self._handle, ctypes.byref(rows_call(x, y)))
         return y
+
+    def pick(self, probs: Tensor, seed: int, position: int) -> int:
+        """Return the token that `speculation.noise` picks from a distribution `[vocab]` in fp32, or -1.
+
+        -1: two tokens are so close that rounding may decide, or the row is NaN.
+        """
+        assert probs.is_contiguous() and probs.dtype == torch.float32
+        return self._pick(probs.data_ptr(), len(probs), seed, position)
 
     def limit_torch(self, limited: bool) -> None:
         """Limit torch's operations in the calling thread to one thread, or undo that. See `torch_on_one_thread`."""

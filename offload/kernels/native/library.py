@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_uint16, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint16, c_uint64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 7  # as in types.h
+LAYOUT = 9  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
@@ -94,7 +94,7 @@ class Rounding(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("weight", "codes", "scales", "minima")),
         ("groups", c_int64),
-        *((name, c_int32) for name in ("bits", "wide")),
+        *((name, c_int32) for name in ("bits", "wide", "fits")),
     )
 
 
@@ -159,6 +159,8 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
     library.triforce_pack.argtypes = (ctypes.POINTER(Pack),)
     library.triforce_unpack.argtypes = (ctypes.POINTER(Unpack),)
+    library.triforce_pick.argtypes = (c_void_p, c_int64, c_uint64, c_int64)
+    library.triforce_pick.restype = c_int64
     library.triforce_limit_torch.argtypes, library.triforce_limit_torch.restype = (ctypes.c_int,), None
     return library
 

@@ -119,9 +119,11 @@ NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
 
 /* Return the levels of codes. */
 INLINE vec NAME(value)(const int bits, const struct format *f, ints code) {
-    if (bits == FLOAT8) { /* the exponent's bias: 127 - 7; exact */
-        vec size = (vec)((code & 0x7f) << 20) * 0x1p120f;
-        return (vec)((ints)size | (code & (int32_t)0x80000000));
+    if (bits == FLOAT8) { /* exact, and without fp32's subnormal numbers, which processors multiply slowly */
+        ints size = code & 0x7f, subnormal = size < 8;
+        vec whole = (vec)((size << 20) + (120 << 23) + (subnormal & 1 << 23)); /* the exponent's bias: 127 - 7 */
+        whole -= (vec)(subnormal & 0x3c800000); /* 2^-6: a subnormal number has no leading 1 */
+        return (vec)((ints)whole | (code & (int32_t)0x80000000));
     }
     if (bits == 8)
         return __builtin_convertvector(code, vec);

@@ -11,7 +11,8 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-enum { NAME(FITS) = 3 }; /* one of the range, and two of least squares */
+#undef HALF
+#define HALF 16 /* of the weights of a group of 32, or all of a group of 16 */
 
 INLINE vec NAME(where)(ints mask, vec x, vec y) { return (vec)(((ints)x & mask) | ((ints)y & ~mask)); }
 
@@ -57,12 +58,13 @@ INLINE vec NAME(steps)(vec x, vec scale, float first, float last) {
     return NAME(min)(NAME(splat)(last), NAME(max)(NAME(splat)(first), y));
 }
 
-/* Return the sum of `count` vectors, added pairwise; they are overwritten. */
-INLINE vec NAME(pairwise)(vec *x, const int count) {
-    for (int half = count / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            x[i] += x[i + half];
-    return x[0];
+/* Return the sum of HALF vectors, added pairwise: each to the one half of them further. They are overwritten. */
+INLINE vec NAME(pairwise)(vec *x) {
+    UNROLL for (int i = 0; i < 8; i++)
+        x[i] += x[i + 8];
+    UNROLL for (int i = 0; i < 4; i++)
+        x[i] += x[i + 4];
+    return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
 /* Load LANES groups of `inputs` weights, one into each lane; behind the last group it is repeated. */
@@ -107,44 +109,49 @@ INLINE void NAME(store_halves)(uint16_t *to, int64_t first, int64_t groups, ints
 
 /* Fit scale and minimum to codes by least squares; `mean` is that of x. */
 INLINE void NAME(fit_line)(const vec *x, vec mean, const vec *code, vec *scale, vec *minimum) {
-    vec products[GROUP_INPUTS], squares[GROUP_INPUTS], sum = NAME(splat)(0);
+    vec products[HALF], squares[HALF], sum = NAME(splat)(0);
     for (int i = 0; i < GROUP_INPUTS; i++) /* of small whole numbers: exact in any order */
         sum += code[i];
     vec mean_code = sum / (float)GROUP_INPUTS;
-    for (int i = 0; i < GROUP_INPUTS; i++) {
-        vec centred = code[i] - mean_code;
-        products[i] = centred * (x[i] - mean);
-        squares[i] = centred * centred;
+    for (int i = 0; i < HALF; i++) {
+        vec centred = code[i] - mean_code, other = code[i + HALF] - mean_code;
+        products[i] = centred * (x[i] - mean) + other * (x[i + HALF] - mean);
+        squares[i] = centred * centred + other * other;
     }
-    vec spread = NAME(max)(NAME(splat)(1e-9f), NAME(pairwise)(squares, GROUP_INPUTS));
-    *scale = NAME(pairwise)(products, GROUP_INPUTS) / spread;
+    vec spread = NAME(max)(NAME(splat)(1e-9f), NAME(pairwise)(squares));
+    *scale = NAME(pairwise)(products) / spread;
     *minimum = mean - *scale * mean_code;
 }
 
 /* Round groups to codes, scales and minima. Return 1 for weights that are not finite, or too large for fp16. */
 NOINLINE static int NAME(round_lines)(const struct rounding *r, int64_t first) {
-    vec x[GROUP_INPUTS], code[GROUP_INPUTS], best[GROUP_INPUTS], errors[GROUP_INPUTS];
+    vec x[GROUP_INPUTS], code[GROUP_INPUTS], best[GROUP_INPUTS], errors[HALF];
     NAME(load_groups)(r, first, r->groups, GROUP_INPUTS, x);
     vec low = x[0], high = x[0];
     ints odd = {0};
     for (int i = 0; i < GROUP_INPUTS; i++) {
         low = NAME(min)(x[i], low), high = NAME(max)(x[i], high);
         odd |= NAME(is_odd)(x[i]);
-        errors[i] = x[i];
     }
-    vec mean = NAME(pairwise)(errors, GROUP_INPUTS) / (float)GROUP_INPUTS, least = low;
+    for (int i = 0; i < HALF; i++)
+        errors[i] = x[i] + x[i + HALF];
+    vec mean = NAME(pairwise)(errors) / (float)GROUP_INPUTS, least = low;
     const float most = (float)((1 << r->bits) - 1);
     vec scale = (high - low) / most, minimum = low;
     ints best_scale = {0}, best_minimum = {0};
-    for (int fit = 0; fit < NAME(FITS); fit++) {
+    for (int fit = 0; fit < r->fits; fit++) {
         ints half_scale = NAME(to_half)(scale), half_minimum = NAME(to_half)(minimum);
         scale = NAME(from_half)(half_scale), minimum = NAME(from_half)(half_minimum);
-        for (int i = 0; i < GROUP_INPUTS; i++) {
-            code[i] = NAME(steps)(x[i] - minimum, scale, 0, most);
-            vec product = code[i] * scale, error = product + minimum - x[i];
-            errors[i] = error * error;
+        for (int i = 0; i < HALF; i++) {
+            vec pair[2];
+            UNROLL for (int j = 0; j < 2; j++) {
+                vec from = x[i + j * HALF], to = NAME(steps)(from - minimum, scale, 0, most);
+                code[i + j * HALF] = to;
+                pair[j] = to * scale + minimum - from;
+            }
+            errors[i] = pair[0] * pair[0] + pair[1] * pair[1];
         }
-        vec error = NAME(pairwise)(errors, GROUP_INPUTS);
+        vec error = NAME(pairwise)(errors);
         ints better = fit ? (ints)(error < least) : ~(ints){0};
         for (int i = 0; i < GROUP_INPUTS; i++)
             best[i] = NAME(where)(better, code[i], best[i]);
@@ -153,7 +160,7 @@ NOINLINE static int NAME(round_lines)(const struct rounding *r, int64_t first) {
         best_minimum = (half_minimum & better) | (best_minimum & ~better);
         if (fit == 0)
             odd |= NAME(is_odd)(scale) | NAME(is_odd)(minimum);
-        if (fit < NAME(FITS) - 1)
+        if (fit < r->fits - 1)
             NAME(fit_line)(x, mean, code, &scale, &minimum);
     }
     NAME(store_codes)(r, first, r->groups, GROUP_INPUTS, best);
@@ -163,7 +170,7 @@ NOINLINE static int NAME(round_lines)(const struct rounding *r, int64_t first) {
 }
 
 /* Fit the scales of groups of 16; return those that are not finite. */
-INLINE ints NAME(fit_scales)(const vec *x, float first, float last, vec *result) {
+INLINE ints NAME(fit_scales)(const vec *x, float first, float last, int fits, vec *result) {
     vec low = x[0], high = x[0], code[16], errors[16], least = x[0];
     ints odd = {0};
     for (int i = 0; i < 16; i++) {
@@ -171,7 +178,7 @@ INLINE ints NAME(fit_scales)(const vec *x, float first, float last, vec *result)
         odd |= NAME(is_odd)(x[i]);
     }
     vec scale = NAME(where)(-low > high, low, high) / first;
-    for (int fit = 0; fit < NAME(FITS); fit++) {
+    for (int fit = 0; fit < fits; fit++) {
         vec squares = NAME(splat)(0);
         for (int i = 0; i < 16; i++) {
             code[i] = NAME(steps)(x[i], scale, first, last);
@@ -179,13 +186,13 @@ INLINE ints NAME(fit_scales)(const vec *x, float first, float last, vec *result)
             errors[i] = error * error;
             squares += code[i] * code[i]; /* small whole numbers: exact in any order */
         }
-        vec error = NAME(pairwise)(errors, 16);
+        vec error = NAME(pairwise)(errors);
         ints better = fit ? (ints)(error < least) : ~(ints){0};
         least = NAME(where)(better, error, least);
         *result = NAME(where)(better, scale, *result);
         for (int i = 0; i < 16; i++)
             code[i] *= x[i];
-        scale = NAME(pairwise)(code, 16) / NAME(max)(NAME(splat)(1), squares);
+        scale = NAME(pairwise)(code) / NAME(max)(NAME(splat)(1), squares);
     }
     return odd;
 }
@@ -199,7 +206,7 @@ NOINLINE static int NAME(round_nested)(const struct rounding *r, int64_t block) 
     for (int v = 0; v < VECTORS; v++) {
         scales[v] = NAME(splat)(0);
         NAME(load_groups)(r, 16 * block + v * LANES, 16 * r->groups, 16, x[v]);
-        odd |= NAME(fit_scales)(x[v], first, last, scales + v);
+        odd |= NAME(fit_scales)(x[v], first, last, r->fits, scales + v);
         for (int i = 0; i < LANES; i++)
             if (v + i == 0 || fabsf(scales[v][i]) > fabsf(widest))
                 widest = scales[v][i];

@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 7,      /* raise it with any change that Python sees */
+    LAYOUT = 9,      /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -125,6 +125,7 @@ struct rounding {
     uint16_t *minima;   /* fp16 for each group with 4 and 5 bits; 6 bits: the factor of each block of 256 */
     int64_t groups;     /* of 32 weights; 6 bits: blocks of 256 */
     int32_t bits, wide;
+    int32_t fits;       /* 1: scales are those of the range; more: also by least squares, and the best are taken */
 };
 
 /* Rows of quantised weights, dequantised. */

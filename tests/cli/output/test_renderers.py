@@ -184,6 +184,7 @@ def summary(**changes) -> Summary:
         "tokens_per_s": 21.3,
         "total_s": 24.0,
         "seed": 42,
+        "sampling": None,
         "peak_memory_bytes": 966367641,
     }
     return Summary(**(facts | changes))
@@ -291,7 +292,7 @@ def test_the_status_line_shows_speculation_and_drops_segments_that_do_not_fit():
 
 def test_statistics_leave_out_missing_values():
     nothing = dict.fromkeys(("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s"))
-    nothing |= dict.fromkeys(("tokens_per_s", "peak_memory_bytes", "seed"))
+    nothing |= dict.fromkeys(("tokens_per_s", "peak_memory_bytes", "seed", "sampling"))
     found = summary(finish_reason="interrupted", prefilled_tokens=512, new_tokens=0, **nothing)
     assert statistics_line(found) == "512 of 6,057 tokens read · 0 written · interrupted"
     assert detail_lines(found) == ["end       interrupted"]

@@ -8,13 +8,13 @@ import pytest
 from tests.support.command import (
     STATISTICS,
     assert_error,
+    refused,
 )
 
 PLAIN = ("-n", "40", "--temperature", "1", "--method", "ar", "--dtype", "float32", "--threads", "1")
 
 
 def test_same_seed_same_text_and_only_text_on_stdout(triforce, process):
-    """By plain decoding: `auto` chooses drafters by measured times, so its text for a seed may vary."""
     args = ("generate", "Once upon a time", *PLAIN)
     first = process(*args, "--seed", "7")
     assert first.returncode == 0
@@ -27,10 +27,37 @@ def test_same_seed_same_text_and_only_text_on_stdout(triforce, process):
     assert triforce(*args, "--seed", "8").stdout != first.stdout
 
 
+def test_a_seed_gives_the_same_text_with_every_method(triforce):
+    texts = {
+        triforce("generate", "Once upon a time", "--raw", "-n", "24", "--seed", "7", "--temperature", "1", *more).stdout
+        for more in ((), ("--method", "ar"), ("--method", "lookup", "--gamma2", "3"), ("--sampling", "coupled"))
+    }
+    assert len(texts) == 1
+
+
+def test_the_reported_kind_of_sampling(triforce):
+    for more, kind in (
+        ((), "fastest"),
+        (("--seed", "7"), "coupled"),
+        (("--seed", "7", "--sampling", "fastest"), "fastest"),
+        (("--sampling", "coupled"), "coupled"),
+        (("--seed", "7", "--temperature", "0"), "greedy"),
+    ):
+        done = json.loads(triforce("generate", "Once", "--raw", "-n", "2", "--json", *more).stdout.splitlines()[-1])
+        assert (done["sampling"], done["settings"]["coupled"]) == (kind, kind == "coupled" or "0" in more)
+    refused(triforce("generate", "Once", "--sampling", "best"), "'best'", "coupled or fastest")
+
+
+def test_a_plan_s_command_line_repeats_the_kind_of_sampling(triforce):
+    for kind in ("coupled", "fastest"):
+        result = triforce("generate", "Once", "--dry-run", "--sampling", kind)
+        assert f"--sampling {kind}" in result.stdout.splitlines()[-1]
+
+
 def test_reported_seed_reproduces_the_text(triforce):
     first = triforce("generate", "Once", *PLAIN, "-v")
     seed = re.search(r"^seed +(\d+)", first.stderr, re.M)[1]
-    assert triforce("generate", "Once", *PLAIN, "--seed", seed).stdout == first.stdout
+    assert triforce("generate", "Once", *PLAIN, "--seed", seed, "--sampling", "fastest").stdout == first.stdout
     assert triforce("generate", "Once", *PLAIN).stdout != first.stdout
 
 

@@ -52,7 +52,27 @@ def test_verify_uses_the_caches_of_the_run_and_runs_the_prompt_again(triforce, m
     assert sum(forwarded) - plain >= 2 * plain - 1
 
 
-def test_verify_needs_greedy_decoding(triforce, tiny_model_dir, tmp_path):
+def test_verify_compares_with_coupled_sampling_at_any_temperature(triforce):
+    for more in (("--temperature", "1", "--top-p", "1"), ("--temperature", "0.6", "--repetition-penalty", "1.2")):
+        args = (
+            "generate",
+            PROMPT,
+            "--raw",
+            "-n",
+            "24",
+            "--seed",
+            "3",
+            "--method",
+            "lookup",
+            "--verify",
+            "--json",
+            *more,
+        )
+        verify = json.loads(triforce(*args).stdout.splitlines()[-1])["verify"]
+        assert verify["equal"] and verify["tokens"] >= 8 and verify["closest"]["margin"] > 0
+
+
+def test_verify_needs_greedy_decoding_or_coupled_sampling(triforce, tiny_model_dir, tmp_path):
     refused(triforce("generate", "hi", "--verify", "--temperature", "0.7"), "0.7", "--temperature 0")
     refused(triforce("generate", "hi", "--verify"), "0.6", "--temperature 0")
     for file in tiny_model_dir.iterdir():

@@ -1,0 +1,125 @@
+"""Coupled sampling: the text depends on the noise alone, and is distributed as plain decoding's."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+
+from offload.config import Sampling
+from offload.sequence import TokenSequence
+from offload.speculation import level
+from offload.speculation.noise import Noise
+from tests.support.table_models import (
+    DRAFTS,
+    PROMPT,
+    TARGET,
+    VOCAB,
+    chi_square_p,
+    hierarchy,
+    joint,
+    number,
+    warped,
+)
+
+SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.6": Sampling(temperature=0.6, top_p=0.9)}
+METHODS = [
+    *((method, "lookup") for method in ("lookup", "retrieval", "triforce", "streaming", "auto")),
+    *((method, draft) for method in ("naive", "triforce", "auto") for draft in DRAFTS),
+]
+RUNS, LENGTH = 12, 20
+FAR = 32  # positions between two runs: they stand for runs with other seeds
+
+
+class TableNoise(Noise):
+    """The noise of many runs over a vocabulary of 8, computed at once."""
+
+    def __init__(self):
+        super().__init__(0)
+        self.run = 0
+        self._rows = _rows()
+
+    def scores(self, probs, positions):
+        return probs / self._rows[[self.run * FAR + position for position in positions]]
+
+
+@cache
+def _rows():
+    count = 400 * FAR
+    positions = torch.arange(count).repeat_interleave(VOCAB)
+    return Noise(0).of_tokens(positions, torch.arange(VOCAB).repeat(count)).view(count, VOCAB)
+
+
+def text(top, length=LENGTH):
+    """Return the tokens after the prompt."""
+    sequence = TokenSequence(PROMPT)
+    while len(sequence) < len(PROMPT) + length:
+        top.advance(sequence, len(PROMPT) + length - len(sequence))
+        sequence.commit()
+    return sequence.tokens[len(PROMPT) :]
+
+
+def texts(method, draft, sampling, gammas=(None, None), runs=RUNS, noise=None, length=LENGTH):
+    noise = noise or TableNoise()
+    top = hierarchy(method, draft, sampling, gammas, noise=noise).top
+    found = []
+    for noise.run in range(runs):
+        found.append(text(top, length))
+    return found
+
+
+@pytest.fixture(scope="module", params=SAMPLINGS)
+def plain(request):
+    sampling = SAMPLINGS[request.param]
+    return sampling, texts("ar", "lookup", sampling)
+
+
+def test_the_noise_of_these_tests_is_the_program_s(plain):
+    sampling, expected = plain
+    assert texts("ar", "lookup", sampling, runs=1, noise=Noise(0)) == expected[:1]
+    assert expected[0] != expected[1]
+
+
+@pytest.mark.parametrize(("method", "draft"), METHODS)
+def test_every_method_gives_plain_decoding_s_text(plain, method, draft):
+    sampling, expected = plain
+    assert texts(method, draft, sampling) == expected
+
+
+@pytest.mark.parametrize("gamma", range(1, 9))
+def test_the_text_does_not_depend_on_the_draft_length(plain, gamma):
+    sampling, expected = plain
+    assert texts("triforce", "good", sampling, (gamma, 9 - gamma), runs=4) == expected[:4]
+
+
+def test_noise_by_the_index_in_the_draft_is_detected(plain):
+    class Faulty(TableNoise):
+        def scores(self, probs, positions):
+            return super().scores(probs, range(len(positions)))
+
+    sampling, expected = plain
+    assert texts("lookup", "lookup", sampling, (2, 3), noise=Faulty()) != expected
+
+
+def test_a_draft_that_is_accepted_without_the_noise_s_pick_is_detected(plain, monkeypatch):
+    sampling, expected = plain
+    monkeypatch.setattr(level, "verify_coupled", lambda drafted, picks, parents: (drafted, picks[len(drafted)]))
+    assert texts("naive", "good", sampling, (2, 3)) != expected
+
+
+def test_the_texts_are_distributed_as_plain_sampling_s():
+    sampling, length = SAMPLINGS["t1"], 2
+    found = Counter(map(number, texts("triforce", "good", sampling, (2, 3), 400, length=length)))
+    counts = torch.tensor([found[each] for each in range(VOCAB**length)])
+    assert chi_square_p(counts, joint(warped(TARGET, sampling), length)) > 1e-3
+
+
+def test_more_is_accepted_of_a_better_draft_model():
+    acceptances = []
+    for draft in ("good", "uniform"):
+        noise = TableNoise()
+        top = hierarchy("naive", draft, SAMPLINGS["t1"], (2, 3), noise=noise).top
+        for noise.run in range(30):
+            text(top)
+        acceptances.append(top.statistics["draft"].acceptance)
+    assert acceptances[0] > acceptances[1] + 0.1
