@@ -25,7 +25,7 @@ from offload.speculation.sampling import Sampler
 from offload.speculation.tree import k_ary, tree_of
 from offload.tree_config import TreeSampling
 from tests.support.offloading import CPU, native_kernel
-from tests.support.retrieval import VOCAB, RetrievalSetup, load
+from tests.support.retrieval import VOCAB, RetrievalSetup, ids, load
 
 SHAPES = {
     "k-ary": k_ary((3, 2, 1, 1)),
@@ -121,6 +121,18 @@ class interrupted:
 
     def __exit__(self, *_):
         self._model._forward_layer = self._layer
+
+
+def test_a_row_has_the_bits_of_the_chain_that_its_path_is(models):
+    if "table" not in models:
+        pytest.skip("there is no native kernel here")
+    model, parents, draft = models["table"], random_tree(12, seed=4), ids(12, seed=5)
+    full, middle, sequence = SETUPS["table"].prefilled(model, 90)
+    for runner, new in ((full, SETUPS["table"].full), (middle, lambda model: middle)):
+        found = runner.tree_rows(sequence, draft, parents).clone()
+        for node in range(-1, 12):
+            path = [draft[index] for index in tree_of(parents).path(node)]
+            assert torch.equal(found[node + 1], new(model).rows(TokenSequence(sequence.tokens), path)[-1])
 
 
 def test_the_path_that_is_taken_is_not_run_again(models, monkeypatch):
