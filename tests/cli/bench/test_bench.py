@@ -251,3 +251,20 @@ def test_methods():
     assert list(speculations(("lookup",), Speculation())) == ["ar", "lookup"]
     assert "naive" not in speculations(None, Speculation())
     assert "naive" in speculations(None, Speculation(draft="a-model"))
+
+
+def test_methods_with_trees():
+    names = parse("sequoia,specinfer:tree=8,lookup:tree=k-ary:2x2,triforce:none:tree=auto,retrieval:self:q4")
+    found = speculations(names, Speculation(draft="a-model", tree="16"))
+    shapes = {name: (each.method, each.draft, each.tree, each.tree_sampling) for name, each in found.items()}
+    assert shapes == {
+        "ar": ("ar", "a-model", "16", "without-replacement"),
+        "sequoia": ("naive", "a-model", "auto", "without-replacement"),
+        "specinfer:tree=8": ("naive", "a-model", "8", "with-replacement"),
+        "lookup:tree=k-ary:2x2": ("lookup", "a-model", "k-ary:2x2", "without-replacement"),
+        "triforce:none:tree=auto": ("triforce", "none", "auto", "without-replacement"),
+        "retrieval:self:q4": ("retrieval", "self:q4", "16", "without-replacement"),
+    }
+    for wrong, words in (("lookup:tree=bush", "'bush'"), ("lookup:tree=", "tree is ''"), ("lookup:", "drafter")):
+        with pytest.raises(SettingsError, match=words):
+            parse(wrong)
