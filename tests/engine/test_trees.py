@@ -15,6 +15,9 @@ CASES = [
     ("streaming", "none", "k-ary:2x1x1x1", "without-replacement"),
     ("triforce", "model", "9", "with-replacement"),
     ("triforce", "lookup", "k-ary:2x2x2", "without-replacement"),
+    ("naive", "model", "auto", "top-k"),
+    ("auto", "lookup", "auto", "without-replacement"),
+    ("retrieval", "none", "auto", "without-replacement"),
 ]
 
 
