@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 
 import torch
@@ -32,6 +31,7 @@ from .loading.quantization_checks import check_quantize, check_self_draft, quant
 from .loading.quantized_copy import QuantizedCopies
 from .loading.registry import draft_error
 from .loading.safetensors import Checkpoint
+from .loading.stored_bits import average_bits
 from .loading.tensor_checks import check_tensors
 from .loading.tokenizer import Tokenizer
 from .loading.vocabulary import check_draft, tokens_containing
@@ -154,13 +154,7 @@ class OpenModel:
         quantized = {}
         if self._operations(self.shape).serves_quantized(self.dtype):
             quantized = self.checkpoint.quantized_bits()
-        bits, counts = {True: 0.0, False: 0.0}, {True: 0, False: 0}  # of tensors in layers, and of others
-        for name, size in self.checkpoint.sizes().items():
-            if len(size) > 1:
-                in_layer = name.startswith("model.layers.")
-                counts[in_layer] += prod(size)
-                bits[in_layer] += prod(size) * quantized.get(name, 8 * self.dtype.itemsize)
-        return WeightBits(*(bits[part] / max(counts[part], 1) for part in (True, False)))
+        return average_bits(self.checkpoint.sizes(), quantized, self.dtype.itemsize)
 
     @property
     def copy_bits(self) -> WeightBits | None:
@@ -235,12 +229,16 @@ class OpenModel:
             digest = f"{digest} {self.config.quantize}"
         return PromptCache(folder, digest, self.config.model, least, self.group)
 
-    def agreement(self, model: Model, ids: Sequence[int]) -> float:
+    def agreement(self, model: Model, ids: Sequence[int]) -> float | None:
         """Return the share of the prompt's last tokens after which a loaded, quantised model chooses as its original.
 
-        Call it only with `config.quantize`. It reads all weights once more, and takes memory for one layer of them.
+        Call it only with `config.quantize`. It reads all weights once more, and takes memory for embedding, head and
+        one layer of them: None if a GPU has too little.
         """
-        return agreement(model, self.checkpoint, ids, self._operations(self.shape), self.share)
+        try:
+            return agreement(model, self.checkpoint, ids, self._operations(self.shape), self.share)
+        except torch.OutOfMemoryError:
+            return None
 
     def _load(self, progress: Progress, do: Operations, tier: WeightTier | None) -> Model:
         return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)

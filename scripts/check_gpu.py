@@ -59,18 +59,20 @@ def parts(device: str) -> Iterator[tuple[str, int, Part]]:
     import gpu_long
     import gpu_parts
     import gpu_prefill
+    import gpu_quantized
     import gpu_steps
     import gpu_triforce
     from gpu_machine import Machine
 
     machine = Machine(device)
     long = gpu_long.LongContext(machine)
-    yield "tests", 110, partial(run_tests, device)
+    yield "tests", 100, partial(run_tests, device)
     yield "rates", 20, machine.rates
     yield "link", 15, partial(gpu_parts.link_rates, machine)
-    yield "overlap", 30, partial(gpu_parts.overlap, machine)
+    yield "overlap", 25, partial(gpu_parts.overlap, machine)
     yield "decoding", 40, partial(gpu_parts.decoding, machine)
     yield "resident steps", 25, partial(gpu_steps.resident_steps, machine)
+    yield "quantised linears", 19, partial(gpu_quantized.quantized_linears, machine)
     yield "prefill", 60, partial(gpu_prefill.long_prefill, machine)
     with machine.capped():
         yield "long context", 90, long.build

@@ -17,6 +17,10 @@ class WeightBits:
         """Return the bits of weights that are not quantised, of `itemsize` bytes."""
         return WeightBits(8 * itemsize, 8 * itemsize)
 
+    def is_quantized(self, itemsize: int) -> bool:
+        """Return whether any weights of a model that computes with `itemsize` bytes are quantised."""
+        return min(self.layers, self.outer) < 8 * itemsize
+
 
 @dataclass(frozen=True)
 class Dimensions:

@@ -27,6 +27,14 @@ def activation_bytes(
     return rope + max(rows * (row + 2 * 4 * shape.hidden) + prefill, logits + decode)
 
 
+DEQUANTIZED_BYTES = 64 * 2**20  # of a quantised weight that a GPU dequantises at once, for more rows than a few
+
+
+def dequantized_bytes(shape: Dimensions) -> int:
+    """Return the bytes of the weights that a GPU dequantises at once, in bf16: some outputs of the largest linear."""
+    return min(DEQUANTIZED_BYTES, 2 * 2 * shape.intermediate * shape.hidden)
+
+
 SCORED_BYTES = 64 * 2**20  # of mean keys in fp32 that a GPU computes at once
 
 

@@ -13,6 +13,7 @@ from ..architecture.config import ModelShape
 from ..errors import SettingsError
 from .linear import TorchLinear
 from .quantized import QuantizedTensor
+from .quantized_linear import QuantizedLinear
 
 if TYPE_CHECKING:
     from .native import Kernel
@@ -79,7 +80,7 @@ class TorchOperations:
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return False
 
-    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> TorchLinear:
+    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> Linear:
         raise NotImplementedError("torch multiplies with dequantised weights")
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -88,6 +89,18 @@ class TorchOperations:
     def gated(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+class CudaOperations(TorchOperations):
+    """Operations by torch on a GPU, where bf16 models' quantised weights stay quantised."""
+
+    def serves_quantized(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.bfloat16
+
+    def quantized_linear(
+        self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None
+    ) -> QuantizedLinear:
+        return QuantizedLinear(weights, bias)
 
 
 def choose_operations(kernel: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Operations:
@@ -112,7 +125,7 @@ def choose_operations(kernel: str, shape: ModelShape, dtype: torch.dtype, device
         reason = str(error)
     if kernel != "auto":
         raise _refusal(reason)
-    return TorchOperations()
+    return CudaOperations() if device.type == "cuda" else TorchOperations()
 
 
 def check_kernel(kernel: str) -> None:

@@ -11,52 +11,12 @@ from math import gcd
 import torch
 from torch import Tensor
 
-BLOCK_GROUPS = 8  # groups of 32 inputs whose scales share an outer factor, where they are nested
-
-
-@dataclass(frozen=True)
-class QuantizedFormat:
-    """How codes become weights.
-
-    `bits` is 4, 5, 6 or 8. A scale belongs to `group` inputs, a minimum to 32. Nested scales and minima are integers
-    times an fp16 factor for each block of 256 inputs. Wide ones are fp32 numbers, and both belong to `group` inputs:
-    32, 64 or 128. `levels` are those of the codes in order, from -128 to 127; none where the codes are e4m3 numbers.
-    """
-
-    name: str
-    bits: int
-    group: int
-    nested: bool
-    has_minimum: bool
-    levels: tuple[int, ...]
-    wide: bool = False
-
-    @property
-    def block(self) -> int:
-        """Return the inputs that lie together: a row has a multiple of them."""
-        return 32 * BLOCK_GROUPS if self.nested else self.group if self.wide else 32
-
-    @property
-    def minimum_group(self) -> int:
-        """Return the inputs that share a minimum."""
-        return self.group if self.wide else 32
-
-    @property
-    def is_float(self) -> bool:
-        """Return whether the codes are e4m3 numbers: the 8-bit floating point of torch's float8_e4m3fn."""
-        return not self.levels
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Return the bits of a weight in memory, with its part of the scales and minima."""
-        each = 8 if self.nested else 32 if self.wide else 16
-        own = self.bits + each / self.group + (each / self.minimum_group if self.has_minimum else 0)
-        return own + (16 * (1 + self.has_minimum) / self.block if self.nested else 0)
+from ..architecture.weight_formats import BLOCK_GROUPS, QuantizedFormat
 
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A quantised matrix `[rows, inputs]` on the CPU.
+    """A quantised matrix `[rows, inputs]`, as files have it.
 
     Args:
         codes: `[rows, inputs / 32, 32]`, uint8; with 8 bits int8 or float8_e4m3fn, and the codes are the levels. Or, as
@@ -79,6 +39,10 @@ class QuantizedTensor:
     def shape(self) -> tuple[int, int]:
         """Return rows and inputs."""
         return len(self.codes), 32 * self.codes.shape[1]
+
+    def to(self, device: torch.device) -> QuantizedTensor:
+        """Return the matrix on a device."""
+        return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
     def rows(self, part: slice | Tensor) -> QuantizedTensor:
         """Return some of the rows."""
@@ -121,7 +85,9 @@ class QuantizedTensor:
         if self.format.bits == 8:
             return self.codes.flatten(1).float()
         codes = self.codes if self.codes.shape[2] == 32 else torch.cat((self.codes & 15, self.codes >> 4), dim=2)
-        return torch.tensor(self.format.levels, dtype=torch.float32)[codes.flatten(1).int()]
+        if self.format.is_even:
+            return codes.flatten(1).float() + self.format.levels[0]
+        return torch.tensor(self.format.levels, dtype=torch.float32, device=codes.device)[codes.flatten(1).int()]
 
 
 def _widened(numbers: Tensor, factors: Tensor | None, each: int) -> Tensor:

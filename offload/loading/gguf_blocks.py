@@ -10,29 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..kernels.quantized import QuantizedFormat, QuantizedTensor
-
-_UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
-
-def _even(bits: int, first: int) -> tuple[int, ...]:
-    return tuple(range(first, first + 2**bits))
-
-
-FORMATS = {
-    each.name: each
-    for each in (
-        QuantizedFormat("Q4_0", 4, 32, False, False, _even(4, -8)),
-        QuantizedFormat("Q4_1", 4, 32, False, True, _even(4, 0)),
-        QuantizedFormat("Q5_0", 5, 32, False, False, _even(5, -16)),
-        QuantizedFormat("Q5_1", 5, 32, False, True, _even(5, 0)),
-        QuantizedFormat("Q8_0", 8, 32, False, False, _even(8, -128)),
-        QuantizedFormat("Q4_K", 4, 32, True, True, _even(4, 0)),
-        QuantizedFormat("Q5_K", 5, 32, True, True, _even(5, 0)),
-        QuantizedFormat("Q6_K", 6, 16, True, False, _even(6, -32)),
-        QuantizedFormat("IQ4_NL", 4, 32, False, False, _UNEVEN),
-    )
-}
+from ..architecture.weight_formats import FORMATS, QuantizedFormat
+from ..kernels.quantized import QuantizedTensor
 
 
 def split_blocks(name: str, data: Tensor) -> QuantizedTensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..architecture.dims import Dimensions
+from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.known import KNOWN, read_shape
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
@@ -13,6 +13,7 @@ from .bundled import discard, fetch_embedded, installed_path, is_outdated
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, ModelSource, resolve
 from .safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
+from .stored_bits import average_bits
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
 # The weights once: repositories may have them again in folders, or consolidated beside the shards.
@@ -63,6 +64,22 @@ def dimensions(name: str, home: Path | None = None) -> Dimensions:
     if cached is None and source.known is not None:
         return KNOWN[source.known]
     return read_shape(cached or _fetched_config(source.target))
+
+
+def stored_bits(name: str) -> WeightBits | None:
+    """Return the bits that the weights of a file or a folder take in memory beside 16-bit ones; None for other names.
+
+    None also for weights that cannot be read: a plan needs only their dimensions.
+    """
+    source = resolve(name)
+    if source.kind != "path":
+        return None
+    try:
+        checkpoint = open_checkpoint(Path(source.target))
+        sizes, quantized = checkpoint.sizes(), checkpoint.quantized_bits()
+    except TriforceError:
+        return None
+    return average_bits(sizes, quantized, 2)
 
 
 def is_quantized(name: str) -> bool:

@@ -5,63 +5,46 @@ The result depends on the weights alone: sums are added in a fixed order, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..architecture.weight_formats import QuantizedFormat, format_of
 from ..kernels.native import KernelUnavailable, find_kernel
-from ..kernels.native.rounding import round_weight
-from ..kernels.quantized import QuantizedFormat, QuantizedTensor
-from .gguf_blocks import FORMATS
+from ..kernels.native.rounding import REFITS, round_weight
+from ..kernels.quantized import QuantizedTensor
 
-_FORMATS = {"q4": FORMATS["Q4_1"], "q5": FORMATS["Q5_1"], "q6": FORMATS["Q6_K"], "q8": FORMATS["Q8_0"]}
-_ENDS = ("model.embed_tokens.weight", "lm_head.weight")
+__all__ = ["format_of", "quantize"]
 # Weights that are rounded at a time. Torch runs operations on fewer than 2^15 numbers on the calling thread alone;
 # its own threads would wait for each other after every one of them, beside another busy process for milliseconds.
 _PIECE = (1 << 15) - 1
-REFITS = 2  # least-squares fits: each next one gains half as much as the last one
 
 Parts = tuple[Tensor | None, ...]  # the tensors of a QuantizedTensor, in its order
 
 
-def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | None:
-    """Return the format that a tensor gets at a level (q4, q5, q6, q8); None if it is not quantised.
-
-    Matrices are quantised if their rows are multiples of 32 inputs. Embedding and output head get 8 bits, as errors
-    there cost the most; and so do rows that the blocks of 256 inputs of 6 bits do not fit.
-    """
-    if len(size) != 2 or size[1] % 32:
-        return None
-    kind = _FORMATS["q8" if name in _ENDS else level]
-    return kind if size[1] % kind.block == 0 else _FORMATS["q8"]
-
-
-def quantize(weight: Tensor, kind: QuantizedFormat, refits: int = REFITS) -> QuantizedTensor | None:
+def quantize(weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
     """Round a matrix `[rows, inputs]` whose inputs are whole blocks of `kind`, one of those of `format_of`.
 
-    Each of the `refits` takes about as long as rounding without any, which takes each scale from a group's range.
     The native kernel does it where there is one. Returns None for weights that are not finite or too large for fp16
     scales.
     """
     try:
-        return round_weight(find_kernel(), weight, kind, refits)
+        return round_weight(find_kernel(), weight, kind)
     except KernelUnavailable:
-        return quantize_by_torch(weight, kind, refits)
+        return quantize_by_torch(weight, kind)
 
 
-def quantize_by_torch(weight: Tensor, kind: QuantizedFormat, refits: int = REFITS) -> QuantizedTensor | None:
+def quantize_by_torch(weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
     """Round as `quantize`, to the same bits, with torch's operations."""
-    rounded = [
-        _ROUNDERS[kind.name](part.float(), kind, refits) for part in weight.split(max(1, _PIECE // weight.shape[1]))
-    ]
+    rounded = [_ROUNDERS[kind.name](part.float(), kind) for part in weight.split(max(1, _PIECE // weight.shape[1]))]
     whole = [None if pieces[0] is None else torch.cat(pieces) for pieces in zip(*rounded, strict=True)]
     fits = all(x.isfinite().all() for x in whole if x is not None and x.is_floating_point())
     codes, *numbers = whole
     return QuantizedTensor(kind, codes.unflatten(1, (-1, 32)), *numbers) if fits else None
 
 
-def _round_with_minimum(weight: Tensor, kind: QuantizedFormat, refits: int) -> Parts:
+def _round_with_minimum(weight: Tensor, kind: QuantizedFormat) -> Parts:
     """Return codes, scales and minima: first of each group's range, then fitted; of each group the best are taken."""
     most = len(kind.levels) - 1
     x = _columns(weight, 32)
@@ -70,7 +53,7 @@ def _round_with_minimum(weight: Tensor, kind: QuantizedFormat, refits: int) -> P
     if not (scale.half().isfinite() & minimum.half().isfinite()).all():  # a fit could hide that they were too large
         scale, minimum = (numbers.half().view(len(weight), -1) for numbers in (scale, minimum))
         return torch.zeros_like(weight, dtype=torch.uint8), scale, minimum
-    for _ in range(1 + refits):
+    for _ in range(1 + REFITS):
         scale, minimum = scale.half(), minimum.half()
         codes = _codes(x - minimum.float(), scale.float(), 0, most)
         best = _better((_error(codes * scale.float() + minimum.float(), x), scale, minimum), best)
@@ -80,13 +63,13 @@ def _round_with_minimum(weight: Tensor, kind: QuantizedFormat, refits: int) -> P
     return _rows(codes, weight).to(torch.uint8), scale.view(len(weight), -1), minimum.view(len(weight), -1)
 
 
-def _round_nested(weight: Tensor, kind: QuantizedFormat, refits: int) -> Parts:
+def _round_nested(weight: Tensor, kind: QuantizedFormat) -> Parts:
     """Return codes, the int8 scales of 16 weights, no minima, and the fp16 factors of 256 weights."""
     first, last = kind.levels[0], kind.levels[-1]
     x = _columns(weight, kind.group)
     low, high = x.amin(0), x.amax(0)
     scale, best = torch.where(-low > high, low, high) / first, None  # the extreme gets the level that has no negative
-    for _ in range(1 + refits):
+    for _ in range(1 + REFITS):
         codes = _codes(x, scale, first, last)
         best = _better((_error(codes * scale, x), scale), best)
         scale = _sum(codes * x) / _sum(codes.square()).clamp_(min=1)
@@ -98,14 +81,14 @@ def _round_nested(weight: Tensor, kind: QuantizedFormat, refits: int) -> Parts:
     return _rows(codes, weight).to(torch.uint8), steps, None, factors
 
 
-def _round_bytes(weight: Tensor, kind: QuantizedFormat, refits: int) -> Parts:
+def _round_bytes(weight: Tensor, kind: QuantizedFormat) -> Parts:
     """Return codes and scales: the largest weight of a group is 127 steps."""
     x = _columns(weight, 32)
     scale = (x.abs().amax(0) / 127).half()
     return _rows(_codes(x, scale.float(), -127, 127), weight).to(torch.int8), scale.view(len(weight), -1)
 
 
-_ROUNDERS: dict[str, Callable[[Tensor, QuantizedFormat, int], Parts]] = {
+_ROUNDERS: dict[str, Callable[[Tensor, QuantizedFormat], Parts]] = {
     "Q4_1": _round_with_minimum,
     "Q5_1": _round_with_minimum,
     "Q6_K": _round_nested,

@@ -25,7 +25,7 @@ def quantized(checkpoint: Checkpoint, config: EngineConfig, device: torch.device
     option = f"--quantize {config.quantize}"
     if checkpoint.is_quantized:
         raise _refusal(option, f"{config.model} is quantised already", "use a model in bfloat16")
-    if reason := why_not(checkpoint.shape, dtype, device):
+    if device.type == "cpu" and (reason := why_not(checkpoint.shape, dtype, device)):
         raise _refusal(option, f"the native kernel cannot run this model: {reason}", "use another model")
     return QuantizedCheckpoint(checkpoint, config.quantize)
 
@@ -41,6 +41,8 @@ def check_self_draft(
     if checkpoint.is_quantized:
         if settings.self_level is not None:
             raise _refusal(option, "the weights are quantised already", "use --draft self: they are the drafter's too")
+    elif device.type != "cpu":
+        raise _refusal(option, f"the model runs on {device.type}", "use --device cpu")
     elif reason := _why_not_here(config, device, dtype):
         raise _refusal(option, *reason)
     elif reason := why_not(checkpoint.shape, dtype, device):
@@ -49,12 +51,12 @@ def check_self_draft(
 
 def _why_not_here(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[str, str] | None:
     """Return why no weights can be quantised here, and a hint; None if they can."""
-    if device.type != "cpu":
-        return f"the model runs on {device.type}", "use --device cpu"
     if dtype != torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}", "use --dtype bfloat16"
     if config.kernel == "off":
         return "the kernel is off", "use --kernel auto"
+    if device.type == "cuda":
+        return None
     try:
         find_kernel(config.kernel)
     except KernelUnavailable as error:
@@ -64,6 +66,6 @@ def _why_not_here(config: EngineConfig, device: torch.device, dtype: torch.dtype
 
 def _refusal(option: str, reason: str, hint: str) -> SettingsError:
     return SettingsError(
-        f"{option} needs a model in floating point, the native kernel and bfloat16 on a CPU: {reason}",
+        f"{option} needs a model in floating point, bfloat16, and on a CPU the native kernel: {reason}",
         f"{hint}, or leave {option.split()[0]} out",
     )

@@ -164,7 +164,8 @@ class _WeightReader:
         if whole.format.wide and self._operations.kernel is None:
             return None  # only the native kernel reads scales in fp32
         rows, *columns = (self._share and self._share.part(name)) or (slice(None),)
-        return whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
+        part = whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
+        return None if part is None else part.to(self._device)
 
     def summed(self, bias: bool, name: str) -> Linear:
         """Return a linear split by columns among the ranks; its bias is added once."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..architecture.footprint import PAGE_GRAIN
+from ..hardware.rates import READ
 from ..levels import has_middle, selected_chunk
 from .latency import Passes, attention_flops
+from .placement import PlanRequest
 from .roofline import ALL_REDUCE_S, COMPUTE, LAUNCH_S, LAUNCHES, PAGE_S, Time, overlapped
 
 PAGE_LAUNCHES = 10  # of a page in a prefill's chunk, where torch's operations attend and merge
@@ -25,6 +27,7 @@ def first_token(passes: Passes) -> Time:
     causal = attention_flops(shape, tokens, tokens) / 2
     compute = (linear + causal) / hardware.gpus / hardware.flops / COMPUTE
     chunks = max(tokens / request.prefill_chunk, 1)
+    compute += chunks * dequantizing(request)
     if hardware.gpus > 1:
         compute += 2 * shape.layers * (ALL_REDUCE_S * chunks + tokens * shape.hidden * request.itemsize / hardware.link)
     kv, weights = (placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "weights"))
@@ -36,6 +39,18 @@ def first_token(passes: Passes) -> Time:
         launches = chunks * shape.layers * LAUNCHES * LAUNCH_S + read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S)
     time = overlapped(link=moved / hardware.link, compute=compute, launches=launches)
     return replace(time, seconds=time.seconds + passes.full(1)[0].seconds + first_selection(passes))
+
+
+def dequantizing(request: PlanRequest) -> float:
+    """Return the seconds in which a GPU dequantises the layers' weights for a chunk: they are read, written and read.
+
+    A product's arithmetic hides its own reading only where the weights are read once.
+    """
+    shape, hardware = request.shape, request.hardware
+    if hardware.shared or not request.is_quantized:
+        return 0.0
+    moved = shape.layers * shape.layer_parameters * (request.bits.layers / 8 + 2 * request.itemsize)
+    return moved / hardware.gpus / hardware.bandwidth / READ
 
 
 def first_selection(passes: Passes) -> float:

@@ -16,7 +16,7 @@ from ..levels import TAIL, drafter_kind, has_draft_model, has_middle
 from ..methods import CHOSEN, LOOKUP, METHODS, RETRIEVAL
 from ..speculation.estimators import expected_tokens
 from .placement import Placed, PlanRequest
-from .roofline import SAMPLE_S, Pass, Time, pass_time
+from .roofline import SAMPLE_S, Pass, Time, pass_time, quantized_rows
 from .self_draft import best_level, bits_at, relative_costs, typical_agreements
 
 # Used until acceptance is measured. TriForce reports "above 0.9 even when the temperature is 1.0" with 4K of 122K
@@ -38,6 +38,7 @@ class Decoding:
     `tbt` is the time between tokens. `host_share` is the fraction of the KV that is not resident to which the host
     attends. gamma1 and gamma2 are the tokens drafted for a verification (0: no such level), and `gammas` is the range
     of gamma2 worth trying. `verify_s` and `draft_s` are the seconds of one verification and of the drafting before it.
+    gamma2 counts the nodes of a tree, and `depth` is the tree's; 0 for a chain.
     """
 
     method: str
@@ -49,6 +50,7 @@ class Decoding:
     gamma1: int = 0
     gamma2: int = 0
     gammas: tuple[int, int] = (0, 0)
+    depth: int = 0
 
 
 class Passes:
@@ -139,12 +141,12 @@ class Passes:
         keys = resident * request.shape.kv_bytes(request.tokens, request.itemsize) / 2 / hardware.gpus
         return keys / hardware.bandwidth / READ
 
-    def draft_token(self) -> float:
-        """Return the seconds per token of the draft model, which each device has whole; 0 for lookup."""
+    def draft_step(self, rows: int = 1) -> float:
+        """Return the seconds of a step of the draft model, which each device has whole; 0 for lookup."""
         request, settings = self.request, self.request.speculation
         if request.draft is None or not has_draft_model(settings):
             return 0.0
-        work = _linears(request.draft, request, 1, 1, 0)
+        work = _linears(request.draft, request, rows, 1, 0)
         work = replace(work, kv=request.draft.kv_bytes(settings.sink + settings.window, request.itemsize))
         return pass_time(work, replace(request.hardware, gpus=1)).seconds + self._sample
 
@@ -156,6 +158,9 @@ class Passes:
             return Decoding(method, replace(time, seconds=seconds), share, seconds)
         requested = self.request.speculation.gamma2
         token, gamma1, acceptance = self._proposed_token(method)
+        row = METHODS[method]
+        if self.request.speculation.tree_shape.kind != "chain" and row.middle is None and row.drafter != LOOKUP:
+            return self._tree(method, acceptance)
         gammas = GAMMAS if requested is None else (requested,)
         decodings = [self._speculative(method, gamma, gamma1, token, acceptance) for gamma in gammas]
         shortest = min(decoding.tbt.seconds for decoding in decodings)
@@ -174,6 +179,27 @@ class Passes:
         tbt = Time((drafting + verifying) / tokens, bound, resources | {"drafting": drafting / tokens})
         return Decoding(method, tbt, share, verifying, drafting, tokens, gamma1, gamma2)
 
+    def _tree(self, method: str, acceptance: float) -> Decoding:
+        """Predict decoding with token trees, whose first children are accepted at a rate; a draft step a depth."""
+        from ..speculation.tree import tree_of
+        from ..speculation.tree_estimators import ChildAcceptance
+        from ..speculation.tree_size import sized_tree  # imports numpy, which takes a tenth of a second
+
+        def verify(rows: int) -> float:
+            return self.full(rows)[0].seconds + 2 * self._sample
+
+        shape, rates = self.request.speculation.tree_shape, ChildAcceptance(acceptance).rates(0)
+        tree = sized_tree(shape, rates, self.draft_step, verify)
+        nodes, (time, share) = len(tree.parents), self.full(len(tree.parents) + 1)
+        verifying = verify(nodes + 1)
+        drafting = tree.seconds - verifying
+        resources = {name: seconds / tree.tokens for name, seconds in time.resources.items()}
+        bound = time.bound if verifying >= drafting else "drafting"
+        tbt = Time(tree.token_s, bound, resources | {"drafting": drafting / tree.tokens})
+        return Decoding(
+            method, tbt, share, verifying, drafting, tree.tokens, 0, nodes, (nodes, nodes), tree_of(tree.parents).depth
+        )
+
     def _proposed_token(self, method: str) -> tuple[float, int, float]:
         """Return the seconds per token drafted for the full cache, its gamma1, and the acceptance of such tokens."""
         request, settings = self.request, self.request.speculation
@@ -181,11 +207,11 @@ class Passes:
         below = default if request.draft_acceptance is None else request.draft_acceptance
         row = METHODS[method]
         if row.middle is None:
-            return (0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (self.draft_token(), 0, below)
+            return (0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (self.draft_step(), 0, below)
         acceptance = self._agreement * (RETRIEVAL_ACCEPTANCE if request.acceptance is None else request.acceptance)
         if row.drafter is None or settings.draft == "none":
             return self.retrieval(1) + self._sample, 0, acceptance
-        each, gammas = self.draft_token(), GAMMAS if settings.gamma1 is None else (settings.gamma1,)
+        each, gammas = self.draft_step(), GAMMAS if settings.gamma1 is None else (settings.gamma1,)
         times = {
             gamma: (gamma * each + self.retrieval(gamma + 1) + 2 * self._sample) / expected_tokens(below, gamma)
             for gamma in gammas
@@ -203,6 +229,8 @@ def _linears(
     """
     if bits is None:
         bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
+    quantized = bits.is_quantized(request.itemsize) and request.hardware.device == "cuda"
+    operations = 2 * shape.read_parameters * (quantized_rows(rows) if quantized else rows)
     return Pass(
         rows=rows,
         layers=shape.layers,
@@ -211,11 +239,12 @@ def _linears(
         kv=0.0,
         copied=streamed * shape.layer_bytes(bits) / gpus,
         hosted=0.0,
-        linear_flops=2 * shape.read_parameters * rows / gpus,
+        linear_flops=operations / gpus,
         attention_flops=0.0,
         hosted_flops=0.0,
         graphed=request.hardware.gpus == 1 and not streamed,
         pages=streamed,
+        quantized=quantized,
     )
 
 

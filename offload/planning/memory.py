@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..architecture.dims import Dimensions, WeightBits
-from ..architecture.footprint import PAGE_GRAIN, activation_bytes, page_tokens, retrieval_bytes, selection_bytes
+from ..architecture.footprint import (
+    PAGE_GRAIN,
+    activation_bytes,
+    dequantized_bytes,
+    page_tokens,
+    retrieval_bytes,
+    selection_bytes,
+)
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
@@ -106,13 +113,14 @@ def estimate(
         retrieval = retrieval_bytes(share, settings, tokens, itemsize, device, offloaded, in_place)
         selection = selection_bytes(share, settings, tokens, device, offloaded, in_place)
     prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu) if offloaded else 0
+    dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(
         tokens=tokens,
         layers=shape.layers,
         outer_weights=shape.outer_bytes(bits) // gpus,
         layer_weights=shape.layer_bytes(bits) // gpus,
         layer_kv=shape.layer_kv_bytes(tokens + tree_nodes(settings), itemsize) // gpus,
-        activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection),
+        activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection) + dequantized,
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
         copy=0 if copy_bits is None or not uses_copy(settings) else copy_bytes(shape, copy_bits) // gpus,

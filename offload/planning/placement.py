@@ -5,7 +5,8 @@ A placement never exceeds a cap silently; what does not fit is reported with the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
 
 from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.footprint import PAGE_GRAIN, page_tokens
@@ -16,6 +17,7 @@ from ..levels import selected_chunk, tree_nodes
 from .memory import USABLE, MemoryEstimate, estimate
 from .self_draft import copy_bits
 
+_STEP = 1024  # tokens
 STAGING_BUFFERS = 2  # one fills while the other is attended to
 
 
@@ -34,6 +36,7 @@ class PlanRequest:
         retrieves_in_place: on a CPU, the retrieval cache is a list of the full cache's blocks (native kernel).
         has_triton: on a GPU, Triton attends; the retrieval cache is then a list of chunks where no KV is offloaded.
         weight_bits: of quantised weights; None for weights of `itemsize` bytes.
+        quantize: the level to which loading rounds the weights: q4, q5, q6, q8.
         copies: with `draft="self"`, a quantised copy of the weights drafts; False: they are quantised already.
     """
 
@@ -51,7 +54,13 @@ class PlanRequest:
     retrieves_in_place: bool = False
     has_triton: bool = True
     weight_bits: WeightBits | None = None
+    quantize: str | None = None
     copies: bool = True
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether the target's weights are quantised."""
+        return self.bits.is_quantized(self.itemsize)
 
     @property
     def bits(self) -> WeightBits:
@@ -122,6 +131,23 @@ def _place(request: PlanRequest, order: str) -> Placed:
     device = Tier("device", _sorted(sizes.on_device(weights, kv)), limit)
     host = Tier("host", _sorted(sizes.on_host(weights, kv)), _host_limit(request, device))
     return Placed(device, host, kv, weights, order)
+
+
+def resident_tokens(request: PlanRequest) -> int | None:
+    """Return how many tokens fit, in thousands of 1,024, while all weights and the whole KV cache are on the device.
+
+    It may be more than the model's context. None where the device's memory is not known.
+    """
+    limit, layers = device_limit(request), request.shape.layers
+    if limit is None:
+        return None
+
+    def fits(steps: int) -> bool:
+        longer = replace(request, tokens=steps * _STEP)
+        return _Sizes(longer, "chunks").fit(layers, layers, limit)
+
+    most = next(steps for steps in (1 << n for n in range(64)) if not fits(steps))
+    return _STEP * (bisect_left(range(1, most), True, key=lambda steps: not fits(steps)))
 
 
 class _Sizes:

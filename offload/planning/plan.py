@@ -12,7 +12,7 @@ from ..levels import has_middle
 from ..units import counted, size_text
 from .first_token import first_token
 from .latency import Decoding, Passes, candidates
-from .placement import Placed, PlanRequest, Tier, place
+from .placement import Placed, PlanRequest, Tier, place, resident_tokens
 from .roofline import Time
 
 
@@ -61,6 +61,11 @@ class Plan:
         """Return the tokens in the retrieval cache; 0 without one."""
         request = self.request
         return min(request.speculation.budget, request.tokens) if has_middle(request.speculation, request.tokens) else 0
+
+    @property
+    def resident_tokens(self) -> int | None:
+        """Return how many tokens fit with everything on the device; None where its memory is not known."""
+        return resident_tokens(self.request)
 
     @property
     def speedup(self) -> float:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .tree_shape import Acceptance, Candidates, candidates, parents_of
+from ..tree_config import DEEPEST, TreeShape
+from .tree import k_ary, tree_of
+from .tree_shape import Acceptance, Candidates, candidates, expected_tokens, parents_of
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768)
 
@@ -35,6 +37,7 @@ def fastest_tree(
     depth: int,
     sizes: Sequence[int] = SIZES,
     overhead_s: float = 0.0,
+    may_pause: bool = True,
 ) -> SizedTree:
     """Return the tree with the fewest expected seconds per token; without nodes, if plain decoding is the fastest.
 
@@ -46,22 +49,44 @@ def fastest_tree(
         nodes, depth: the largest size and the largest depth to consider.
         sizes: numbers of nodes to consider, in ascending order.
         overhead_s: seconds that every draft takes besides its steps.
+        may_pause: whether plain decoding is a choice too.
     """
     found = candidates(acceptance, nodes, depth)
     verify, draft = _Times(verify_s), _Times(draft_s)
     best = SizedTree((), 1.0, verify_s(1))
     chosen = None
+    ranking = found.best(len(found.reached), depth)
     for limit in range(1, max(found.depths, default=0) + 1):
-        ranked = found.best(nodes, limit)
+        ranked = ranking[found.depths[ranking] <= limit][:nodes]
         counts = np.array([size for size in sizes if size < len(ranked)] + [len(ranked)])
         tokens = 1 + found.reached[ranked].cumsum()[counts - 1]
         steps = draft.of(draft_rows(found, ranked, limit)[:, counts - 1]).sum(axis=0)
         seconds = overhead_s + steps + verify.of(counts + 1)
         index = int((seconds / tokens).argmin())
-        if seconds[index] / tokens[index] < best.token_s:
+        if seconds[index] / tokens[index] < best.token_s or (chosen is None and not may_pause):
             best = SizedTree((), float(tokens[index]), float(seconds[index]))
             chosen = ranked[: counts[index]]
     return best if chosen is None else best._replace(parents=parents_of(found, chosen))
+
+
+def sized_tree(shape: TreeShape, acceptance: Acceptance, draft_s: RowTimes, verify_s: RowTimes) -> SizedTree:
+    """Return the tree of a shape with the fewest expected seconds per token, as `fastest_tree` does.
+
+    The number of nodes of a chain and of an automatic tree, and the depth of a tree of fixed size, are chosen.
+    """
+    if shape.kind == "k-ary":
+        parents = k_ary(shape.widths)
+        tree = tree_of(parents)
+        inner = {node: tree.depths[node] for node in tree.parents if node >= 0}
+        rows = [1, *(list(inner.values()).count(depth) for depth in range(1, tree.depth))]
+        seconds = sum(map(draft_s, rows)) + verify_s(len(parents) + 1)
+        return SizedTree(parents, expected_tokens(parents, acceptance), seconds)
+    if shape.kind == "best":
+        return fastest_tree(acceptance, draft_s, verify_s, shape.nodes, DEEPEST, sizes=(), may_pause=False)
+    if shape.kind == "chain":
+        first = tuple(row[:1] for row in acceptance) if isinstance(acceptance[0], tuple) else acceptance[:1]
+        return fastest_tree(first, draft_s, verify_s, DEEPEST, DEEPEST)
+    return fastest_tree(acceptance, draft_s, verify_s, SIZES[-1], DEEPEST)
 
 
 class _Times:

@@ -108,7 +108,7 @@ def _try_certain(tree: Tree, drawn: Tensor, target: Tensor, chance: Tensor) -> t
     is_child = families.children >= 0
     children = torch.where(is_child, families.children, families.children[:, :1])  # padded with the first child
     tokens = drawn[children]
-    p = target[families.heads].gather(1, tokens).double() * is_child
+    p = target[families.heads.unsqueeze(1), tokens].double() * is_child
     left = (1 - p.cumsum(1) + p).clamp_(min=0)
     path = _follow(tree, families, chance[children] * left >= p)
     last = path[-1:] + 1

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from offload.architecture.weight_formats import rounded_bits
 from offload.config import EngineConfig
 from offload.errors import SettingsError
-from offload.kernels.ops import TorchOperations
+from offload.kernels.ops import CudaOperations, TorchOperations, choose_operations
 from offload.loading.agreement import TOKENS, agreement
 from offload.loading.quantization_checks import check_quantize
 from offload.loading.quantized_checkpoint import QuantizedCheckpoint
@@ -71,6 +72,46 @@ def test_the_agreement_is_that_of_two_whole_models(checkpoint, native_operations
     assert agreement(original, quantized, prompt, operations, None) == 1
 
 
-def test_refused_on_a_gpu():
-    with pytest.raises(SettingsError, match="the model runs on cuda"):
-        check_quantize(EngineConfig(quantize="q4"), torch.device("cuda"), torch.bfloat16)
+def test_on_a_gpu_it_needs_bf16_and_no_native_kernel(monkeypatch):
+    monkeypatch.setattr("offload.loading.quantization_checks.find_kernel", None)
+    config, gpu = EngineConfig(quantize="q4"), torch.device("cuda")
+    check_quantize(config, gpu, torch.bfloat16)
+    with pytest.raises(SettingsError, match="the dtype is float16"):
+        check_quantize(config, gpu, torch.float16)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_gpus_layout_computes_with_the_rounded_weights(checkpoint, level):
+    """By torch's operations on a CPU, in place of Triton's kernels."""
+    quantized = QuantizedCheckpoint(checkpoint, level)
+    model = load(quantized, torch.bfloat16, CudaOperations())
+    expected = logits(load(quantized, torch.float32, TorchOperations()), ids(40)).double()
+    assert distance(logits(model, ids(40)), expected) < 0.02
+    assert model._layers[0].down.tensors()[0].dtype in (torch.uint8, torch.int8)
+
+
+def test_operations_on_a_gpu_keep_bf16_models_quantised(checkpoint):
+    kept = {
+        (device, dtype): choose_operations("auto", checkpoint.shape, dtype, torch.device(device)).serves_quantized(
+            dtype
+        )
+        for device in ("cpu", "cuda")
+        for dtype in (torch.bfloat16, torch.float16)
+    }
+    assert kept["cuda", torch.bfloat16] and not kept["cuda", torch.float16]
+    assert not choose_operations("off", checkpoint.shape, torch.bfloat16, torch.device("cuda")).serves_quantized(
+        torch.bfloat16
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_bits_from_dimensions_alone_are_those_of_the_tensors(checkpoint, level):
+    quantized, size = QuantizedCheckpoint(checkpoint, level), {True: 0, False: 0}
+    bits = dict(size)
+    for name, shape in checkpoint.sizes().items():
+        if name in (stored := quantized.quantized_bits()):
+            count, in_layer = shape[0] * shape[1], ".layers." in name
+            size[in_layer] += count
+            bits[in_layer] += count * stored[name]
+    found = rounded_bits(checkpoint.shape, level)
+    assert (found.layers, found.outer) == pytest.approx((bits[True] / size[True], bits[False] / size[False]))

@@ -70,6 +70,23 @@ def test_a_step_over_a_resident_cache_launches_little_and_waits_for_nothing(shap
         assert attention == 2 * LAYERS
 
 
+@pytest.mark.parametrize(("level", "tokens"), [("q4", 1), ("q6", 33)])
+def test_a_step_with_quantised_weights_launches_as_little(shape, monkeypatch, level, tokens):
+    monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU)
+    monkeypatch.setattr(triton, "serves_quantized", lambda device: device == GPU)
+    with fake_cuda() as usage:
+        model = load_fake(shape, level=level)
+        cache = model.new_cache(4096)
+        cache._length = 3000
+        launches = run(usage, model, cache, tokens)
+    attention = sum(count for name, count in launches.items() if name in ATTENTION)
+    assert usage.to_host == 0
+    assert launches["quantized_product"] == 4 * LAYERS + 1
+    assert launches["add_splits"] <= 4 * LAYERS + 1
+    assert launches["mm"] == launches["dequantize"] - 1 == 0  # the embedding's rows
+    assert sum(launches.values()) - attention <= OUTSIDE * LAYERS
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 33])
 def test_a_streamed_page_is_one_launch(shape, tiered, monkeypatch, tokens):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)

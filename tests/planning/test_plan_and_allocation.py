@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from offload.architecture.footprint import PAGE_GRAIN
+from offload.architecture.footprint import DEQUANTIZED_BYTES, PAGE_GRAIN
+from offload.architecture.weight_formats import rounded_bits
 from offload.config import Placement, Speculation
 from offload.kernels import triton
 from offload.offloading import factory, mean_keys, tier_reader, weights
@@ -59,6 +60,7 @@ def faked_host_attention(self, pages, q):
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
+    monkeypatch.setattr(triton, "serves_quantized", lambda device: device == GPU)
     monkeypatch.setattr(HostAttention, "submit", faked_host_attention)
     monkeypatch.setattr(runner, "graphs_for", lambda model, cache: None)  # fake tensors cannot be recorded
     monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
@@ -90,7 +92,8 @@ class Run:
             self.usage = stack.enter_context(fake_cuda())
             stack.enter_context(WorstCase())
             tier = None if self.weight_layers is None else weights.WeightTier(self.weight_layers, FakeLink())
-            self.model = load_fake(shape, tier)
+            self.model = load_fake(shape, tier, self.request.quantize)
+            self.weights = self.usage.now
             self._weights = self.usage.now - self._staged_weights(shape)
             self.usage.peak = self.usage.now
             stores = TieredStoreFactory(self.model.operations, GPU, settings, FakeLink())
@@ -100,7 +103,7 @@ class Run:
             yield
 
     def _staged_weights(self, shape):
-        return 0 if self.weight_layers is None else 2 * shape.layer_parameters * 2
+        return 0 if self.weight_layers is None else 2 * shape.layer_bytes(self.request.bits)
 
     @property
     def peak(self):
@@ -199,6 +202,37 @@ def test_streamed_weights():
         run.decode()
         staged = 2 * asked.shape.layer_parameters * 2
         assert run.peak - staged <= run.planned()
+
+
+def quantized(asked, level):
+    return replace(asked, weight_bits=rounded_bits(asked.shape, level), quantize=level)
+
+
+@pytest.mark.parametrize("level", ["q4", "q6"])
+def test_weights_that_stay_quantised(level):
+    """Their bytes, and those that are dequantised for a prompt's chunk."""
+    plain = request("8B", LAYERS, tokens=SHORT)
+    asked = quantized(plain, level)
+    run = Run(asked)
+    with run.started():
+        run.prefill(CHUNK)
+        run.decode()
+        check(run)
+    counted = _place(asked, "chunks").device.parts
+    assert run.weights == pytest.approx(counted["weights"], rel=0.001)  # norms are not counted
+    unrounded = _place(plain, "chunks").device.parts
+    assert counted["activations"] == unrounded["activations"] + DEQUANTIZED_BYTES
+
+
+def test_streamed_quantised_weights():
+    asked = quantized(request("8B", 0, tokens=SHORT), "q4")
+    run = Run(asked, weight_layers=1)
+    with run.started():
+        run.prefill(CHUNK)
+        run.decode()
+        layer = asked.shape.layer_bytes(asked.bits)
+        assert run.peak - 2 * layer <= run.planned()
+        assert run.model._layers._streamed.shape[1] == pytest.approx(layer, rel=0.001)
 
 
 def test_a_selection_at_128k_takes_no_more_than_is_counted_for_it():

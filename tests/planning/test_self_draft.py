@@ -40,9 +40,9 @@ def test_the_copy_is_planned_and_drafts_faster():
     plan = make_plan(request(gpu="a100", tokens=8192, method="retrieval", draft="self:q4"))
     assert plan.device.parts["quantised copy"] == pytest.approx(LLAMA.parameters * 5 / 8, rel=0.1)
     assert "quantised copy" not in plain.device.parts
-    assert plan.chosen.tbt.seconds < 0.8 * plain.chosen.tbt.seconds
+    assert plan.chosen.tbt.seconds < 0.85 * plain.chosen.tbt.seconds  # a GPU reads 4 bits at 0.6 of its bandwidth
     chosen = make_plan(request(gpu="a100", tokens=8192, method="retrieval", draft="self"))
-    assert chosen.chosen.tbt.seconds <= 1.01 * plan.chosen.tbt.seconds
+    assert chosen.chosen.tbt.seconds <= 1.02 * plan.chosen.tbt.seconds  # levels are compared by bits alone
     assert chosen.device.parts["quantised copy"] == pytest.approx(LLAMA.parameters * 8.5 / 8, rel=0.1)
 
 

@@ -15,8 +15,8 @@ from offload.sequence import TokenSequence
 from offload.speculation.estimators import expected_tokens
 from tests.support.paths import SCRIPTS
 
-PARTS = ["tests", "rates", "link", "overlap", "decoding", "resident steps", "prefill", "long context"]
-PARTS += ["verification", "retrieval", "triforce"]
+PARTS = ["tests", "rates", "link", "overlap", "decoding", "resident steps", "quantised linears", "prefill"]
+PARTS += ["long context", "verification", "retrieval", "triforce"]
 
 
 @pytest.fixture
@@ -57,6 +57,7 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
     compared = {part: [each["what"] for each in results[part]["comparisons"]] for part in PARTS}
     modes = ("stream", "host", "hybrid")
     assert compared["verification"] == [f"{mode}, {rows} rows" for mode in modes for rows in (1, 8, 22)]
+    assert len(compared["quantised linears"]) == 6
     assert compared["triforce"] == ["plain decoding", "TriForce", "speed-up"]
     assert compared["prefill"] == ["prefill"] and len(compared["resident steps"]) == 4
     assert all(
@@ -66,6 +67,16 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
 
 def test_the_parts_take_less_than_nine_minutes(check):
     assert sum(seconds for _, seconds, _ in check.module.parts("cpu")) < 540
+
+
+def test_a_product_with_quantised_weights_that_is_wrong_is_found(check, monkeypatch):
+    import gpu_quantized
+    from gpu_machine import Machine
+
+    right = gpu_quantized.QuantizedLinear.wide
+    monkeypatch.setattr(gpu_quantized.QuantizedLinear, "wide", lambda linear, x: right(linear, x) * 1.001)
+    result = check.module.attempt("quantised", 5, lambda rows: gpu_quantized.quantized_linears(Machine("cpu"), rows))
+    assert result["state"] == "failed" and "1 rows: an error of 1.0e-03" in result["rows"][-1][2]
 
 
 def test_a_part_that_raises_or_times_out_does_not_stop_the_others(check, tmp_path, monkeypatch, capsys):

@@ -25,7 +25,6 @@ METHODS = [
     ("auto", "lookup", ADAPTIVE),
     *((method, draft, FIXED) for method, draft in itertools.product(("naive", "triforce"), DRAFTS)),
     *(("auto", draft, ADAPTIVE) for draft in DRAFTS),
-    ("triforce", "self:q4", FIXED),
     ("auto", "self:q4", ADAPTIVE),
 ]
 CASES = [

@@ -7,7 +7,8 @@ import pytest
 from offload.speculation.tree import Tree, Visit, chain
 from offload.speculation.tree_estimators import ChildAcceptance
 from offload.speculation.tree_shape import best_tree, expected_tokens
-from offload.speculation.tree_size import fastest_tree
+from offload.speculation.tree_size import fastest_tree, sized_tree
+from offload.tree_config import TreeShape
 
 RATES = (0.6, 0.12, 0.06, 0.04, 0.03)
 
@@ -106,3 +107,20 @@ def test_beliefs_that_hardly_move_give_the_same_tree():
     before = belief.rates(1)
     belief.observe(2, [Visit(2, 0)])
     assert belief.rates(2) == before
+
+
+@pytest.mark.parametrize("shape", ["k-ary:2x3x1", "k-ary:4", "16", "auto", "chain"])
+def test_a_named_shape_has_its_own_tokens_and_seconds(shape):
+    draft_s, verify_s = HARDWARE["streamed weights"]
+    found = sized_tree(TreeShape.parse(shape), RATES, draft_s, verify_s)
+    assert found.seconds == pytest.approx(seconds(found.parents, draft_s, verify_s))
+    assert found.tokens == pytest.approx(expected_tokens(found.parents, RATES))
+    nodes = {"k-ary:2x3x1": 14, "k-ary:4": 4, "16": 16}.get(shape, len(found.parents))
+    assert len(found.parents) == nodes > 0
+    if shape == "chain":
+        assert found.parents == chain(nodes)
+
+
+def test_a_requested_size_is_drafted_even_where_plain_decoding_is_faster():
+    found = sized_tree(TreeShape.parse("8"), (0.05, *[0.01] * 8), lambda rows: 1.0, lambda rows: 1.0)
+    assert len(found.parents) == 8 and found.token_s > 1

@@ -7,8 +7,10 @@ import torch
 from transformers import LlamaConfig
 
 from offload.architecture.config import ModelShape, shape_from_config
+from offload.architecture.weight_formats import QuantizedFormat, format_of
 from offload.decoder import Model
-from offload.kernels.ops import TorchOperations
+from offload.kernels.ops import CudaOperations, TorchOperations
+from offload.kernels.quantized import QuantizedTensor
 from offload.loading.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
 from offload.offloading import WeightTier
@@ -18,16 +20,33 @@ SHAPES = {"7B": (32, 11008, 32000), "8B": (8, 14336, 128256)}  # KV heads, MLP, 
 
 
 class _Checkpoint:
-    """Weights of a shape, without values."""
+    """Weights of a shape, without values; rounded to a level or not."""
 
     path = Path("fake")
 
-    def __init__(self, shape: ModelShape) -> None:
-        self.shape, self._sizes = shape, expected_sizes(shape)
+    def __init__(self, shape: ModelShape, level: str | None) -> None:
+        self.shape, self._sizes, self._level = shape, expected_sizes(shape), level
 
     @contextmanager
     def tensors(self):
-        yield lambda name, part=None: torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
+        yield self
+
+    def __call__(self, name, part=None):
+        return torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
+
+    def quantized(self, name):
+        kind = format_of(self._level, name, self._sizes[name])
+        return None if kind is None else _quantized(kind, *self._sizes[name])
+
+
+def _quantized(kind: QuantizedFormat, rows: int, inputs: int) -> QuantizedTensor:
+    codes = torch.empty((rows, inputs // 32, 32), dtype=torch.int8 if kind.bits == 8 else torch.uint8)
+    number = torch.int8 if kind.nested else torch.float16
+    numbers = [torch.empty((rows, inputs // kind.group), dtype=number)]
+    numbers.append(torch.empty((rows, inputs // 32), dtype=number) if kind.has_minimum else None)
+    for present in (kind.nested, kind.nested and kind.has_minimum):
+        numbers.append(torch.empty((rows, inputs // 256), dtype=torch.float16) if present else None)
+    return QuantizedTensor(kind, codes, *numbers)
 
 
 def fake_shape(name: str, layers: int, **changes) -> ModelShape:
@@ -45,6 +64,7 @@ def fake_shape(name: str, layers: int, **changes) -> ModelShape:
     return shape_from_config(LlamaConfig(**settings | changes).to_dict(), {})
 
 
-def load_fake(shape: ModelShape, tier: WeightTier | None = None) -> Model:
-    """Return a model of the shape on torch's operations in bf16."""
-    return load_model(_Checkpoint(shape), torch.bfloat16, GPU, lambda done, total: None, TorchOperations(), tier)
+def load_fake(shape: ModelShape, tier: WeightTier | None = None, level: str | None = None) -> Model:
+    """Return a model of the shape on torch's operations in bf16, with weights rounded to a level."""
+    operations = TorchOperations() if level is None else CudaOperations()
+    return load_model(_Checkpoint(shape, level), torch.bfloat16, GPU, lambda done, total: None, operations, tier)

@@ -39,6 +39,7 @@ _DECODING = {
     "gamma1": options.Gamma1,
     "gamma2": options.Gamma2,
     "dtype": options.Dtype,
+    "quantize": options.Quantize,
     "prefill_chunk": options.PrefillChunk,
     "extend_context": options.ExtendContext,
 }
@@ -84,6 +85,8 @@ def profile(
       triforce profile --gpu 4090 --model Llama-2-7B-128K --context 128K
 
       triforce profile --gpu 2x4090 --model llama-2-13b-128k --memory 22GiB
+
+      triforce profile --gpu 4090 --model Llama-3.1-8B --quantize q4
 
       triforce profile --compare --model Llama-3.1-70B
 

@@ -53,6 +53,8 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--link", f"{placement.link_gb_s:g}"]
     if request.itemsize == 4:
         flags += ["--dtype", "float32"]
+    if request.quantize is not None:
+        flags += ["--quantize", request.quantize]
     for name in _SPECULATION:
         if (value := getattr(settings, name)) != Speculation.__dataclass_fields__[name].default:
             flags += [f"--{name}", str(value)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.text import Text
 
 from offload.hardware.calibration import Measured
 from offload.hardware.rates import Hardware
 from offload.planning.latency import Decoding
-from offload.planning.placement import Tier
+from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.units import GIB, counted
 
@@ -43,6 +44,8 @@ def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, source:
     lines.append(_model(plan))
     if source:
         lines.append(f"weights    {source}")
+    if plan.request.is_quantized:
+        lines += quantization_lines(plan)
     lines.append("")
     lines += memory_lines(plan, drawn, width)
     lines += _predictions(plan)
@@ -67,6 +70,18 @@ def _model(plan: Plan) -> str:
     scales = ((1e9, ".1f", " billion"), (1e6, ".0f", " million"), (1, ",.0f", ""))
     size = next(f"{count / scale:{digits}}{name}" for scale, digits, name in scales if count >= scale)
     return f"model      {request.model}, {size} parameters; {counted(request.tokens, 'token')} of prompt and answer"
+
+
+def quantization_lines(plan: Plan) -> Iterator[str]:
+    """Yield how many bits the weights take, and on a GPU how many tokens fit there because of that."""
+    request, bits = plan.request, plan.request.bits
+    what = "quantised" if request.quantize is None else f"rounded to {request.quantize} (--quantize)"
+    yield f"weights    {what}: {bits.layers:.3g} bits each, {bits.outer:.3g} in embedding and output head"
+    if request.hardware.device == "cuda" and (tokens := plan.resident_tokens) is not None:
+        unrounded = resident_tokens(replace(request, weight_bits=None))
+        before = f"{unrounded:,}" if unrounded else "none"
+        fits = f"{counted(tokens, 'token')} fit with everything on the GPU; with 16 bits a weight {before}"
+        yield f"           {fits if tokens else 'the GPU has no room for all layers'}"
 
 
 def memory_lines(plan: Plan, drawn: bool, width: int = WIDTH) -> Iterator[str]:
@@ -123,7 +138,8 @@ def _gammas(plan: Plan) -> str:
     around = f" ({low} to {high} are about as good)" if low != high else ""
     cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
     expected = f"{chosen.tokens_per_verification:.1f} tokens a verification expected"
-    return f"{chosen.gamma2} drafted{around}, {expected}{cache}"
+    drafted = f"a tree of {chosen.gamma2}, {chosen.depth} deep," if chosen.depth else f"{chosen.gamma2}"
+    return f"{drafted} drafted{around}, {expected}{cache}"
 
 
 def _placement(plan: Plan) -> str:
@@ -148,6 +164,8 @@ def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
     fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.chosen.tbt.seconds)
     width = width or _USUAL_WIDTH
     context = _model(plans[0]).replace("; ", "\ncontext    ")
+    if plans[0].request.is_quantized:
+        context += f"\n{next(quantization_lines(plans[0]))}"
     head = f"{context}\nmemory     in GiB, on each device and on the host; ar is plain decoding"
     lines = (each for line in head.splitlines() for each in wrapped(visible(line), width))
     parts = [Text("\n".join(lines) + "\n")]

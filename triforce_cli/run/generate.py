@@ -39,6 +39,7 @@ class TextGenerator:
         self._engine = engine
         self._prompt_cache = prompt_cache
         self._agreement: float | None = None
+        self._is_compared = False
         self._copy: QuantizedCopy | None = None  # that drafts, once it has been made
 
     def generate(self, prompt: Prompt, renderer: Renderer, label: str = "") -> str:
@@ -48,9 +49,9 @@ class TextGenerator:
         KeyboardInterrupt is raised again. Raises TriforceError if the output was to be verified and is not lossless.
         """
         opened, settings = self._opened, self._opened.settings
-        if settings.engine.quantize is not None and self._agreement is None:
+        if settings.engine.quantize is not None and not self._is_compared:
             renderer.loading(f"comparing {settings.engine.quantize} with the original weights")
-            self._agreement = opened.model.agreement(self._engine.model, prompt.ids)
+            self._agreement, self._is_compared = opened.model.agreement(self._engine.model, prompt.ids), True
             renderer.warn(quantized_warning(settings.engine.quantize, self._agreement))
         config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
         self._prepare_copy(prompt, config, renderer)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from offload.architecture.dims import Dimensions
+from offload.architecture.dims import Dimensions, WeightBits
+from offload.architecture.weight_formats import rounded_bits
 from offload.config import Placement
 from offload.errors import SettingsError
 from offload.hardware import profiles
@@ -36,9 +37,23 @@ if TYPE_CHECKING:
 
 
 def plan_request(
-    settings: Settings, shape: Dimensions, tokens: int, hardware: Hardware, draft: Dimensions | None = None
+    settings: Settings,
+    shape: Dimensions,
+    tokens: int,
+    hardware: Hardware,
+    draft: Dimensions | None = None,
+    stored: WeightBits | None = None,
 ) -> PlanRequest:
-    """Return the plan request of the settings, for a model's shape on some hardware."""
+    """Return the plan request of the settings, for a model's shape on some hardware.
+
+    `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16.
+    """
+    level = settings.engine.quantize
+    if level is not None and (settings.engine.dtype not in ("auto", "bfloat16") or hardware.dtype != "bf16"):
+        dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
+        raise SettingsError(
+            f"--quantize {level} needs bfloat16, and {hardware.name} computes in {dtype}", "leave --quantize out"
+        )
     return PlanRequest(
         model=settings.engine.model,
         shape=shape,
@@ -49,6 +64,8 @@ def plan_request(
         prefill_chunk=settings.engine.prefill_chunk,
         itemsize=4 if settings.engine.dtype == "float32" else 2,
         draft=draft,
+        weight_bits=stored if level is None else rounded_bits(shape, level),
+        quantize=level,
     )
 
 

@@ -16,7 +16,7 @@ from offload.hardware.calibration import Measured, applied, profile_of_found
 from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
-from offload.loading.hub import describe_source, dimensions, is_quantized
+from offload.loading.hub import describe_source, dimensions, is_quantized, stored_bits
 from offload.planning.plan import Plan, suggested_budget
 from offload.planning.suggestions import Suggestion
 from offload.system import cores, free_host_memory
@@ -88,10 +88,17 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
 
 
 def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Measured | None) -> PlanComparison:
-    """Return the plans for all profiles, those of this machine's hardware with its measured rates."""
+    """Return the plans for all profiles, those of this machine's hardware with its measured rates.
+
+    Profiles without bf16 are left out where weights are to be quantised.
+    """
     sheets = [profiles.load(name) for name in profiles.available()]
     rated = [applied(sheet, measured) for sheet in sheets]
-    plans = [_plan(each, options, hardware_of(each, found), True) for each in rated]
+    hardware = {each.name: hardware_of(each, found) for each in rated}
+    if options.flags.get("quantize") is not None:
+        rated = [each for each in rated if hardware[each.name].dtype == "bf16"]
+        sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
+    plans = [_plan(each, options, hardware[each.name], True) for each in rated]
     names = [each.name for each, sheet in zip(rated, sheets, strict=True) if each is not sheet]
     return PlanComparison(plans, measured if names else None, names)
 
@@ -122,7 +129,9 @@ def _plan(
     if "budget" not in settings.values:
         speculation = replace(speculation, budget=max(suggested_budget(tokens), 4 * speculation.chunk))
     settings = replace(settings, engine=replace(settings.engine, model=model), speculation=speculation)
-    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home))
+    in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
+    stored = stored_bits(model) if in_bf16 else None
+    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home), stored)
     copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
     return plan_with_suggestions(replace(request, copies=copies))
 

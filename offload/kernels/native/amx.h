@@ -45,12 +45,15 @@ static void emulate_dot(int c, int a, int b) {
 #define TILE_ZERO(tile) memset(emulated[tile].memory, 0, sizeof emulated[tile].memory)
 #define TILE_DOT(c, a, b) emulate_dot(c, a, b)
 #define TILE_RELEASE() ((void)0)
+#define TILE_FENCE() ((void)0)
 #else
 #define TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
 #define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
 #define TILE_ZERO(tile) _tile_zero(tile)
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
 #define TILE_RELEASE() _tile_release()
+/* After stores that tiles read: GCC 12 does not know that they do, nor that shapes have 64 bytes. */
+#define TILE_FENCE() __asm__ volatile("" ::: "memory")
 #endif
 
 /* Operand of LDTILECFG. */
@@ -76,6 +79,7 @@ TARGET static void set_tile_shapes(int rows, int pairs) {
     for (int tile = 0; tile < 8; tile++)
         emulate_shape(tile, shapes.rows[tile], shapes.bytes[tile]);
 #else
+    TILE_FENCE();
     _tile_loadconfig(&shapes);
 #endif
 }
@@ -105,3 +109,25 @@ struct tile_work {
     float scores[TILE_ROWS * SCORE_STRIDE];
     uint16_t weights[TILE_ROWS * WEIGHT_STRIDE];
 };
+
+enum {
+    SPREAD_ROWS = 8,  /* rows that become two where a format has a scale for 16 inputs */
+    TILE_GROUP = 256, /* rows that read a panel together */
+    CHUNK = 8,        /* groups of quantised weights whose levels stay in the first-level cache */
+};
+
+struct tile_linear_work {
+    uint16_t levels[CHUNK * GROUP_INPUTS * BLOCK];
+    uint16_t spread[CHUNK][2 * SPREAD_ROWS][GROUP_INPUTS];
+    float products[2 * CHUNK][TILE_ROWS][BLOCK]; /* of each scale's inputs */
+    float scales[2 * CHUNK][BLOCK], minima[CHUNK][BLOCK];
+    float c[TILE_GROUP * 2 * BLOCK];
+    int rows, pairs; /* the shapes of the tiles */
+};
+
+INLINE void use_shapes(struct tile_linear_work *w, int rows, int pairs) {
+    if (w->rows == rows && w->pairs == pairs)
+        return;
+    set_tile_shapes(rows, pairs);
+    w->rows = rows, w->pairs = pairs;
+}

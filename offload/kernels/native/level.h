@@ -10,6 +10,8 @@
 #include "share.h"
 
 #if HAS_TILES
+#include "quantized_amx.h"
+
 #include "linear_amx.h"
 
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),

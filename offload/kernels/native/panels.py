@@ -24,8 +24,7 @@ def format_struct(kind: QuantizedFormat) -> Format:
         levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8)  # e4m3's subnormal numbers
     elif kind.bits < 8:
         levels[:] = torch.tensor(kind.levels).repeat(LEVEL_COUNT // len(kind.levels))
-        even = kind.levels == tuple(range(kind.levels[0], kind.levels[0] + len(kind.levels)))
-        base = kind.levels[0] if even else 1
+        base = kind.levels[0] if kind.is_even else 1
     bits, groups = FLOAT8 if kind.is_float else kind.bits, kind.group // 32 if kind.wide else 0
     result = Format(bits, kind.nested, kind.has_minimum, groups, base)
     result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]

@@ -9,8 +9,10 @@ from ..quantized import QuantizedFormat, QuantizedTensor
 from .kernel import Kernel
 from .library import Rounding
 
+REFITS = 2  # least-squares fits: each next one gains half as much as the last one
 
-def round_weight(kernel: Kernel, weight: Tensor, kind: QuantizedFormat, refits: int) -> QuantizedTensor | None:
+
+def round_weight(kernel: Kernel, weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
     """Round a matrix `[rows, inputs]` to Q4_1, Q5_1, Q6_K or Q8_0; its inputs are whole blocks of the format.
 
     Returns None for weights that are not finite or too large for fp16 scales.
@@ -29,7 +31,7 @@ def round_weight(kernel: Kernel, weight: Tensor, kind: QuantizedFormat, refits: 
         groups=halves.numel(),
         bits=kind.bits,
         wide=weight.dtype == torch.float32,
-        fits=1 + refits,
+        fits=1 + REFITS,
     )
     if not kernel.round(call):
         return None

@@ -62,19 +62,49 @@ INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_w
         }
 }
 
+/* Store as bf16 as `narrow` does, NaN included. */
+INLINE void NAME(store_rounded)(uint16_t *to, vec x) {
+    ints bits = (ints)x, number = x == x;
+    bits = (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16 & 0xffff;
+    *(NAME(halves_at) *)to = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+}
+
+/* Add bias and residual to a whole panel of one row, and store it from element `at` of y on. */
+INLINE void NAME(finish_panel)(const struct linear *l, const float *c, int64_t at, int64_t column) {
+    UNROLL for (int i = 0; i < BLOCK; i += LANES) {
+        vec y = NAME(at)(c + i, 0) + (l->bias ? NAME(at)(l->bias + column + i, 0) : NAME(splat)(0));
+        if (l->onto)
+            y += NAME(load)(l->onto, at + i, l->wide);
+        if (l->wide || l->wide_out)
+            *(vec_at *)((float *)l->y + at + i) = y;
+        else
+            NAME(store_rounded)((uint16_t *)l->y + at + i, y);
+    }
+}
+
+/* The same for some columns of a panel. */
+INLINE void NAME(finish_columns)(const struct linear *l, const float *c, int64_t at, int64_t column, int columns) {
+    for (int i = 0; i < columns; i++, at++) {
+        float y = c[i] + (l->bias ? l->bias[column + i] : 0);
+        if (l->onto)
+            y += l->wide ? ((const float *)l->onto)[at] : widen(((const uint16_t *)l->onto)[at]);
+        if (l->wide || l->wide_out)
+            ((float *)l->y)[at] = y;
+        else
+            ((uint16_t *)l->y)[at] = narrow(y);
+    }
+}
+
 /* Add bias and residual, and store in y. */
 NOINLINE static void NAME(epilogue)(const struct linear *l, const float *c, int64_t first, int rows, int64_t column,
-                              int columns) {
+                                    int columns) {
     for (int r = 0; r < rows; r++, c += 2 * BLOCK)
-        for (int i = 0; i < columns; i++) {
+        for (int i = 0; i < columns; i += BLOCK) {
             int64_t at = (first + r) * l->stride + column + i;
-            float y = c[i] + (l->bias ? l->bias[column + i] : 0);
-            if (l->onto)
-                y += l->wide ? ((const float *)l->onto)[at] : widen(((const uint16_t *)l->onto)[at]);
-            if (l->wide || l->wide_out)
-                ((float *)l->y)[at] = y;
+            if (columns - i < BLOCK)
+                NAME(finish_columns)(l, c + i, at, column + i, columns - i);
             else
-                ((uint16_t *)l->y)[at] = narrow(y);
+                NAME(finish_panel)(l, c + i, at, column + i);
         }
 }
 

@@ -1,9 +1,10 @@
-"""Attention on a CUDA GPU by one Triton kernel, over keys and values as they lie; optional, see `why_not`."""
+"""Attention on a CUDA GPU by one Triton kernel, and products with quantised weights; optional, see `why_not`."""
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from ...errors import Degraded
 from .constants import BLOCKS, PLAIN, ROWS
 
-__all__ = ["BLOCKS", "PLAIN", "ROWS", "serves", "why_not"]
+__all__ = ["BLOCKS", "PLAIN", "ROWS", "serves", "serves_quantized", "why_not"]
 _LEAST_CAPABILITY = (8, 0)  # bf16 in the matrix units; older GPUs keep torch's operations
 
 
@@ -41,6 +42,11 @@ def serves(q: Tensor) -> bool:
     return q.device.type == "cuda" and len(q) <= ROWS and _works(q.device, q.dtype, q.shape[-1])
 
 
+def serves_quantized(device: torch.device) -> bool:
+    """Return whether Triton multiplies with quantised weights on a device, and dequantises them."""
+    return device.type == "cuda" and _works_quantized(device)
+
+
 def _is_interpreted() -> bool:
     from triton import knobs
 
@@ -49,17 +55,41 @@ def _is_interpreted() -> bool:
 
 @cache
 def _works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether the kernels run, by running them once: they are compiled then, which needs a C compiler."""
-    if why_not(device, dtype, head_dim) is not None:
-        return False
-    from .accumulate import attend_stored
+    """Return whether attention's kernels run."""
 
+    def attend() -> None:
+        from .accumulate import attend_stored
+
+        rows = torch.zeros((ROWS, 1, head_dim), dtype=dtype, device=device)
+        attend_stored(rows, rows.transpose(0, 1), rows.transpose(0, 1))
+
+    return why_not(device, dtype, head_dim) is None and _runs(attend)
+
+
+@cache
+def _works_quantized(device: torch.device) -> bool:
+    """Return whether the kernels of quantised weights run."""
+
+    def multiply() -> None:
+        from ...architecture.weight_formats import FORMATS
+        from ..device_weight import DeviceWeight
+        from .quantized_ops import product
+
+        codes = torch.zeros((16, 64, 16), dtype=torch.uint8, device=device)
+        weight = DeviceWeight(FORMATS["Q4_0"], codes, torch.zeros((16, 64), dtype=torch.float16, device=device))
+        rows = torch.zeros((ROWS, 512), dtype=torch.bfloat16, device=device)
+        product(rows, weight, None, rows[:, :64].contiguous(), False)
+
+    return why_not(device, torch.bfloat16, 16) is None and _runs(multiply)
+
+
+def _runs(kernels: Callable[[], None]) -> bool:
+    """Return whether kernels run, by running them once: they are compiled then, which needs a C compiler."""
     try:
         with torch.inference_mode():
-            rows = torch.zeros((ROWS, 1, head_dim), dtype=dtype, device=device)
-            attend_stored(rows, rows.transpose(0, 1), rows.transpose(0, 1))
+            kernels()
     except Exception as error:  # of the compiler, the driver, or a GPU with too little shared memory
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        warnings.warn(f"Triton's kernels are not used, and steps will be slower: {reason[0]}", Degraded, stacklevel=2)
+        warnings.warn(f"Triton's kernels are not used, and steps will be slower: {reason[0]}", Degraded, stacklevel=3)
         return False
     return True

@@ -5,10 +5,13 @@ import shlex
 import subprocess
 import sys
 
-from tests.support.command import (
-    assert_error,
-    environment,
-)
+from gguf import GGMLQuantizationType
+
+from tests.support.command import assert_error, environment
+from tests.support.gguf import write_gguf
+from tests.support.models import make_hf_model, make_tokenizer
+
+BF16 = ("--dtype", "bfloat16")
 
 
 def test_profile_lists_and_shows(triforce):
@@ -39,6 +42,51 @@ def test_profile_plans_a_model_without_its_weights(triforce):
     again = triforce("profile", *flags, "--context", "127K").stdout
     assert again.splitlines()[:9] == result.stdout.splitlines()[:9]
     assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
+
+
+def test_quantised_weights_leave_room_for_the_kv_cache(triforce):
+    args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", *BF16)
+    plain, found = (json.loads(triforce(*args, *more, "--json").stdout)["plan"] for more in ((), ("--quantize", "q4")))
+    assert (plain["quantize"], plain["weight_bits"]) == (None, {"layers": 16, "outer": 16})
+    assert (found["quantize"], found["weight_bits"]) == ("q4", {"layers": 5, "outer": 8.5})
+    assert plain["resident_layers"] < found["resident_layers"] == found["layers"]
+    assert plain["resident_tokens"] < plain["context"] < found["resident_tokens"]
+    assert found["plain"]["tbt"]["seconds"] < plain["plain"]["tbt"]["seconds"] / 4
+    text = triforce(*args, "--quantize", "q4").stdout
+    assert "weights    rounded to q4 (--quantize): 5 bits each, 8.5 in embedding and output head\n" in text
+    assert f"{found['resident_tokens']:,} tokens fit with everything on the GPU" in text
+    assert f"with 16 bits a weight {plain['resident_tokens']:,}\n" in text
+    assert "--quantize q4" in text.splitlines()[-1]
+    assert "rounded" not in triforce(*args).stdout
+
+
+def test_70_billion_quantised_parameters_are_streamed_to_one_card(triforce):
+    args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-70B", *BF16)
+    plain, found = (json.loads(triforce(*args, *more, "--json").stdout)["plan"] for more in ((), ("--quantize", "q4")))
+    assert found["fits"] and found["resident_tokens"] == 0
+    assert plain["weight_layers"] * 3 < found["weight_layers"] < found["layers"]
+    moved = [plan["memory"]["host"]["parts"]["weights"] for plan in (plain, found)]
+    assert moved[1] < moved[0] / 4
+    assert "the GPU has no room for all layers" in triforce(*args, "--quantize", "q4").stdout
+
+
+def test_a_gguf_file_is_planned_with_the_bits_that_it_has(triforce, tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_hf_model("llama"), GGMLQuantizationType.Q4_0, tokenizer=make_tokenizer())
+    args = ("profile", "--gpu", "4090", "--model", path)
+    assert json.loads(triforce(*args, *BF16, "--json").stdout)["plan"]["weight_bits"] == {"layers": 4.5, "outer": 4.5}
+    assert "weights    quantised: 4.5 bits each" in triforce(*args, *BF16).stdout
+    assert json.loads(triforce(*args, "--dtype", "float32", "--json").stdout)["plan"]["weight_bits"]["layers"] == 32
+
+
+def test_quantised_weights_need_bf16(triforce):
+    args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--quantize", "q4")
+    assert_error(triforce(*args, "--dtype", "float32"), 2, "--quantize q4 needs bfloat16", "float32")
+    compared = triforce(
+        "profile", "--compare", "--model", "llama-3.1-8b", "--context", "32K", "--quantize", "q6", *BF16
+    )
+    assert compared.returncode == 0
+    assert "rounded to q6 (--quantize): 6." in compared.stdout
 
 
 def test_profile_compares_all_profiles(triforce):

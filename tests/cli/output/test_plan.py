@@ -1,17 +1,19 @@
 """A plan on the command line: its flags, and bars."""
 
 import shlex
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offload.architecture.known import KNOWN
 from offload.config import Placement
 from offload.planning.plan import make_plan
 from offload.units import GIB
 from tests.support.planning import request
 from triforce_cli.output.plan_flags import Argument, command_line, flags_of
 from triforce_cli.output.plan_layout import laid_out
-from triforce_cli.output.plan_text import WIDTH, bar
+from triforce_cli.output.plan_text import WIDTH, bar, plan_text
 
 
 def test_the_flags_of_a_plan_stand_for_it():
@@ -25,6 +27,12 @@ def test_the_flags_of_a_plan_stand_for_it():
     assert flags[flags.index("--memory") + 1] == "12GiB"
     hybrid = flags_of(make_plan(request(placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25))))
     assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.250"]
+
+
+def test_a_plan_names_the_size_and_the_depth_of_its_tree():
+    asked = request(gpu="a100", tokens=8192, method="naive", draft="a model", tree="k-ary:3x2x1")
+    text = plan_text(make_plan(replace(asked, draft=KNOWN["Llama-3.2-1B"])), drawn=False)
+    assert "a tree of 15, 3 deep, drafted, " in text
 
 
 def test_a_command_line_has_the_given_arguments_beside_the_plans_flags():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType
 
 from tests.support.command import STATISTICS, assert_error, done
@@ -82,3 +83,15 @@ def test_refused_without_a_kernel(triforce, monkeypatch):
 
     monkeypatch.setattr("offload.loading.quantization_checks.find_kernel", none)
     assert_error(triforce(*PROMPT, *BF16, "--quantize", "q4"), 2, "it was not built", "triforce doctor")
+
+
+@needs_kernel
+def test_a_gpu_without_room_for_the_original_weights_compares_nothing(triforce, monkeypatch):
+    def without_room(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("offload.loader.agreement", without_room)
+    result = triforce(*PROMPT, *BF16, "--json", "--quantize", "q4")
+    assert result.returncode == 0
+    assert "--quantize q4 changes the model: there is too little memory to measure by how much" in result.stderr
+    assert (done(result.stdout)["quantize"], done(result.stdout)["agreement"]) == ("q4", None)

@@ -36,9 +36,8 @@ def bits(x):
 def test_the_bits_are_those_of_torch(kernel, set_threads, name):
     for number, (words, weight) in enumerate(WEIGHTS.items()):
         set_threads(1 + number % 3)
-        refits = (2, 0, 2, 1)[number % 4]
-        found = round_weight(kernel, weight, FORMATS[name], refits)
-        expected = quantize_by_torch(weight, FORMATS[name], refits)
+        found = round_weight(kernel, weight, FORMATS[name])
+        expected = quantize_by_torch(weight, FORMATS[name])
         for part in ("codes", "scales", "minima", "factors"):
             ours, theirs = bits(getattr(found, part)), bits(getattr(expected, part))
             assert (ours is None and theirs is None) or torch.equal(ours, theirs), (words, part)
@@ -47,5 +46,5 @@ def test_the_bits_are_those_of_torch(kernel, set_threads, name):
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q6_K", "Q8_0"])
 @pytest.mark.parametrize("weight", TOO_LARGE.values(), ids=TOO_LARGE)
 def test_weights_that_do_not_fit_are_refused(kernel, name, weight):
-    assert round_weight(kernel, weight, FORMATS[name], 2) is None
+    assert round_weight(kernel, weight, FORMATS[name]) is None
     assert quantize_by_torch(weight, FORMATS[name]) is None

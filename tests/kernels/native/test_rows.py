@@ -34,20 +34,20 @@ def test_a_linear_is_the_product(kernel, dtype, outputs, inputs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("inputs", [96, 1056])
+@pytest.mark.parametrize("inputs", [96, 1040, 1056])
 def test_a_row_of_a_linear_is_the_same_in_any_company(kernel, set_threads, dtype, inputs):
-    """1 to 130 rows, by one, two and three threads: bit for bit."""
+    """1 to 130 rows and 257, of 300, by one, two and three threads: bit for bit."""
     weight, bias = pack_weight(draw(40, inputs, dtype=dtype, seed=1)), draw(40, seed=2)
-    x, onto = draw(130, inputs, dtype=dtype, seed=3), draw(130, 40, dtype=dtype, seed=4)
+    x, onto = draw(300, inputs, dtype=dtype, seed=3), draw(300, 40, dtype=dtype, seed=4)
 
     def some(first, last, y_dtype=dtype):
         y = torch.full((last - first, 40), NAN, dtype=y_dtype)
         return kernel.linear(x[first:last], weight, bias, onto[first:last], y)
 
-    whole, wide = some(0, 130), some(0, 130, torch.float32)
-    for count in range(1, 131):
+    whole, wide = some(0, 300), some(0, 300, torch.float32)
+    for count in (*range(1, 131), 257):
         set_threads(1 + count % 3)
-        first = 7 * count % (131 - count)
+        first = 7 * count % (301 - count)
         assert torch.equal(some(first, first + count), whole[first : first + count]), count
     assert torch.equal(some(77, 78, torch.float32), wide[77:78])
 
@@ -97,3 +97,14 @@ def test_gate_is_silu_times_up(kernel, set_threads, dtype, width):
         usual = gate > -4
         assert torch.allclose(results[0][usual].double(), expected[usual], rtol=ROUNDING[dtype])
         assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, -1, -0x400000], ids=hex)
+@pytest.mark.parametrize("outputs", [16, 24])
+def test_nan_and_infinity_are_stored_as_such(kernel, bits, outputs):
+    """Whole panels and parts of one; rounding to bf16 must not turn a NaN's payload into a number."""
+    x, weight = draw(3, 32, dtype=torch.bfloat16), pack_weight(draw(outputs, 32, dtype=torch.bfloat16, seed=1))
+    bias = draw(outputs, seed=2)
+    bias[::3], bias[1::3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32), float("-inf")
+    y = kernel.linear(x, weight, bias, None, torch.zeros(3, outputs, dtype=torch.bfloat16))
+    assert y[:, ::3].isnan().all() and y[:, 1::3].isneginf().all() and y[:, 2::3].isfinite().all()

@@ -1,0 +1,121 @@
+"""The formats of quantised weights, and which one a tensor gets when a model is rounded. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .dims import Dimensions, WeightBits
+
+BLOCK_GROUPS = 8  # groups of 32 inputs whose scales share an outer factor, where they are nested
+_UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class QuantizedFormat:
+    """How codes become weights.
+
+    `bits` is 4, 5, 6 or 8. A scale belongs to `group` inputs, a minimum to 32. Nested scales and minima are integers
+    times an fp16 factor for each block of 256 inputs. Wide ones are fp32 numbers, and both belong to `group` inputs:
+    32, 64 or 128. `levels` are those of the codes in order, from -128 to 127; none where the codes are e4m3 numbers.
+    """
+
+    name: str
+    bits: int
+    group: int
+    nested: bool
+    has_minimum: bool
+    levels: tuple[int, ...]
+    wide: bool = False
+
+    @property
+    def block(self) -> int:
+        """Return the inputs that lie together: a row has a multiple of them."""
+        return 32 * BLOCK_GROUPS if self.nested else self.group if self.wide else 32
+
+    @property
+    def minimum_group(self) -> int:
+        """Return the inputs that share a minimum."""
+        return self.group if self.wide else 32
+
+    @property
+    def is_float(self) -> bool:
+        """Return whether the codes are e4m3 numbers: the 8-bit floating point of torch's float8_e4m3fn."""
+        return not self.levels
+
+    @property
+    def is_even(self) -> bool:
+        """Return whether the levels are consecutive, so that a level is its code plus the first one."""
+        return not self.is_float and self.levels == tuple(range(self.levels[0], self.levels[0] + len(self.levels)))
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Return the bits of a weight in memory, with its part of the scales and minima."""
+        each = 8 if self.nested else 32 if self.wide else 16
+        own = self.bits + each / self.group + (each / self.minimum_group if self.has_minimum else 0)
+        return own + (16 * (1 + self.has_minimum) / self.block if self.nested else 0)
+
+
+def _even(bits: int, first: int) -> tuple[int, ...]:
+    return tuple(range(first, first + 2**bits))
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        QuantizedFormat("Q4_0", 4, 32, False, False, _even(4, -8)),
+        QuantizedFormat("Q4_1", 4, 32, False, True, _even(4, 0)),
+        QuantizedFormat("Q5_0", 5, 32, False, False, _even(5, -16)),
+        QuantizedFormat("Q5_1", 5, 32, False, True, _even(5, 0)),
+        QuantizedFormat("Q8_0", 8, 32, False, False, _even(8, -128)),
+        QuantizedFormat("Q4_K", 4, 32, True, True, _even(4, 0)),
+        QuantizedFormat("Q5_K", 5, 32, True, True, _even(5, 0)),
+        QuantizedFormat("Q6_K", 6, 16, True, False, _even(6, -32)),
+        QuantizedFormat("IQ4_NL", 4, 32, False, False, _UNEVEN),
+    )
+}
+_LEVELS = {"q4": FORMATS["Q4_1"], "q5": FORMATS["Q5_1"], "q6": FORMATS["Q6_K"], "q8": FORMATS["Q8_0"]}
+
+
+def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | None:
+    """Return the format that a tensor gets at a level (q4, q5, q6, q8); None if it is not quantised.
+
+    Matrices are quantised if their rows are multiples of 32 inputs. Embedding and output head get 8 bits, as errors
+    there cost the most; and so do rows that the blocks of 256 inputs of 6 bits do not fit.
+    """
+    if len(size) != 2 or size[1] % 32:
+        return None
+    kind = _LEVELS["q8" if name in (_EMBEDDING, _HEAD) else level]
+    return kind if size[1] % kind.block == 0 else _LEVELS["q8"]
+
+
+def rounded_bits(shape: Dimensions, level: str, itemsize: int = 2) -> WeightBits:
+    """Return the bits of a model's weights rounded to a level; those that are not, take `itemsize` bytes."""
+    return WeightBits(
+        *(_average(sizes, level, itemsize) for sizes in (list(_layer_sizes(shape)), [_outer_size(shape)]))
+    )
+
+
+Named = tuple[str, tuple[int, int]]  # of a matrix: its name, or any for one in a layer, and its size [outputs, inputs]
+
+
+def _layer_sizes(shape: Dimensions) -> Iterator[Named]:
+    heads = shape.heads * shape.head_dim
+    yield "qkv", (heads + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
+    yield "o", (shape.hidden, heads)
+    yield "gate and up", (2 * shape.intermediate, shape.hidden)
+    yield "down", (shape.hidden, shape.intermediate)
+
+
+def _outer_size(shape: Dimensions) -> Named:
+    return _EMBEDDING, (shape.vocab, shape.hidden)
+
+
+def _average(sizes: Sequence[Named], level: str, itemsize: int) -> float:
+    bits = weights = 0.0
+    for name, size in sizes:
+        kind, count = format_of(level, name, size), size[0] * size[1]
+        bits += count * (8 * itemsize if kind is None else kind.bits_per_weight)
+        weights += count
+    return bits / weights

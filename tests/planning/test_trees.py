@@ -1,0 +1,67 @@
+"""Predicted times of token trees, against Sequoia's table 2 and against chains."""
+
+from dataclasses import replace
+
+import pytest
+
+from offload.architecture.known import KNOWN
+from offload.config import Placement, Speculation
+from offload.planning.latency import Passes
+from offload.planning.placement import PlanRequest, place
+from offload.speculation.tree_estimators import ChildAcceptance
+from offload.speculation.tree_size import fastest_tree
+from tests.support.planning import HARDWARE
+from tests.support.published_trees import OFFLOADED, first_acceptance
+
+L40 = replace(HARDWARE["l40s"], flops=181e12)  # the L40S's memory and link; dense BF16 from NVIDIA's data sheet
+PLAIN_S = 5.7  # per token, with DeepSpeed-ZeRO-Inference: it gives the link's rate
+LLAMA_2_70B = replace(KNOWN["Llama-3.1-70B"], vocab=32000)
+MODELS = {
+    "Llama-2-70B": (LLAMA_2_70B, KNOWN["Llama-2-7B-128K"]),
+    "Llama-3-70B": (KNOWN["Llama-3.1-70B"], KNOWN["Llama-3.1-8B"]),
+}
+
+
+def passes(model, tree="chain", acceptance=None, method="naive", hardware=L40):
+    """Return passes on an L40 with all weights of the target in host memory, as DeepSpeed's baseline has them."""
+    target, draft = MODELS[model]
+    settings = Speculation(method, "a model", tree=tree)
+    request = PlanRequest(model, target, 512, hardware, Placement(), settings, draft=draft, draft_acceptance=acceptance)
+    return Passes(request, replace(place(request), weight_layers=0))
+
+
+def decoding(model, tree, acceptance, method="naive"):
+    return passes(model, tree, acceptance, method).decode(method)
+
+
+@pytest.mark.parametrize("row", OFFLOADED)
+def test_streamed_weights_with_sequoias_tree_take_the_published_time(row):
+    nominal_s = decoding(row.model, "chain", None, "ar").tbt.seconds
+    assert nominal_s == pytest.approx(PLAIN_S, rel=0.05)
+    timed = passes(row.model, hardware=replace(L40, link=L40.link * nominal_s / PLAIN_S))
+    rates = ChildAcceptance(first_acceptance(row)).rates(0)
+    times = timed.draft_step, lambda rows: timed.full(rows)[0].seconds
+    tree = fastest_tree(rates, *times, row.nodes - 1, row.depth - 1, sizes=(), may_pause=False)
+    assert len(tree.parents) == row.nodes - 1
+    assert tree.tokens == pytest.approx(row.tokens, rel=0.2)
+    assert tree.token_s == pytest.approx(row.seconds, rel=0.2)
+
+
+@pytest.mark.parametrize("row", OFFLOADED)
+def test_the_plan_of_a_tree_of_that_size_chooses_a_depth_that_is_no_slower(row):
+    tree = decoding(row.model, "767", first_acceptance(row))
+    assert tree.gamma2 == 767 and row.depth - 1 <= tree.depth <= 32
+    assert 0.7 * row.seconds < tree.tbt.seconds < row.seconds
+    assert tree.verify_s + tree.draft_s == pytest.approx(tree.tbt.seconds * tree.tokens_per_verification)
+
+
+def test_automatic_trees_are_at_least_as_fast_as_every_other_shape():
+    auto, *others = (decoding("Llama-3-70B", shape, 0.6) for shape in ("auto", "chain", "64", "512", "k-ary:4x2x1x1"))
+    assert all(auto.tbt.seconds <= 1.01 * other.tbt.seconds for other in others)
+    assert auto.tbt.seconds < 0.77 * others[0].tbt.seconds  # 1.3 of the best chain
+    assert others[0].depth == 0 and others[3].gamma2 == 28 and others[3].depth == 4
+
+
+def test_a_tree_of_a_drafter_that_is_never_right_is_slower_than_plain_decoding_and_auto_knows():
+    assert decoding("Llama-3-70B", "64", 0.01).tokens_per_verification < 1.1
+    assert decoding("Llama-3-70B", "auto", 0.0).gamma2 == 0
