@@ -10,7 +10,7 @@ from .draft import DraftedTree
 from .tree import Visit, k_ary, tree_of, within
 from .tree_estimators import ChildAcceptance
 from .tree_shape import best_tree
-from .tree_size import RowTimes, SizedTree, fastest_tree
+from .tree_size import RowTimes, SizedTree, fastest_tree, sized_tree
 
 _PRIOR = 0.6  # acceptance of a first child
 _RENEW = 8  # cycles after which the fastest tree is computed again: it takes up to a few milliseconds
@@ -82,12 +82,16 @@ class BestTrees:
 
 
 class FastestTrees(BestTrees):
-    """The trees with the fewest expected seconds a token (tree_size.py), or chains where those have fewer."""
+    """The trees of a shape with the fewest expected seconds a token (tree_size.py), or chains where those have fewer.
+
+    An automatic shape may have any size and depth, and a shape of a size any depth.
+    """
 
     may_be_chain = True
 
-    def __init__(self, sampling: TreeSampling) -> None:
-        super().__init__(MOST_AUTO_NODES, sampling)
+    def __init__(self, shape: TreeShape, sampling: TreeSampling) -> None:
+        super().__init__(shape.nodes or MOST_AUTO_NODES, sampling)
+        self._shape = shape
         self._found: dict[Hashable, tuple[int, SizedTree]] = {}  # by kind, with the cycle in which it was computed
 
     def best(
@@ -95,10 +99,15 @@ class FastestTrees(BestTrees):
     ) -> SizedTree:
         since, found = self._found.get(kind, (-_RENEW, None))
         if found is None or cycle - since >= min(_RENEW, since // 2):
-            nodes, rates = min(self._nodes, most_rows - 1), self._rates(kind, cycle) or (0.0,)
-            found = fastest_tree(rates, draft_s, verify_s, nodes, DEEPEST, may_pause=False, depths=_DEPTHS)
+            found = self._fastest(self._rates(kind, cycle) or (0.0,), draft_s, verify_s, most_rows)
             self._found[kind] = cycle, found
         return found if tree_of(found.parents).depth <= depth else _cut(found, depth)
+
+    def _fastest(self, rates: tuple[float, ...], draft_s: RowTimes, verify_s: RowTimes, most_rows: int) -> SizedTree:
+        if self._shape.kind != "auto":
+            return sized_tree(self._shape, rates, draft_s, verify_s)
+        nodes = min(self._nodes, most_rows - 1)
+        return fastest_tree(rates, draft_s, verify_s, nodes, DEEPEST, may_pause=False, depths=_DEPTHS)
 
 
 def _cut(tree: SizedTree, depth: int) -> SizedTree:
@@ -106,10 +115,17 @@ def _cut(tree: SizedTree, depth: int) -> SizedTree:
     return tree._replace(parents=within(tree.parents, depth), tokens=min(tree.tokens, depth + 1.0))
 
 
-def draft_trees(shape: TreeShape, sampling: TreeSampling) -> Callable[[], DraftTrees] | None:
-    """Return what makes the chooser of a drafter's trees of a shape; None for chains."""
+def draft_trees(
+    shape: TreeShape, sampling: TreeSampling, may_be_chain: bool = False
+) -> Callable[[], DraftTrees] | None:
+    """Return what makes the chooser of a drafter's trees of a shape; None for chains.
+
+    With `may_be_chain`, as always for an automatic shape, chains are drafted where they are faster.
+    """
     if shape.kind == "chain":
         return None
+    if may_be_chain or shape.kind == "auto":
+        return lambda: FastestTrees(shape, sampling)
     if shape.kind == "k-ary":
         return lambda: FixedTrees(DraftedTree(k_ary(shape.widths), sampling))
-    return lambda: FastestTrees(sampling) if shape.kind == "auto" else BestTrees(shape.nodes, sampling)
+    return lambda: BestTrees(shape.nodes, sampling)

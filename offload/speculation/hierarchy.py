@@ -105,13 +105,11 @@ def build(
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
     With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
-    drafts chains, and also trees if their size is `auto`, for the full cache.
+    drafts trees for the full cache, where they are faster than chains.
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
-    shape = settings.tree_shape
-    chains = method.adaptive and shape.kind != "auto"
-    trees = None if chains else draft_trees(shape, TreeSampling(settings.tree_sampling))
+    trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
 
     def level(
         verifier: ModelVerifier,

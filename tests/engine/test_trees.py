@@ -17,6 +17,7 @@ CASES = [
     ("triforce", "lookup", "k-ary:2x2x2", "without-replacement"),
     ("naive", "model", "auto", "top-k"),
     ("auto", "lookup", "auto", "without-replacement"),
+    ("auto", "model", "12", "with-replacement"),
     ("retrieval", "none", "auto", "without-replacement"),
 ]
 
