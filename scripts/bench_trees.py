@@ -91,7 +91,8 @@ def measure(bench: TreeBench, drafter: str, args: argparse.Namespace) -> list[di
         for shape, done in runs.items():
             how = ("ar", "none", LARGEST) if shape == "plain" else (method, draft, shape)
             done.append(bench.decode(*how, seed, args.new_plain if shape == "plain" else args.new))
-            print(f"{drafter} {shape}: {1e3 * done[-1]['seconds']:.0f} ms/token", file=sys.stderr, flush=True)
+            took = f"{1e3 * done[-1]['seconds']:.0f} ms/token, {done[-1]['tokens']:.2f} tokens/verification"
+            print(f"{drafter} {shape}: {took}", file=sys.stderr, flush=True)
     expected = runs["plain"][0]["ids"]
     seconds = {shape: statistics.median(run["seconds"] for run in done) for shape, done in runs.items()}
     best = min((seconds[shape] for shape in seconds if shape.startswith("chain")), default=seconds["plain"])

@@ -254,6 +254,21 @@ def test_methods():
     assert "naive" in speculations(None, Speculation(draft="a-model"))
 
 
+TREES = {"lookup -> full": {"verifications": 3, "nodes": 7.5}}
+
+
+def test_trees_have_a_column_with_their_nodes(bench):
+    _, out, _ = bench(TEXT, *SMALL, "--methods", "lookup,lookup:tree=8", "--json")
+    plain, chain, tree = json.loads(out)["methods"]
+    assert plain["nodes"] is chain["nodes"] is None and 1 <= tree["nodes"] <= 8
+    assert tree["equals_ar"]
+    runs = [MethodRuns("ar", 7, [sample(10, 1)]), MethodRuns("lookup:tree=8", 7, [sample(10, 1, trees=TREES)])]
+    facts = {"machine": {"name": "m", "threads": 1, "engine": "cpu"}, "model": "m", "settings": {"temperature": 0}}
+    facts |= {"prompt_tokens": 9, "new_tokens": 1, "repeats": 1}
+    assert re.search(r"\bnodes\b", str(report_text(Comparison(facts, True, runs), None)))
+    assert "nodes" not in str(report_text(Comparison(facts, True, runs[:1]), None))
+
+
 def test_methods_with_trees():
     names = parse("sequoia,specinfer:tree=8,lookup:tree=k-ary:2x2,triforce:none:tree=auto,retrieval:self:q4")
     found = speculations(names, Speculation(draft="a-model", tree="16"))

@@ -1,6 +1,7 @@
 """`--tree` and `--tree-sampling` on the command line."""
 
 import json
+import re
 
 import pytest
 
@@ -18,10 +19,16 @@ def test_a_tree_does_not_change_the_text(triforce, tiny_model_dir, method, tree,
     plain = triforce("generate", PROMPT, *GREEDY, "--method", "ar")[1]
     draft = ("--draft", tiny_model_dir if method == "naive" else "lookup")
     more = ("--tree-sampling", sampling) if sampling else ()
-    code, out, err = triforce("generate", PROMPT, *GREEDY, "--method", method, *draft, "--tree", tree, *more, "--json")
+    code, out, err = triforce(
+        "generate", PROMPT, *GREEDY, "--method", method, *draft, "--tree", tree, *more, "--json", "-v"
+    )
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
     assert "".join(line["text"] for line in lines if line["type"] == "text").rstrip("\n") == plain.rstrip("\n")
+    if method != "auto":  # which may find that nothing pays
+        (trees,) = lines[-1]["trees"].values()
+        assert trees["nodes"] >= 1 and len(trees["child_acceptance"]) >= 1
+        assert re.search(rf"^trees +{method if method == 'lookup' else 'draft'}→full \d+ nodes, ", err, re.M)
     settings = lines[-1]["settings"]
     assert (settings["tree"], settings["tree_sampling"]) == (tree, sampling or "without-replacement")
 
