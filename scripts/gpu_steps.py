@@ -54,7 +54,7 @@ def resident_steps(machine: Machine, rows: Rows) -> dict:
     for count in ROWS:
         took = machine.seconds(lambda count=count: run_steps(runner, tokens, count), 10, 4)
         rows.compare(f"full pass of {count} rows", took, passes.full(count)[0].seconds)
-    rows.compare("draft step", _draft_step(machine, drafting, settings), passes.draft_token())
+    rows.compare("draft step", _draft_step(machine, drafting, settings), passes.draft_step())
     return {"shape": f"{shape.layers} layers of {shape.hidden}, {tokens:,} tokens"}
 
 

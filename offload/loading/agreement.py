@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
@@ -24,8 +25,10 @@ def agreement(
     They are run as a sequence of their own, by the loaded model and by its original, whose layers are read one at a
     time: it is never in memory as a whole.
     """
+    source = copy(checkpoint.original)
+    source.shape = checkpoint.shape  # with the same extension of the context
     expected = model.dtype, model.device, operations, model.group, share
-    with streamed_model(checkpoint.original, *expected) as original:
+    with streamed_model(source, *expected) as original:
         return (choices(model, ids) == choices(original, ids)).float().mean().item()
 
 

@@ -60,7 +60,8 @@ class QuantizedCopies:
         return min(changed * (count / len(some)) ** 0.5, 1.0)
 
     def _agreement(self, copy: Model, ids: Sequence[int]) -> float:
-        return (choices(copy, ids) == choices(self._model, ids)).float().mean().item()
+        same = (choices(copy, ids) == choices(self._model, ids)).float().mean().item()
+        return float(self._model.group.agree([same])[0])  # decisions follow from it, and processors round differently
 
 
 class _Replaced:

@@ -161,8 +161,6 @@ class _WeightReader:
         """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
         if not self._operations.serves_quantized(self._dtype) or (whole := self._read.quantized(name)) is None:
             return None
-        if whole.format.wide and self._operations.kernel is None:
-            return None  # only the native kernel reads scales in fp32
         rows, *columns = (self._share and self._share.part(name)) or (slice(None),)
         part = whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
         return None if part is None else part.to(self._device)

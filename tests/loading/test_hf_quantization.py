@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -9,8 +10,12 @@ from safetensors.torch import load_file, save_file
 from offload.config import EngineConfig, GenerationConfig, Sampling, Speculation
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.events import Tokens
-from offload.kernels.ops import TorchOperations
+from offload.kernels.ops import CudaOperations, TorchOperations
 from offload.loader import open_model
+from offload.loading.hf_quantization.choose import layout_of
+from offload.loading.hf_quantization.codes import dequantized
+from offload.loading.hf_quantization.float8 import Float8Layout
+from offload.loading.hf_quantization.stored import Header
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.tensor_checks import check_tensors
 from offload.loading.weights import load_model
@@ -93,6 +98,36 @@ def test_weights_are_those_of_the_formats_description(stored):
             assert bits == kept.format.bits_per_weight
         assert read.quantized("model.embed_tokens.weight") is None
         assert torch.equal(read(name, (slice(None), slice(16, 48))), values[name][:, 16:48])
+
+
+@pytest.mark.parametrize("case", ["fp8", "gptq"])
+def test_a_gpu_keeps_the_codes_that_its_memory_estimate_counts(tmp_path, case):
+    checkpoint, plain, _, _ = write(tmp_path / case, case)
+    found, model = logits(checkpoint, torch.bfloat16, CudaOperations())
+    assert distance(found, logits(plain, torch.float32, TorchOperations())[0].double()) < 0.02
+    layer = model._layers[0]
+    assert all(linear.tensors()[0].itemsize == 1 for linear in (layer.qkv, layer.o, layer.gate_up, layer.down))
+
+
+def test_as_many_blocks_as_rows_are_not_taken_for_a_scale_of_each_row():
+    codes, scales = torch.randn(256, 16384).to(torch.float8_e4m3fn), torch.rand(2, 128)
+    tensors = {"a.weight": codes, "a.weight_scale_inv": scales}
+    headers = {"a.weight": Header("F8_E4M3", (256, 16384)), "a.weight_scale_inv": Header("F32", (2, 128))}
+    (matrix,) = Float8Layout().matrices(headers, tensors.get)
+    expected = codes.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    assert torch.equal(dequantized(matrix, Float8Layout().read(matrix, tensors.__getitem__)), expected)
+
+
+@pytest.mark.parametrize(("size", "group"), [(128, 128), (-1, 576), (1024, 576)])
+def test_the_last_group_of_gptq_may_be_smaller(size, group):
+    inputs, rows = 576, 64
+    groups = -(-inputs // group)
+    sizes = {"qweight": (inputs // 8, rows), "qzeros": (groups, rows // 8), "scales": (groups, rows)}
+    headers = {f"a.{name}": Header("F16" if name == "scales" else "I32", each) for name, each in sizes.items()}
+    headers["a.g_idx"] = Header("I32", (inputs,))
+    layout = layout_of({"quantization_config": GPTQ | {"group_size": size}})
+    (matrix,) = layout.matrices(headers, lambda name: np.arange(inputs) // group)
+    assert matrix.group == group
 
 
 def test_logits_are_those_of_the_same_weights_in_floating_point(stored, native_operations):

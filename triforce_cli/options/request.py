@@ -116,7 +116,9 @@ def parse_request(ctx: typer.Context) -> Request:
     settings = resolve(*given_options(ctx), params["profile"])
     _check_models(settings)
     if params["verify"]:
-        refuse_unverifiable(settings.sampling(Sampling(temperature=0)))  # the model's own sampling is not known yet
+        refuse_unverifiable(
+            settings, settings.sampling(Sampling(temperature=0))
+        )  # the model's own sampling is not known yet
     flags = {name: bool(params[name]) for name in ("raw", "verify", "dry_run", "extend_context")}
     warn_unused_draft(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)

@@ -177,10 +177,16 @@ def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> 
         raise SettingsError(f"{names[0]} and {names[1]} contradict each other", why)
 
 
-def refuse_unverifiable(sampling: Sampling) -> None:
+def refuse_unverifiable(settings: Settings, sampling: Sampling) -> None:
     """Raise SettingsError if plain decoding would give another output: the draws depend on the method."""
-    if sampling.kind == FASTEST:
+    if sampling.kind != FASTEST:
+        return
+    if "coupled" in settings.values:
         raise SettingsError(
-            f"--verify needs draws that plain decoding repeats, and the temperature is {sampling.temperature}",
-            "add --sampling coupled or a --seed, or use --temperature 0",
+            "--verify needs draws that plain decoding repeats, and --sampling fastest has none",
+            "leave --sampling out and give a --seed, or use --temperature 0",
         )
+    raise SettingsError(
+        f"--verify needs draws that plain decoding repeats, and the temperature is {sampling.temperature}",
+        "add --sampling coupled or a --seed, or use --temperature 0",
+    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from offload.generation_config import COUPLED, FASTEST
 from offload.units import GIB
 
 from .tables import Column, table
 
+_OPTIONS = {"coupled": "sampling"}  # settings whose option has another name
 _SIZES = ("memory", "host_memory", "cache_limit")
 _ABSENT = {
     **dict.fromkeys(("gamma1", "gamma2", "rebuild_every"), "adaptive"),
@@ -22,7 +24,10 @@ _ABSENT = {
 
 def settings_lines(settings: Iterable[tuple[str, Any, str]], width: int) -> list[str]:
     """Return a line for each setting: its name, value and origin, in `width` columns."""
-    rows = [(name.replace("_", "-"), value_text(name, value), origin) for name, value, origin in settings]
+    rows = [
+        (_OPTIONS.get(name, name.replace("_", "-")), value_text(name, value), origin)
+        for name, value, origin in settings
+    ]
     columns = (Column("setting"), Column("value", least=8), Column("from", dropped=1))
     return table(columns, rows, width).plain.splitlines()
 
@@ -31,6 +36,8 @@ def value_text(name: str, value: Any) -> str:
     """Return a setting's value as its option takes it: `128K`, `0.3`, `24GB`; a word for what is left open."""
     if value is None or value == ():
         return _ABSENT.get(name, "none")
+    if name == "coupled":
+        return COUPLED if value else FASTEST
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "threads" and value == 0:

@@ -162,7 +162,7 @@ def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequ
         terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
     sampling = settings.sampling(model.sampling)
     if request.verify:
-        refuse_unverifiable(sampling)
+        refuse_unverifiable(settings, sampling)
     return ModelRequest(request, model, sampling, open_s)
 
 

@@ -41,7 +41,9 @@ def _gptq(settings: Mapping[str, Any]) -> GPTQLayout:
     version = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2") or settings.get("is_marlin_format"):
         raise _refusal(f"gptq, packed as {short_repr(version)}")
-    return GPTQLayout(symmetric=settings.get("sym", True) is True, less_one=version == "gptq")
+    group = settings.get("group_size")
+    group = group if isinstance(group, int) and group > 0 else None  # -1: one group of all inputs
+    return GPTQLayout(symmetric=settings.get("sym", True) is True, less_one=version == "gptq", group=group)
 
 
 def _awq(settings: Mapping[str, Any]) -> AWQLayout:

@@ -43,9 +43,9 @@ class Float8Layout:
         raise mismatch(name, scales)
 
     def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
-        rows, _ = matrix.size
+        rows, inputs = matrix.size
         scales = tensor(matrix.scales).float()
-        if scales.numel() in (1, rows):
+        if matrix.group == inputs and scales.numel() in (1, rows):  # of blocks there may be as many as rows
             scales = scales.reshape(-1, 1).expand(rows, 1)
         else:
             scales = scales.repeat_interleave(self.block[0], 0)[:rows]

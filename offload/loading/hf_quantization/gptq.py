@@ -26,10 +26,12 @@ class GPTQLayout:
     Args:
         symmetric: whether the zero points are meant to be the codes' middle; the stored ones decide.
         less_one: whether zero points are stored less 1, as in the first version of the format.
+        group: the inputs that share a scale; None: as many as the number of scales says.
     """
 
     symmetric: bool
     less_one: bool
+    group: int | None = None
 
     def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
         for stem in stems(headers, ".qweight"):
@@ -39,7 +41,7 @@ class GPTQLayout:
             if bits not in (4, 8):
                 raise UnsupportedModel(f"GPTQ with {bits:g} bits is not supported: {stem}", HINT)
             inputs = int(32 * packed // bits)
-            group = -(-inputs // groups)
+            group = -(-inputs // groups) if self.group is None or groups == 1 else self.group
             if required(headers, f"{stem}.scales", 2, *FLOATS) != (groups, rows) or -(-inputs // group) != groups:
                 raise mismatch(f"{stem}.scales", headers[f"{stem}.scales"].size)
             check_order(headers, read, f"{stem}.g_idx", inputs, group)
