@@ -7,8 +7,8 @@
 What is streamed over the link is the full KV cache (0.25 GB/s by default) or the model's weights: then a verification
 takes the same time for few rows and for many. Drafters are n-gram lookup, the model itself on a StreamingLLM cache, and
 the model on its retrieval cache. Shapes are those of `--tree`; `chain` has adaptive draft lengths, `chain:8` drafts 8.
-The rounds are interleaved; the table has medians, relative to the fastest chain. Greedy outputs are compared with plain
-decoding's. The prompt is prefilled over a fast link.
+The rounds are interleaved; the table has medians, relative to the fastest chain. Greedy outputs are compared with as
+many tokens of plain decoding as it makes. The prompt is prefilled over a fast link.
 """
 
 from __future__ import annotations
