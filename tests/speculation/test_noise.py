@@ -65,7 +65,7 @@ def kernels():
 @pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("kept", [1.0, 0.02])
 def test_the_kernel_picks_what_torch_picks(kernel, kept):
-    for seed, vocab in enumerate((2, 3, 127, 128, 129, 5000) * 5):
+    for seed, vocab in enumerate((*(2, 3, 127, 128, 129) * 4, 5000)):
         probs, positions = distributions(6, vocab, seed, kept), [*range(seed, seed + 5), 2**31 + seed]
         expected = (probs / Noise(seed).rows(positions, vocab, CPU)).argmax(-1)
         assert Noise(seed).pick(probs, positions).tolist() == expected.tolist()
@@ -83,7 +83,7 @@ def test_the_kernel_leaves_ties_and_nan_to_torch(kernel):
 
 
 @cache
-def small_rows(seed, count=20_000, vocab=12):
+def small_rows(seed, count=12_000, vocab=12):
     """Return the noise of many positions, computed at once."""
     positions, tokens = torch.arange(count).repeat_interleave(vocab), torch.arange(vocab).repeat(count)
     return Noise(seed).of_tokens(positions, tokens).view(count, vocab)
