@@ -5,6 +5,7 @@ Events carry tokens, not text; `loading/tokenizer.py` adds `Text` events.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -68,10 +69,47 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeStatistics:
+    """Sums over the trees of one drafter and one verifier so far.
+
+    `children` counts, for the k-th child of a node, how often it was tried and how often it was accepted.
+    """
+
+    verifications: int = 0
+    nodes: int = 0
+    depth: int = 0
+    accepted: int = 0
+    children: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def child_acceptance(self) -> list[float]:
+        """The probability that a verification that has reached a node goes on to its k-th child."""
+        found, left = [], 1.0
+        for tried, accepted in self.children:
+            found.append(left * accepted / tried)
+            left *= 1 - accepted / tried
+        return found
+
+    def plus(self, nodes: int, depth: int, visits: Sequence[tuple[int, int | None]]) -> TreeStatistics:
+        """Return the statistics with one more tree; `visits` are the children, and the accepted one, of each node."""
+        most = max([len(self.children), *(children if rank is None else rank + 1 for children, rank in visits)])
+        counts = [list(each) for each in self.children] + [[0, 0] for _ in range(most - len(self.children))]
+        for children, rank in visits:
+            for each in counts[: children if rank is None else rank + 1]:
+                each[0] += 1
+            if rank is not None:
+                counts[rank][1] += 1
+        accepted = self.accepted + sum(rank is not None for _, rank in visits)
+        total = self.verifications + 1, self.nodes + nodes, self.depth + depth, accepted
+        return TreeStatistics(*total, tuple((tried, taken) for tried, taken in counts))
+
+
+@dataclass(frozen=True, slots=True)
 class LevelStatistics:
     """Statistics of one drafter and one verifier so far. `drafter` is "none" for plain steps; times in seconds.
 
-    Drafted tokens after a rejected one are not verified.
+    Drafted tokens after a rejected one are not verified. Of a tree, `drafted` counts the depth. `trees` is None for a
+    drafter that has drafted no tree.
     """
 
     drafter: str
@@ -82,14 +120,26 @@ class LevelStatistics:
     accepted: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
+    trees: TreeStatistics | None = None
 
     @property
     def acceptance(self) -> float | None:
         """The acceptance rate, accepted / verified tokens; None if no token was verified."""
         return self.accepted / self.verified if self.verified else None
 
-    def plus(self, drafted: int, accepted: int, draft_s: float, verify_s: float) -> LevelStatistics:
-        """Return the statistics with one more verification."""
+    def plus(
+        self,
+        drafted: int,
+        accepted: int,
+        draft_s: float,
+        verify_s: float,
+        nodes: int | None = None,
+        visits: Sequence[tuple[int, int | None]] = (),
+    ) -> LevelStatistics:
+        """Return the statistics with one more verification; `nodes` and `visits` are those of a tree."""
+        trees = self.trees
+        if nodes is not None:
+            trees = (trees or TreeStatistics()).plus(nodes, drafted, visits)
         return LevelStatistics(
             self.drafter,
             self.verifier,
@@ -99,6 +149,7 @@ class LevelStatistics:
             self.accepted + accepted,
             self.draft_s + draft_s,
             self.verify_s + verify_s,
+            trees,
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .config import LONGEST_GAMMA, Speculation
 from .methods import CHOSEN, LOOKUP, METHODS, MODEL
+from .tree_config import MOST_AUTO_NODES
 
 TAIL = 4 * LONGEST_GAMMA  # tokens in the retrieval cache beside its budget: drafts and the newest tokens
 PADDING = 32  # positions behind the tail that recorded passes may write to: they are filled up to a power of two
@@ -16,7 +17,8 @@ _MIN_RATIO = 2  # of the sequence to the retrieval cache: below, the middle leve
 
 def tree_nodes(settings: Speculation) -> int:
     """Return how many tokens a tree has at most, which are all in the cache at once; 0 without trees."""
-    return settings.tree_shape.nodes or 0
+    shape = settings.tree_shape
+    return MOST_AUTO_NODES if shape.kind == "auto" else shape.nodes or 0
 
 
 def tail_tokens(settings: Speculation) -> int:

@@ -39,6 +39,7 @@ class Summary:
     tokens_per_verification: float | None = None
     acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
     time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
+    trees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pair: as `trees` returns them
     cached_tokens: int = 0  # of the prompt, that were not run: in memory before, or restored
     restored_tokens: int = 0  # of those, read from a prompt cache on disk
     restore_s: float | None = None
@@ -191,6 +192,7 @@ class Meter:
             tokens_per_verification=_rate(self.new_tokens, verifications(self.levels)),
             acceptance=acceptance(self.levels),
             time_share=time_share(self.levels),
+            trees=trees(self.levels),
             cached_tokens=self.cached_tokens,
             restored_tokens=self.restored_tokens,
             restore_s=self.restore_s,
@@ -216,6 +218,25 @@ def tokens_per_verification(levels: Sequence[LevelStatistics]) -> float | None:
 def acceptance(levels: Sequence[LevelStatistics]) -> dict[str, float]:
     """Return acceptance rates by "drafter -> verifier", without pairs that verified no token."""
     return {f"{row.drafter} -> {row.verifier}": row.acceptance for row in levels if row.acceptance is not None}
+
+
+def trees(levels: Sequence[LevelStatistics]) -> dict[str, dict[str, Any]]:
+    """Return what trees there were, by "drafter -> verifier": {} if all drafts were chains.
+
+    `verifications` counts them; `nodes`, `depth` and `accepted_depth` are means; `child_acceptance` is that of the k-th
+    child of a node that a verification has reached.
+    """
+    return {
+        f"{row.drafter} -> {row.verifier}": {
+            "verifications": row.trees.verifications,
+            "nodes": row.trees.nodes / row.trees.verifications,
+            "depth": row.trees.depth / row.trees.verifications,
+            "accepted_depth": row.trees.accepted / row.trees.verifications,
+            "child_acceptance": row.trees.child_acceptance,
+        }
+        for row in levels
+        if row.trees is not None
+    }
 
 
 def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:

@@ -9,7 +9,8 @@ from enum import Enum
 from .short_repr import short_repr
 from .validation import require
 
-MOST_NODES = 1024  # Sequoia's largest trees have 768
+MOST_NODES = 1024
+MOST_AUTO_NODES = 768  # Sequoia's largest trees
 DEEPEST = 32
 _HINT = "use a number of nodes, such as 64; auto; chain; or a k-ary tree, such as k-ary:2x3x1"
 

@@ -32,6 +32,7 @@ from unittest.mock import patch
 BOOK = Path(__file__).parents[1] / "examples" / "frankenstein.txt"
 LENGTHS = (40, 700, 2500, 5000)  # characters of a prompt: from one block to several pages
 METHODS = ("auto", "ar", "lookup", "retrieval", "triforce", "streaming", "naive")
+TREE_SAMPLINGS = ("without-replacement", "with-replacement", "top-k")
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def draw(
     free += maybe("--gamma1", 1, 2, 5) + maybe("--gamma2", 1, 3, 8, 16) + maybe("--rebuild-every", 1, 7, 64)
     free += maybe("--budget", 256, 512, 1024) + maybe("--chunk", 4, 8, 16, 64)
     free += maybe("--sink", 0, 1, 4, 16) + maybe("--window", 16, 64, 500)
+    free += maybe("--tree", 1, 9, 64, "auto", "chain", "k-ary:2x3x1") + maybe("--tree-sampling", *TREE_SAMPLINGS)
     free += maybe("--prefill-chunk", 1 + rng.randrange(700)) + maybe("--threads", 1, 2, 3)
     free += maybe("--seed", 1, 2) + rng.choice(([], ["--cache"], ["--no-cache"]))
     free += rng.choice(([], [], ["--quiet"], ["--verbose"]))

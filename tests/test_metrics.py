@@ -94,6 +94,24 @@ def test_the_time_of_a_lower_level_is_not_counted_twice():
     assert summary.time_share == pytest.approx({"draft": 1 / 8, "middle": 2 / 8, "verify": 5 / 8})
 
 
+def test_trees_have_means_and_the_acceptance_of_each_child():
+    row = LevelStatistics("draft", "full").plus(2, 0, 0.0, 1.0)  # a chain
+    row = row.plus(2, 2, 0.0, 1.0, 6, [(3, 1), (1, 0)])
+    row = row.plus(4, 0, 0.0, 1.0, 8, [(2, None)])
+    summary = run([(1, Speculated("naive", "draft", (row,))), (1, Tokens((1,) * 5))]).summary("length")
+    assert summary.trees == {
+        "draft -> full": {
+            "verifications": 2,
+            "nodes": 7,
+            "depth": 3,
+            "accepted_depth": 1,
+            "child_acceptance": [pytest.approx(1 / 3), pytest.approx(1 / 3)],
+        }
+    }
+    assert (row.verifications, row.drafted, row.accepted) == (3, 8, 2)
+    assert run([]).summary("length").trees == {}
+
+
 def test_interrupted_in_prefill():
     summary = run([(0, Prefilled(0, 1000)), (1, Prefilled(250, 1000))]).summary("interrupted")
     assert summary.prefilled_tokens == 250

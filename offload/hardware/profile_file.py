@@ -212,7 +212,7 @@ def _built(kind: type[T], values: Any, key: Key) -> T:
 def _plain(value: Any, key: Key) -> Any:
     """Return a value without its unit: '24 GiB' under memory_gib, and '22GiB' in bytes under options.memory."""
     if key == ("options",) and isinstance(value, dict):
-        return {name: _bytes(each, (*key, name)) for name, each in value.items()}
+        return {name: _option(each, (*key, name)) for name, each in value.items()}
     unit = next((unit for suffix, unit in UNITS.items() if key[-1].endswith(suffix)), None)
     if unit is None or not isinstance(value, str):
         return value
@@ -227,7 +227,9 @@ def _plain(value: Any, key: Key) -> Any:
         ) from None
 
 
-def _bytes(value: Any, key: Key) -> Any:
+def _option(value: Any, key: Key) -> Any:
+    if key[-1] == "tree" and type(value) is int:  # a number of nodes, which the option takes as text
+        return str(value)
     if key[-1] not in _SIZES or not isinstance(value, str):
         return value
     try:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
 
 from ..sequence import TokenSequence
-from .arms import Arm, Candidate
+from .arms import Arm, Candidate, Cycle
+from .draft import DraftedTree
+from .draft_trees import DraftTrees
 from .drafter import Drafter
-from .estimators import MAX_RATIO, Acceptance, StepTimes, expected_tokens
+from .estimators import MAX_RATIO, Acceptance, StepTimes
 from .loss_budget import LossBudget
+from .row_times import RowTimes
+
+__all__ = ["HORIZON", "AdaptiveScheduler", "Cycle"]
 
 HORIZON = 512  # tokens to come, if it is not known
 _MARGIN = 1.03  # drafting is chosen if its expected rate exceeds plain decoding's by this factor: less may be noise
@@ -25,30 +29,6 @@ _SETUP_SHARE = 0.03  # of the time, which a one-off cost that does not pay back 
 _LUCK = 0.2  # probability that a drafter is better than believed by a standard deviation
 
 
-class Cycle(NamedTuple):
-    """One draft and its verification, or a plain step if `drafter` is None.
-
-    `first` is the first token emitted, `draft_s` and `verify_s` are seconds; `draft_setup` and `verify_setup` tell
-    whether these include a one-off cost, such as a selection of the retrieval cache. `drafted` is the length of a
-    chain, or the depth of a tree, whose tokens are `nodes`.
-    """
-
-    drafter: Drafter | None
-    first: int
-    drafted: int
-    accepted: int
-    draft_s: float
-    verify_s: float
-    draft_setup: bool = False
-    verify_setup: bool = False
-    nodes: int | None = None  # None: as many as drafted
-
-    @property
-    def rows(self) -> int:
-        """The rows of the verification."""
-        return (self.drafted if self.nodes is None else self.nodes) + 1
-
-
 class AdaptiveScheduler:
     """Chooses among drafters and draft lengths, from estimates of times and of acceptance rates.
 
@@ -60,6 +40,7 @@ class AdaptiveScheduler:
         gamma: a fixed draft length, or None for the one with the highest expected throughput.
         may_pause: whether plain steps are a choice too. Rejected drafts then cost at most a few percent of the time.
         horizon: the number of tokens to come.
+        trees: makes the chooser of a drafter's trees, for those that can branch; None for chains.
     """
 
     def __init__(
@@ -68,10 +49,13 @@ class AdaptiveScheduler:
         gamma: int | None = None,
         may_pause: bool = False,
         horizon: int = HORIZON,
+        trees: Callable[[], DraftTrees] | None = None,
     ) -> None:
         self._may_pause = may_pause
-        self._steps = StepTimes()
-        self._arms = tuple(Arm(drafter, self._steps, gamma) for drafter in drafters)
+        self._steps = StepTimes() if trees is None else RowTimes()
+        self._arms = tuple(
+            Arm(each, self._steps, gamma, trees() if trees is not None and each.branches else None) for each in drafters
+        )
         self._budget = LossBudget(horizon)
         self._left = horizon
         self._cycle = 0
@@ -83,6 +67,8 @@ class AdaptiveScheduler:
 
     def choose(self, sequence: TokenSequence, limit: int) -> tuple[Drafter | None, int]:
         """Return a drafter and how many tokens it should draft, at most `limit`; (None, 0) is a plain step.
+
+        Of a tree, whose shape is then in `tree`, it is the depth.
 
         The first step is plain: the first token comes from the prompt's last row, which prefill has computed.
         """
@@ -98,7 +84,12 @@ class AdaptiveScheduler:
         if self._may_pause:
             self._guess(candidates, sequence)
         self._chosen = self._best(candidates)
-        return (None, 0) if self._chosen is None else (self._chosen.arm.drafter, self._chosen.gamma)
+        return (None, 0) if self._chosen is None else (self._chosen.arm.drafter, self._chosen.chosen.gamma)
+
+    @property
+    def tree(self) -> DraftedTree | None:
+        """The shape of the tree that the last choice drafts; None for a chain or a plain step."""
+        return None if self._chosen is None else self._chosen.chosen.tree
 
     def observe(self, cycle: Cycle) -> None:
         """Update the estimates with the result of the last choice."""
@@ -134,7 +125,7 @@ class AdaptiveScheduler:
     def _observe_acceptance(self, cycle: Cycle) -> None:
         chosen = self._chosen if cycle.drafter is not None else None
         if chosen is not None:
-            chosen.acceptance.observe(self._cycle, cycle.drafted, cycle.accepted)
+            chosen.observe(self._cycle, cycle)
         for candidate, token in self._guesses:
             if candidate is not chosen:
                 candidate.acceptance.observe(self._cycle, 1, int(token == cycle.first))
@@ -143,13 +134,11 @@ class AdaptiveScheduler:
         """Return the seconds of a cycle's draft without a one-off cost, which is booked apart, and count both."""
         if cycle.drafter is None:
             return 0.0
-        chosen, times = self._chosen, self._chosen.arm.times
+        chosen = self._chosen
         if not cycle.draft_setup:
-            draft_s = min(cycle.draft_s, MAX_RATIO * times.of(float("inf")) * cycle.drafted)
-            times.observe(cycle.drafted, draft_s)
-            return draft_s
+            return chosen.arm.draft_time(cycle)
         tokens = self._pays_back_over(chosen)
-        times.limit(cycle.drafted, cycle.draft_s)
+        chosen.arm.times.limit(cycle.drafted, cycle.draft_s)
         draft_s = min(cycle.draft_s, chosen.arm.token_s * cycle.drafted)
         chosen.arm.setups.observe(chosen.setup_guess, cycle.draft_s - draft_s)
         self._budget.invest(cycle.draft_s - draft_s, tokens)
@@ -159,18 +148,18 @@ class AdaptiveScheduler:
         """Return the candidate with the lowest expected time a token; None for a plain step."""
         if not self._may_pause:
             for candidate in candidates:
-                candidate.gamma = candidate.fastest(candidate.rate)[1]
+                candidate.chosen = candidate.fastest(candidate.rate)[1]
             return min(candidates, key=lambda candidate: candidate.fastest(candidate.rate)[0], default=None)
         if not self._steps.known:
             candidates = [candidate for candidate in candidates if candidate.low_s * _SURE < 1]  # plain steps
         plain = self._steps.of(1)
         best, least = None, plain
         for candidate in candidates:
-            each, gamma = candidate.fastest(candidate.rate, self._budget.most_s(plain))
+            each, option = candidate.fastest(candidate.rate, self._budget.most_s(plain))
             if candidate.setup_s and not self._can_afford_setup(candidate, each):
                 continue
             if each * _MARGIN < plain and each < least:
-                best, least, candidate.gamma = candidate, each, gamma
+                best, least, candidate.chosen = candidate, each, option
         if best is None:
             best = next((candidate for candidate in candidates if self._is_worth_a_trial(candidate, plain)), None)
         return None if best is None or self._needs_plain_step(least) else best
@@ -198,12 +187,12 @@ class AdaptiveScheduler:
         The expected loss of one cycle is compared with the gain over the tokens to come.
         """
         high = min(candidate.rate + candidate.spread, 1.0)
-        each, gamma = candidate.fastest(high, self._budget.most_s(plain))
-        if not gamma or candidate.arm.drafter.relative_cost == 0:  # free drafts are scored without a trial
+        each, option = candidate.fastest(high, self._budget.most_s(plain))
+        if option is None or candidate.arm.drafter.relative_cost == 0:  # free drafts are scored without a trial
             return False
         gain = _LUCK * (plain / _MARGIN - each) * min(self._left, _REGIME)
-        loss = candidate.seconds[gamma] - plain * expected_tokens(candidate.rate, gamma) + candidate.setup_s
-        candidate.gamma = gamma
+        loss = option.seconds - plain * option.expected(candidate.rate, candidate.rate) + candidate.setup_s
+        candidate.chosen = option
         return gain > max(loss, 0.0) and (not candidate.setup_s or self._can_afford_setup(candidate, each))
 
     def _needs_plain_step(self, least: float) -> bool:

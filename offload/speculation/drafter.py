@@ -26,6 +26,7 @@ class Drafter(Protocol):
     # Priors, until measurements replace them:
     relative_cost: float  # the time per drafted token, relative to a plain step of the verifier
     prior: float  # acceptance rate
+    branches: bool  # whether it can draft trees
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         """Return the kind of draft that `propose` would return now, or None if it would be empty.
@@ -63,6 +64,7 @@ class ModelDrafter:
     relative_cost = 0.2
     prior = 0.6
     setups = 0
+    branches = True
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.

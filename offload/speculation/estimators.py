@@ -6,7 +6,7 @@ from bisect import bisect, insort
 
 MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: above, the machine was interrupted
 ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
-_ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
+ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
 
 
 def expected_tokens(acceptance: float, gamma: int) -> float:
@@ -29,9 +29,13 @@ class Acceptance:
 
     def observe(self, cycle: int, drafted: int, accepted: int) -> None:
         """Count a verification. Tokens after the first rejected one were not verified."""
+        self.count(cycle, min(accepted + 1, drafted), accepted)
+
+    def count(self, cycle: int, verified: int, accepted: int) -> None:
+        """Count verified tokens, and how many of them were accepted."""
         self._decay(cycle)
         self._accepted += accepted
-        self._judged += min(accepted + 1, drafted)
+        self._judged += verified
         if self._judged > 32:  # a longer memory would follow a change of text too slowly
             self._accepted, self._judged = self._accepted * 32 / self._judged, 32.0
 
@@ -70,7 +74,7 @@ class StepTimes:
     def of(self, rows: int) -> float:
         """Return the estimate for `rows`; in plain steps, not in seconds, before the first observation."""
         if not self._known:
-            return 1 + _ROW_COST * (rows - 1)
+            return 1 + ROW_COST * (rows - 1)
         if rows in self._known:
             return self._known[rows]
         index = bisect(self._sizes, rows)
@@ -79,7 +83,7 @@ class StepTimes:
             share = (rows - below) / (above - below)
             return self._known[below] * (1 - share) + self._known[above] * share
         nearest = self._sizes[0 if index == 0 else -1]
-        return self._known[nearest] * (1 + _ROW_COST * (rows - 1)) / (1 + _ROW_COST * (nearest - 1))
+        return self._known[nearest] * (1 + ROW_COST * (rows - 1)) / (1 + ROW_COST * (nearest - 1))
 
     def observe(self, rows: int, seconds: float) -> None:
         """Count a step of `rows` that took `seconds`."""

@@ -105,23 +105,22 @@ def build(
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
     With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
-    drafts chains.
+    drafts trees for the full cache, where they are faster than chains.
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
-    trees = None if method.adaptive else draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling))
+    trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
 
     def level(
         verifier: ModelVerifier,
         over: list[Drafter],
         gamma: int | None,
         prior: float = SELECTED_PRIOR,
-        trees: DraftTrees | None = trees,
+        trees: Callable[[], DraftTrees] | None = trees,
     ) -> Level:
-        gamma = gamma if trees is None else min(gamma or trees.deepest, trees.deepest)
-        scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon)
+        scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon, trees=trees)
         name = "target" if verifier is full else verifier.name
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise, trees)
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
 
     full = ModelVerifier("full", runners.full, sampler)
     if runners.middle is None:
@@ -133,9 +132,10 @@ def build(
         top = level(full, [SelectedDrafter(name, runners.middle, sampler)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
     prior = SELECTED_PRIOR * (1.0 if copy is None else copy.agreement)
-    lower = level(ModelVerifier(name, runners.middle, sampler), drafters, settings.gamma1, prior)
+    below = None if method.adaptive else trees
+    lower = level(ModelVerifier(name, runners.middle, sampler), drafters, settings.gamma1, prior, below)
     over = [*drafters, lower] if method.adaptive else [lower]
-    top = level(full, over, settings.gamma2, trees=None)
+    top = level(full, over, settings.gamma2, trees=trees if method.adaptive else None)
     return Hierarchy(settings.method, top, (top, lower))
 
 

@@ -18,11 +18,10 @@ from ..tree_config import TreeSampling
 from .adaptive import AdaptiveScheduler, Cycle
 from .coupled import verify_coupled
 from .draft import NOTHING, Draft, DraftedTree
-from .draft_trees import DraftTrees
 from .drafter import Drafter
 from .noise import Noise
 from .sampling import read_tokens
-from .tree import Verdict
+from .tree import Verdict, Visit
 from .verification import verify_draft
 from .verifier import Verifier
 
@@ -30,7 +29,9 @@ SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what 
 
 
 class Level:
-    """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
+    """A verifier and the scheduler that chooses its drafters; itself a Drafter, of chains."""
+
+    branches = False
 
     def __init__(
         self,
@@ -42,17 +43,15 @@ class Level:
         group: Group = ALONE,
         prior: float = SELECTED_PRIOR,
         noise: Noise | None = None,
-        trees: DraftTrees | None = None,
     ) -> None:
         """Create a level.
 
         Args:
             prior: the rate at which the next level is expected to accept this one's tokens.
             noise: makes sampling coupled: nothing is drawn with the generator.
-            trees: the shapes of the drafts of drafters that can branch; None for chains.
         """
         self.name, self.prior = name, prior
-        self._noise, self._trees = noise, trees
+        self._noise = noise
         self._group = group
         self._verifier = verifier
         self._scheduler = scheduler
@@ -84,7 +83,7 @@ class Level:
         start = self._clock()
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
         setups = 0 if drafter is None else drafter.setups, self._verifier.setups
-        shape = self._trees.shape(gamma) if self._trees is not None and gamma > 0 else None
+        shape = self._scheduler.tree
         draft = _propose(drafter, sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._score(sequence, draft)
@@ -101,11 +100,11 @@ class Level:
         self._verifier.settle(sequence)
         if draft.tokens:
             drafter.observe(draft.depth, accepted)
-        if draft.parents is not None:
-            self._trees.observe(draft.parents, path)
         drafter = drafter if draft.tokens else None
         included = drafter is not None and drafter.setups > setups[0], self._verifier.setups > setups[1]
-        cycle = Cycle(drafter, emitted[0], draft.depth, accepted, draft_s, verify_s, *included, len(draft.tokens))
+        cycle = Cycle(
+            drafter, emitted[0], draft.depth, accepted, draft_s, verify_s, *included, draft.parents, tuple(path)
+        )
         self._scheduler.observe(cycle)
         self._count(cycle)
         if self._noise is not None:
@@ -141,7 +140,14 @@ class Level:
     def _count(self, cycle: Cycle) -> None:
         name = self.using = cycle.drafter.name if cycle.drafter is not None else "none"
         known = self.statistics.get(name, LevelStatistics(name, self._verifier.name))
-        self.statistics[name] = known.plus(cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s)
+        self.statistics[name] = known.plus(
+            cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s, *self._tree_of(cycle)
+        )
+
+    @staticmethod
+    def _tree_of(cycle: Cycle) -> tuple[int, list[Visit]] | tuple[()]:
+        """Return the nodes and the visits of a cycle's tree, for the statistics; nothing for a chain."""
+        return () if cycle.parents is None else (len(cycle.parents), cycle.visits)
 
 
 def _propose(drafter: Drafter, sequence: TokenSequence, limit: int, shape: DraftedTree | None) -> Draft:
@@ -157,10 +163,9 @@ def speculate(
     group: Group = ALONE,
     prior: float = SELECTED_PRIOR,
     noise: Noise | None = None,
-    trees: DraftTrees | None = None,
 ) -> Level:
     """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly.
 
     Arguments as of `Level`.
     """
-    return Level(name, verifier, scheduler, generator, clock, group, prior, noise, trees)
+    return Level(name, verifier, scheduler, generator, clock, group, prior, noise)

@@ -147,6 +147,7 @@ class LookupDrafter:
     relative_cost = 0.0
     prior = 0.6
     setups = 0
+    branches = True
 
     def __init__(self, shortest: int = 2) -> None:
         self._shortest = shortest  # shorter matches predict next to nothing

@@ -38,6 +38,7 @@ def fastest_tree(
     sizes: Sequence[int] = SIZES,
     overhead_s: float = 0.0,
     may_pause: bool = True,
+    depths: Sequence[int] = range(1, DEEPEST + 1),
 ) -> SizedTree:
     """Return the tree with the fewest expected seconds per token; without nodes, if plain decoding is the fastest.
 
@@ -49,6 +50,7 @@ def fastest_tree(
         nodes, depth: the largest size and the largest depth to consider.
         sizes: numbers of nodes to consider, in ascending order.
         overhead_s: seconds that every draft takes besides its steps.
+        depths: the depths to consider, besides that of the deepest node that is worth a row.
         may_pause: whether plain decoding is a choice too.
     """
     found = candidates(acceptance, nodes, depth)
@@ -56,7 +58,8 @@ def fastest_tree(
     best = SizedTree((), 1.0, verify_s(1))
     chosen = None
     ranking = found.best(len(found.reached), depth)
-    for limit in range(1, max(found.depths, default=0) + 1):
+    deepest = max(found.depths, default=0)
+    for limit in sorted({min(each, deepest) for each in (*depths, deepest)} - {0}):
         ranked = ranking[found.depths[ranking] <= limit][:nodes]
         counts = np.array([size for size in sizes if size < len(ranked)] + [len(ranked)])
         tokens = 1 + found.reached[ranked].cumsum()[counts - 1]

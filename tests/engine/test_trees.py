@@ -20,6 +20,10 @@ CASES = [
     ("streaming", "none", "k-ary:2x1x1x1", "without-replacement"),
     ("triforce", "model", "9", "with-replacement"),
     ("triforce", "lookup", "k-ary:2x2x2", "without-replacement"),
+    ("naive", "model", "auto", "top-k"),
+    ("auto", "lookup", "auto", "without-replacement"),
+    ("auto", "model", "12", "with-replacement"),
+    ("retrieval", "none", "auto", "without-replacement"),
 ]
 
 

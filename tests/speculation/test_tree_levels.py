@@ -174,9 +174,8 @@ def levels(models, kind, name, shape, sampling, every=None, budget=None, window=
     depth = tree_of(parents.parents).depth
 
     def level(name, verifier, over, tree, gamma=depth):
-        return speculate(
-            name, verifier, AdaptiveScheduler([over], gamma), sampler.generator, trees=tree and FixedTrees(tree)
-        )
+        scheduler = AdaptiveScheduler([over], gamma, trees=tree and (lambda: FixedTrees(tree)))
+        return speculate(name, verifier, scheduler, sampler.generator)
 
     top = ModelVerifier("full", full, sampler)
     if name in drafters:
@@ -232,7 +231,7 @@ def test_a_draft_has_the_shape_and_the_distributions_of_its_children(models, nam
     for shape, parents in SHAPES.items():
         top, sequence, sampler = levels(models, "copied", name, shape, sampling, budget=400, window=100)
         drafter = top._scheduler._arms[0].drafter
-        tokens, rows, found = drafter.propose(sequence, 3, top._trees.shape(3))
+        tokens, rows, found = drafter.propose(sequence, 3, DraftedTree(parents).within(3))
         tree = tree_of(found)
         assert tree.depth == 3 and len(tokens) == len(found) <= len(parents)
         assert found == tree_of(parents).parents or tree_of(parents).depth > 3

@@ -5,35 +5,65 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from offload.config import DRAFTS, Speculation
 from offload.errors import SettingsError
 from offload.methods import METHODS
+from offload.tree_config import TreeShape
 
 BASE = "ar"  # the baseline
 DEFAULT = "all that can run"
+# Published methods with token trees: a draft model and its tree.
+TREES = {
+    "sequoia": Speculation(method="naive", draft="a model", tree="auto"),  # arXiv 2402.12374
+    "specinfer": Speculation(  # arXiv 2305.09781, with the widths of its evaluation
+        method="naive", draft="a model", tree="k-ary:1x1x3x1x1x1x1x1", tree_sampling="with-replacement"
+    ),
+}
+NAMES = (*METHODS, *TREES)
+_TREE = "tree="
+
+
+class Combination(NamedTuple):
+    """A method's name, and the values of --draft and --tree for it alone; "" for those of the command line."""
+
+    name: str
+    draft: str = ""
+    tree: str = ""
 
 
 def parse(names: str) -> tuple[str, ...]:
     """Return the methods in a list with commas, each once. Raises SettingsError for unknown ones.
 
-    A method is a name, or a name and a value of --draft for it alone, such as `retrieval:self` or `triforce:none`.
+    A method is a name, or a name with values for it alone: of --draft, such as `retrieval:self` or `triforce:none`; of
+    --tree, such as `lookup:tree=16`; or of both, such as `triforce:none:tree=k-ary:2x2`.
     """
     parsed = [name.strip() for name in names.split(",")]
     for each in parsed:
-        name, has_draft, draft = each.partition(":")
-        if name not in METHODS:
-            close = get_close_matches(name.lower(), METHODS, 1)
+        name, draft, tree = _combination(each)
+        if name not in NAMES:
+            close = get_close_matches(name.lower(), NAMES, 1)
             meant = f"did you mean {close[0]}? " if close else ""
-            raise SettingsError(f"there is no method {name!r}", f"{meant}methods: {', '.join(METHODS)}")
-        if has_draft and draft not in DRAFTS:
-            raise SettingsError(f"{each}: {draft!r} cannot be its drafter here", f"use one of: {', '.join(DRAFTS)}")
+            raise SettingsError(f"there is no method {name!r}", f"{meant}methods: {', '.join(NAMES)}")
+        if f":{_TREE}" in each:
+            TreeShape.parse(tree)
+        if draft not in ("", *DRAFTS) or each.endswith(":"):
+            hint = f"use one of: {', '.join(DRAFTS)}; or {_TREE} and a shape"
+            raise SettingsError(f"{each}: {draft!r} cannot be its drafter here", hint)
     return tuple(dict.fromkeys(parsed))
 
 
 def name_of(method: str) -> str:
     """Return the name of a method in the table METHODS, of what `parse` returns."""
-    return method.partition(":")[0]
+    name = _combination(method).name
+    return TREES[name].method if name in TREES else name
+
+
+def _combination(text: str) -> Combination:
+    text, _, tree = text.partition(f":{_TREE}")
+    name, _, draft = text.partition(":")
+    return Combination(name, draft, tree)
 
 
 def speculations(methods: Sequence[str] | None, settings: Speculation) -> dict[str, Speculation]:
@@ -47,5 +77,12 @@ def speculations(methods: Sequence[str] | None, settings: Speculation) -> dict[s
 
 
 def _speculation(method: str, settings: Speculation) -> Speculation:
-    name, _, draft = method.partition(":")
-    return replace(settings, method=name, draft=draft or settings.draft)
+    name, draft, tree = _combination(method)
+    trees = TREES.get(name, settings)
+    return replace(
+        settings,
+        method=name_of(method),
+        draft=draft or settings.draft,
+        tree=tree or trees.tree,
+        tree_sampling=trees.tree_sampling,
+    )

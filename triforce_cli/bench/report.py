@@ -40,6 +40,7 @@ class MethodRuns:
     def medians(self) -> dict[str, Any]:
         """Return the median over the runs of each number that they have."""
         found = {name: _median(getattr(sample.summary, name) for sample in self.samples) for name in _COMMON}
+        found["nodes"] = _median(_mean_nodes(sample.summary) for sample in self.samples)
         for name in ("acceptance", "time_share"):
             runs = [getattr(sample.summary, name) for sample in self.samples]
             keys = dict.fromkeys(key for run in runs for key in run)
@@ -107,6 +108,12 @@ class Comparison:
         exact = {"settings": self.facts["settings"]}
         found = self.facts | {"other_load_cores": self.other_load, "methods": methods}
         return {"type": "bench", "interrupted": interrupted, **rounded(found), **exact}
+
+
+def _mean_nodes(summary: Summary) -> float | None:
+    """Return the nodes of a tree, over all drafters; None without trees."""
+    counts = [(each["verifications"], each["nodes"]) for each in summary.trees.values()]
+    return sum(count * nodes for count, nodes in counts) / sum(count for count, _ in counts) if counts else None
 
 
 def _median(values: Any) -> float | None:

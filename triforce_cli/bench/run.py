@@ -17,7 +17,7 @@ from offload.config import Speculation
 from offload.engine import Engine
 from offload.events import Prefilled
 from offload.generation_config import FASTEST
-from offload.levels import has_draft_model, uses_copy
+from offload.levels import has_draft_model, tree_nodes, uses_copy
 from offload.metrics import Meter
 
 from ..exit_codes import DONE, INTERRUPTED
@@ -134,7 +134,9 @@ def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> 
     context = benchmark.model.checkpoint.shape.context
     names, tokens = (benchmark.settings.engine.model, BASE), lambda: engine.model.pass_tokens
     display.start(RunFacts(*names, context, meter, pass_tokens=tokens))
-    method = benchmark.speculations[BASE]
+    # The session gets room for the largest tree of all methods.
+    widest = max(benchmark.speculations.values(), key=tree_nodes)
+    method = replace(benchmark.speculations[BASE], tree=widest.tree)
     with closing(engine.generate(benchmark.ids, benchmark.sampling, benchmark.config, method)) as events:
         for event in meter.watch(events):
             display.event(event)

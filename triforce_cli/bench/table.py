@@ -28,6 +28,7 @@ _COLUMNS = (
     Column("tokens/\nverification", right=True, dropped=6),
     Column("memory\nMiB", right=True, dropped=8),
 )
+_NODES = Column("tree\nnodes", right=True, dropped=1)  # stands before the memory
 _OUTPUT = Column("output", dropped=2, least=8)
 
 
@@ -42,9 +43,11 @@ def title(comparison: Comparison) -> str:
 
 def report_text(comparison: Comparison, width: int | None) -> Text:
     """Return the title, the table and the doubts, in `width` columns; None for as many as they need."""
-    columns = (*_COLUMNS, _OUTPUT) if comparison.comparable else _COLUMNS
     rows = comparison.rows()
-    cells = [_cells(row, comparison.comparable) for row in rows]
+    has_trees = any(row["nodes"] is not None for row in rows)
+    columns = [*_COLUMNS[:-1], *([_NODES] if has_trees else []), _COLUMNS[-1]]
+    columns += [_OUTPUT] if comparison.comparable else []
+    cells = [_cells(row, comparison.comparable, has_trees) for row in rows]
     doubts = _lines(list(_doubts(rows, comparison.other_load)), width, "yellow")
     parts = [_lines([title(comparison)], width), table(columns, cells, width), *([doubts] if doubts else [])]
     return Text("\n").join(parts)
@@ -66,7 +69,7 @@ def _doubts(rows: list[dict[str, Any]], other_load: float | None) -> Iterator[st
         yield f"other load: other processes used {other_load:.1f} cores meanwhile"
 
 
-def _cells(row: Mapping[str, Any], comparable: bool) -> list[str]:
+def _cells(row: Mapping[str, Any], comparable: bool, has_trees: bool) -> list[str]:
     def shown(name: str, to_text: Any) -> str:
         return "-" if row[name] is None else to_text(row[name])
 
@@ -79,6 +82,7 @@ def _cells(row: Mapping[str, Any], comparable: bool) -> list[str]:
         _speedup(row),
         "\n".join(accepted(row["acceptance"])) or "-",
         shown("tokens_per_verification", "{:.2f}".format),
+        *([shown("nodes", "{:.0f}".format)] if has_trees else []),
         f"{row['memory_bytes'] / GIB * 1024:,.1f}",
     ]
     if comparable:

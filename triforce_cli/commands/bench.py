@@ -26,7 +26,7 @@ from ..output.progress import ProgressDisplay
 NEW_TOKENS = 128
 
 
-@option_groups.accepts(option_groups.PLACEMENT | option_groups.PARALLEL)
+@option_groups.accepts(option_groups.TREES | option_groups.PLACEMENT | option_groups.PARALLEL)
 def bench(
     ctx: typer.Context,
     prompt: Annotated[

@@ -38,6 +38,7 @@ _DECODING = {
     "chunk": options.Chunk,
     "gamma1": options.Gamma1,
     "gamma2": options.Gamma2,
+    **option_groups.TREES,
     "dtype": options.Dtype,
     "quantize": options.Quantize,
     "prefill_chunk": options.PrefillChunk,

@@ -9,6 +9,7 @@ import typer
 
 from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS, QUANTIZE
 from offload.generation_config import COUPLED, FASTEST, parse_sampling
+from offload.tree_config import TREE_SAMPLINGS
 from offload.units import parse_size, parse_tokens
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
@@ -24,7 +25,7 @@ PANELS = {
     **dict.fromkeys(("dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "no_repeat_ngram"), SAMPLING),
     "coupled": SAMPLING,
     **dict.fromkeys(("method", "draft", "gamma1", "gamma2", "budget", "chunk", "rebuild_every"), SPECULATION),
-    **dict.fromkeys(("sink", "window"), SPECULATION),
+    **dict.fromkeys(("sink", "window", "tree", "tree_sampling"), SPECULATION),
     **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
     **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
     **dict.fromkeys(
@@ -36,8 +37,9 @@ PANELS = {
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _NUMBERS += ("dry_multiplier", "dry_base", "host_share")
-_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload")
+_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling")
 _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
+_METAVARS |= {"tree": "TREE"}
 
 
 def described(help: str, default: str) -> str:
@@ -169,6 +171,14 @@ Chunk = Annotated[int | None, _setting("chunk", "Tokens that are retrieved toget
 RebuildEvery = Annotated[int | None, _setting("rebuild_every", "Retrieve again after N tokens.", "adaptive")]
 Gamma1 = Annotated[int | None, _setting("gamma1", "Drafted for the retrieval cache.", "adaptive")]
 Gamma2 = Annotated[int | None, _setting("gamma2", "Drafted for the full cache.", "adaptive")]
+Tree = Annotated[
+    str | None,
+    _setting("tree", "N nodes, auto, k-ary:2x3x1.", autocompletion=_complete_from("chain", "auto", "k-ary:")),
+]
+TreeDraws = Annotated[
+    str | None,
+    _setting("tree_sampling", "How siblings are drawn.", autocompletion=_complete_from(*TREE_SAMPLINGS)),
+]
 
 Offload = Annotated[
     str | None,

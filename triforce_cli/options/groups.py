@@ -17,6 +17,7 @@ PLACEMENT = {
     "host_share": options.HostShare,
     "link_gb_s": options.LinkRate,
 }
+TREES = {"tree": options.Tree, "tree_sampling": options.TreeDraws}
 CACHE = {"cache": options.Cache, "cache_limit": options.CacheLimit}
 PARALLEL = {"tensor_parallel": options.TensorParallel, "join_timeout": options.JoinTimeout}
 
@@ -52,6 +53,7 @@ GENERATION = {
     "rebuild_every": options.RebuildEvery,
     "gamma1": options.Gamma1,
     "gamma2": options.Gamma2,
+    **TREES,
     "verify": options.Verify,
     "raw": options.Raw,
     "extend_context": options.ExtendContext,

@@ -19,7 +19,7 @@ class Argument:
     values: tuple[str, ...] = ()
 
 
-_SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2")
+_SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2", "tree", "tree_sampling")
 
 
 def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str:
@@ -57,5 +57,5 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--quantize", request.quantize]
     for name in _SPECULATION:
         if (value := getattr(settings, name)) != Speculation.__dataclass_fields__[name].default:
-            flags += [f"--{name}", str(value)]
+            flags += [f"--{name.replace('_', '-')}", str(value)]
     return [*flags, "--prefill-chunk", str(request.prefill_chunk)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from offload.metrics import Summary
 from offload.units import GIB, counted
@@ -49,6 +50,7 @@ def detail_lines(summary: Summary) -> list[str]:
 
 def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     yield "method", _speculation(summary)
+    yield "trees", [_tree(pair, each) for pair, each in summary.trees.items()]
     yield "times", _times(summary)
     yield "decoding", [f"{name} {percent(share)}" for name, share in summary.time_share.items() if share > 0]
     if summary.link_bytes is not None:
@@ -58,6 +60,16 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         yield "seed", [str(summary.seed), *([] if summary.sampling is None else [f"{summary.sampling} sampling"])]
     if summary.peak_memory_bytes is not None:
         yield "memory", [f"{summary.peak_memory_bytes / GIB:.1f} GiB at most"]
+
+
+_CHILDREN = 4  # whose acceptance is shown
+
+
+def _tree(pair: str, tree: Mapping[str, Any]) -> str:
+    """Return `draft→full 63 nodes, 9.2 deep, 4.1 accepted (children 62 %, 13 %)`, each a mean over the trees."""
+    shape = f"{tree['nodes']:.0f} nodes, {tree['depth']:.1f} deep, {tree['accepted_depth']:.1f} accepted"
+    children = ", ".join(percent(rate) for rate in tree["child_acceptance"][:_CHILDREN])
+    return f"{pair.replace(' -> ', '→')} {shape} (children {children})"
 
 
 def _times(summary: Summary) -> list[str]:

@@ -173,8 +173,8 @@ def test_other_load_is_that_of_other_processes():
 
 def test_sampling_compares_no_outputs(bench):
     args = [arg for arg in SMALL if arg not in ("--temperature", "0")]
-    args += ["--temperature", "0.8", "--sampling", "fastest"]
-    code, out, _ = bench(TEXT, *args, "--methods", "lookup", "--repeats", "1", "--json")
+    args += ["--temperature", "0.8", "--sampling", "fastest", "--repeats", "1"]
+    code, out, _ = bench(TEXT, *args, "--methods", "lookup", "--json")
     found = json.loads(out)
     assert code == 0
     assert {row["equals_ar"] for row in found["methods"]} == {None}
@@ -252,3 +252,35 @@ def test_methods():
     assert list(speculations(("lookup",), Speculation())) == ["ar", "lookup"]
     assert "naive" not in speculations(None, Speculation())
     assert "naive" in speculations(None, Speculation(draft="a-model"))
+
+
+TREES = {"lookup -> full": {"verifications": 3, "nodes": 7.5}}
+
+
+def test_trees_have_a_column_with_their_nodes(bench):
+    _, out, _ = bench(TEXT, *SMALL, "--methods", "lookup,lookup:tree=8", "--json")
+    plain, chain, tree = json.loads(out)["methods"]
+    assert plain["nodes"] is chain["nodes"] is None and 1 <= tree["nodes"] <= 8
+    assert tree["equals_ar"]
+    runs = [MethodRuns("ar", 7, [sample(10, 1)]), MethodRuns("lookup:tree=8", 7, [sample(10, 1, trees=TREES)])]
+    facts = {"machine": {"name": "m", "threads": 1, "engine": "cpu"}, "model": "m", "settings": {"temperature": 0}}
+    facts |= {"prompt_tokens": 9, "new_tokens": 1, "repeats": 1}
+    assert re.search(r"\bnodes\b", str(report_text(Comparison(facts, True, runs), None)))
+    assert "nodes" not in str(report_text(Comparison(facts, True, runs[:1]), None))
+
+
+def test_methods_with_trees():
+    names = parse("sequoia,specinfer:tree=8,lookup:tree=k-ary:2x2,triforce:none:tree=auto,retrieval:self:q4")
+    found = speculations(names, Speculation(draft="a-model", tree="16"))
+    shapes = {name: (each.method, each.draft, each.tree, each.tree_sampling) for name, each in found.items()}
+    assert shapes == {
+        "ar": ("ar", "a-model", "16", "without-replacement"),
+        "sequoia": ("naive", "a-model", "auto", "without-replacement"),
+        "specinfer:tree=8": ("naive", "a-model", "8", "with-replacement"),
+        "lookup:tree=k-ary:2x2": ("lookup", "a-model", "k-ary:2x2", "without-replacement"),
+        "triforce:none:tree=auto": ("triforce", "none", "auto", "without-replacement"),
+        "retrieval:self:q4": ("retrieval", "self:q4", "16", "without-replacement"),
+    }
+    for wrong, words in (("lookup:tree=bush", "'bush'"), ("lookup:tree=", "tree is ''"), ("lookup:", "drafter")):
+        with pytest.raises(SettingsError, match=words):
+            parse(wrong)

@@ -35,6 +35,13 @@ def test_a_plan_names_the_size_and_the_depth_of_its_tree():
     assert "a tree of 15, 3 deep, drafted, " in text
 
 
+def test_a_plan_with_a_tree_has_its_flags():
+    asked = request(gpu="a100", tokens=8192, method="naive", draft="a model", tree="auto", tree_sampling="top-k")
+    flags = flags_of(make_plan(replace(asked, draft=KNOWN["Llama-3.2-1B"])))
+    assert flags[flags.index("--tree") + 1] == "auto"
+    assert flags[flags.index("--tree-sampling") + 1] == "top-k"
+
+
 def test_a_command_line_has_the_given_arguments_beside_the_plans_flags():
     plan = make_plan(request(gpu="a100", tokens=8192))
     given_ones = [

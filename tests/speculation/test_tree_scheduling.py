@@ -1,0 +1,105 @@
+"""The scheduler with trees on simulated times: trees where a verification's rows are free, chains where they cost."""
+
+import random
+
+import pytest
+
+from offload.sequence import TokenSequence
+from offload.speculation.adaptive import AdaptiveScheduler, Cycle
+from offload.speculation.draft_trees import draft_trees
+from offload.speculation.row_times import RowTimes
+from offload.speculation.tree import tree_of
+from offload.tree_config import TreeSampling, TreeShape
+
+CHILDREN = (0.55, 0.15, 0.07, 0.04, 0.03, 0.02, 0.01)  # acceptance of the k-th child
+LINK = {"step": lambda rows: 0.7 + 0.0004 * rows, "draft_s": 0.012, "relative_cost": 0.02}
+MEMORY = {"step": lambda rows: 0.010 + 0.0015 * (rows - 1), "draft_s": 0.003, "relative_cost": 0.3}
+
+
+class Fake:
+    """A drafter whose step takes `draft_s` seconds, and a twentieth more for each further row."""
+
+    name, prior, branches, setups = "draft", 0.6, True, 0
+
+    def __init__(self, relative_cost):
+        self.relative_cost = relative_cost
+
+    def draft_kind(self, sequence):
+        return True
+
+    def setup_cost(self, sequence):
+        return 0.0
+
+
+def walk(rng, parents):
+    """Return the path that a verification of the tree accepts."""
+    tree, node, path = tree_of(parents), -1, []
+    while children := tree.children[node + 1]:
+        draw, rank = rng.random(), 0
+        while rank < len(children) and draw >= (rate := CHILDREN[rank] if rank < len(CHILDREN) else 0.0):
+            draw, rank = draw - rate, rank + 1
+        if rank == len(children):
+            break
+        node = children[rank]
+        path.append(node)
+    return tuple(path)
+
+
+def simulated(tree, machine, tokens=1000, may_pause=False):
+    """Return the seconds per token, the mean rows of the later verifications, and the scheduler."""
+    rng, sampling = random.Random(0), TreeSampling.WITHOUT_REPLACEMENT
+    trees = draft_trees(TreeShape.parse(tree), sampling, may_be_chain=may_pause)
+    drafter, emitted, seconds, rows = Fake(machine["relative_cost"]), 0, 0.0, []
+    scheduler = AdaptiveScheduler([drafter], may_pause=may_pause, horizon=tokens, trees=trees)
+    while emitted < tokens:
+        chosen, gamma = scheduler.choose(TokenSequence([0]), tokens - emitted)
+        shape = None if scheduler.tree is None else scheduler.tree.parents
+        path = walk(rng, tuple(range(-1, gamma - 1)) if shape is None else shape)
+        inner = gamma if shape is None else sum(map(bool, tree_of(shape).children))
+        draft_s = machine["draft_s"] * (gamma + 0.05 * max(inner - gamma, 0))
+        cycle = Cycle(chosen, 0, gamma, len(path), draft_s, 0.0, parents=shape, path=path)
+        cycle = cycle._replace(verify_s=machine["step"](cycle.rows) * rng.uniform(0.95, 1.05))
+        scheduler.observe(cycle)
+        emitted += len(path) + 1
+        seconds += draft_s + cycle.verify_s
+        rows.append(cycle.rows)
+    half = rows[len(rows) // 2 :]
+    return seconds / emitted, sum(half) / len(half)
+
+
+def test_trees_are_chosen_over_a_link_and_are_faster_than_every_chain():
+    chain, _ = simulated("chain", LINK)
+    tree, rows = simulated("auto", LINK)
+    assert rows > 100 and chain / tree > 1.3
+    for shape, least in (("auto", 1.25), ("64", 1.2), ("k-ary:3x2x1x1", 0.98)):
+        assert chain / simulated(shape, LINK, may_pause=True)[0] > least
+
+
+def test_in_memory_the_choice_is_as_fast_as_chains_and_plain_steps():
+    chain, _ = simulated("chain", MEMORY, may_pause=True)
+    for shape in ("auto", "64", "k-ary:3x2x2"):
+        either, rows = simulated(shape, MEMORY, may_pause=True)
+        assert either < 1.05 * chain and either < 0.011  # a plain step takes 0.010 seconds
+        assert rows < 6
+    fixed, _ = simulated("64", MEMORY)
+    assert fixed > 2 * chain
+
+
+@pytest.mark.parametrize("sizes", [(1, 5, 17), (5,)])
+def test_times_beyond_the_largest_size_follow_the_measured_line(sizes):
+    times = RowTimes()
+    for rows in sizes:
+        times.observe(rows, 1 + 0.01 * rows)
+    assert times.of(3) == pytest.approx(1.03, abs=0.05)
+    assert times.of(65) == pytest.approx(1.65, rel=0.02) if len(sizes) > 1 else times.of(65) < 3
+    assert times.most_rows == 4 * sizes[-1]
+
+
+def test_a_faster_pass_than_expected_is_believed_at_once():
+    times = RowTimes()
+    times.observe(5, 1.0)
+    assert times.of(20) > 1.2
+    times.observe(20, 1.02)
+    assert times.of(20) == pytest.approx(1.02)
+    times.observe(80, 50.0)  # a pause of the machine
+    assert times.of(80) < 3
