@@ -14,6 +14,16 @@ KEPT_QUERIES = 64  # newest rows of a pass whose queries are kept for selections
 _MIN_RATIO = 2  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 
+def tree_nodes(settings: Speculation) -> int:
+    """Return how many tokens a tree has at most, which are all in the cache at once; 0 without trees."""
+    return settings.tree_shape.nodes or 0
+
+
+def tail_tokens(settings: Speculation) -> int:
+    """Return the tokens in the retrieval cache beside its budget."""
+    return TAIL + 2 * tree_nodes(settings)
+
+
 def selected_chunk(settings: Speculation, grain: int, span: int = 0) -> int:
     """Return how many tokens are selected together: `settings.chunk`, rounded up to what a store can select.
 
@@ -27,7 +37,7 @@ def selected_chunk(settings: Speculation, grain: int, span: int = 0) -> int:
 
 def draft_chunk(settings: Speculation) -> int:
     """Return how many tokens a draft model reads in one pass."""
-    return max(settings.window, 2 * LONGEST_GAMMA)
+    return max(settings.window, 2 * LONGEST_GAMMA, tree_nodes(settings))
 
 
 def draft_capacity(settings: Speculation) -> int:

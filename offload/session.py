@@ -30,23 +30,25 @@ class Session:
         chunk: int,
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
+        spare: int = 0,
     ) -> None:
+        """`spare`: further positions of the full cache, for the tokens of a tree."""
         self.sequence = TokenSequence()
-        store = None if stores is None else stores.new_store(model.shape, capacity, model.dtype)
+        store = None if stores is None else stores.new_store(model.shape, capacity + spare, model.dtype)
         by_layers = stores is not None and stores.settings.by_layers
-        self.full = Runner(model, model.new_cache(capacity, model.rope(capacity), store), chunk, by_layers)
+        self.full = Runner(model, model.new_cache(capacity + spare, model.rope(capacity), store), chunk, by_layers)
         self._link = None if stores is None else stores.link
         self._prompts = None if prompts is None else prompts.bind(self.full)
         self._model, self._draft = model, draft
-        self._capacity = capacity
+        self._capacity, self._spare = capacity, spare
         self._lookup = LookupDrafter()
         # The latest runners, with the settings that they were made for.
         self._middle: tuple[Hashable, SelectedRunner] | None = None
         self._drafting: tuple[Hashable, DraftRunner] | None = None
 
-    def serves(self, capacity: int) -> bool:
+    def serves(self, capacity: int, spare: int = 0) -> bool:
         """Return whether a sequence that may reach `capacity` tokens fits these caches and their RoPE."""
-        fits = capacity <= self._capacity
+        fits = capacity <= self._capacity and capacity + spare <= self._capacity + self._spare
         return fits and (capacity == self._capacity or not self._model.shape.rope_depends_on_length)
 
     def generate(

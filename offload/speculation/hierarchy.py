@@ -24,18 +24,18 @@ from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from ..kv_cache.store import PlainStore, Store
 from ..kv_cache.streaming_llm import StreamingCache
-from ..levels import TAIL, draft_chunk, drafter_kind, selected_chunk
+from ..levels import draft_chunk, drafter_kind, selected_chunk, tail_tokens
 from ..methods import LOOKUP, METHODS, MODEL, STREAMING
 from ..parallel import ALONE, Group
+from ..tree_config import TreeSampling
 from .adaptive import HORIZON, AdaptiveScheduler
-from .draft import DraftedTree
 from .draft_runner import DraftRunner
+from .draft_trees import DraftTrees, draft_trees
 from .drafter import Drafter, ModelDrafter, SelectedDrafter
 from .level import SELECTED_PRIOR, Level, ModelVerifier, speculate
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
-from .tree import tree_of
 
 Clock = Callable[[], float]  # seconds
 
@@ -72,7 +72,7 @@ def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
     if not is_streaming:
         store.keep_mean_keys(chunk)
     budget = max(settings.budget, 2 * chunk)
-    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), budget, chunk, TAIL)
+    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), budget, chunk, tail_tokens(settings))
 
 
 def _selected_class(store: Store) -> type[SelectedCache]:
@@ -100,26 +100,27 @@ def build(
     clock: Clock = time.perf_counter,
     group: Group = ALONE,
     horizon: int = HORIZON,
-    tree: DraftedTree | None = None,
 ) -> Hierarchy:
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
-    With a `tree`, the lowest drafter drafts trees of that shape; without one below it, the target on selected chunks.
+    With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
+    drafts chains.
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
+    trees = None if method.adaptive else draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling))
 
     def level(
         verifier: ModelVerifier,
         over: list[Drafter],
         gamma: int | None,
         prior: float = SELECTED_PRIOR,
-        tree: DraftedTree | None = tree,
+        trees: DraftTrees | None = trees,
     ) -> Level:
-        gamma = gamma if tree is None else tree_of(tree.parents).depth
+        gamma = gamma if trees is None else min(gamma or trees.deepest, trees.deepest)
         scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon)
         name = "target" if verifier is full else verifier.name
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise, tree)
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise, trees)
 
     full = ModelVerifier("full", runners.full, sampler)
     if runners.middle is None:
@@ -127,13 +128,13 @@ def build(
         return Hierarchy(settings.method, top, (top,))
     copy = runners.middle.copy
     name = method.middle if copy is None else f"{method.middle}-{copy.level}"
-    if tree is not None and not drafters:
+    if trees is not None and not drafters:
         top = level(full, [SelectedDrafter(name, runners.middle, sampler)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
     prior = SELECTED_PRIOR * (1.0 if copy is None else copy.agreement)
     lower = level(ModelVerifier(name, runners.middle, sampler), drafters, settings.gamma1, prior)
     over = [*drafters, lower] if method.adaptive else [lower]
-    top = level(full, over, settings.gamma2, tree=tree if method.adaptive else None)
+    top = level(full, over, settings.gamma2, trees=None)
     return Hierarchy(settings.method, top, (top, lower))
 
 

@@ -20,6 +20,7 @@ from ..tree_config import TreeSampling
 from .adaptive import AdaptiveScheduler, Cycle
 from .coupled import verify_coupled
 from .draft import NOTHING, Draft, DraftedTree
+from .draft_trees import DraftTrees
 from .drafter import Drafter
 from .noise import Noise
 from .runner import Runner
@@ -160,6 +161,10 @@ def verify_draft(draft: Draft, target: Tensor, generator: Generator, sampling: T
     return Verdict(list(range(accepted)), token)
 
 
+def _propose(drafter: Drafter, sequence: TokenSequence, limit: int, shape: DraftedTree | None) -> Draft:
+    return drafter.propose(sequence, limit) if shape is None else drafter.propose(sequence, limit, shape)
+
+
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter."""
 
@@ -173,17 +178,17 @@ class Level:
         group: Group = ALONE,
         prior: float = SELECTED_PRIOR,
         noise: Noise | None = None,
-        tree: DraftedTree | None = None,
+        trees: DraftTrees | None = None,
     ) -> None:
         """Create a level.
 
         Args:
             prior: the rate at which the next level is expected to accept this one's tokens.
             noise: makes sampling coupled: nothing is drawn with the generator.
-            tree: the shape of the drafts of drafters that can branch; None for chains.
+            trees: the shapes of the drafts of drafters that can branch; None for chains.
         """
         self.name, self.prior = name, prior
-        self._noise, self._tree = noise, tree
+        self._noise, self._trees = noise, trees
         self._group = group
         self._verifier = verifier
         self._scheduler = scheduler
@@ -215,10 +220,11 @@ class Level:
         start = self._clock()
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
         setups = 0 if drafter is None else drafter.setups, self._verifier.setups
-        draft = self._draft(drafter, sequence, gamma) if drafter is not None and gamma > 0 else NOTHING
+        shape = self._trees.shape(gamma) if self._trees is not None and gamma > 0 else None
+        draft = _propose(drafter, sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
         target = self._score(sequence, draft)
-        path, token = self._verify(draft, target, len(sequence))
+        path, token = self._verify(draft, target, len(sequence), shape)
         end = self._clock()
         # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
         result = path[-1] + 1 if path else 0, token
@@ -231,6 +237,8 @@ class Level:
         self._verifier.settle(sequence)
         if draft.tokens:
             drafter.observe(draft.depth, accepted)
+        if draft.parents is not None:
+            self._trees.observe(draft.parents, path)
         drafter = drafter if draft.tokens else None
         included = drafter is not None and drafter.setups > setups[0], self._verifier.setups > setups[1]
         cycle = Cycle(drafter, emitted[0], draft.depth, accepted, draft_s, verify_s, *included, len(draft.tokens))
@@ -241,26 +249,18 @@ class Level:
         rows = target[: last + 1] if draft.parents is None else target[[0, *(node + 1 for node in path)]]
         return Draft(emitted, rows)
 
-    def _verify(self, draft: Draft, target: Tensor, position: int) -> Verdict:
+    def _verify(self, draft: Draft, target: Tensor, position: int, shape: DraftedTree | None) -> Verdict:
         """Return what is accepted of the draft, and the token that follows; row 0 is for `position`."""
         if self._noise is None:
-            return verify_draft(draft, target, self._generator, self._sampling)
+            sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
+            return verify_draft(draft, target, self._generator, sampling)
         picks = self._noise.pick(target, [position, *(position + depth for depth in draft.depths)])
         return verify_coupled(draft.tokens, read_tokens(picks, target), draft.parents)
-
-    def _draft(self, drafter: Drafter, sequence: TokenSequence, limit: int) -> Draft:
-        if self._tree is None:
-            return drafter.propose(sequence, limit)
-        return drafter.propose(sequence, limit, self._tree)
 
     def _score(self, sequence: TokenSequence, draft: Draft) -> Tensor:
         if draft.parents is None:
             return self._verifier.score(sequence, draft.tokens)
         return self._verifier.score(sequence, draft.tokens, draft.parents)
-
-    @property
-    def _sampling(self) -> TreeSampling:
-        return TreeSampling.WITHOUT_REPLACEMENT if self._tree is None else self._tree.sampling
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
@@ -289,10 +289,10 @@ def speculate(
     group: Group = ALONE,
     prior: float = SELECTED_PRIOR,
     noise: Noise | None = None,
-    tree: DraftedTree | None = None,
+    trees: DraftTrees | None = None,
 ) -> Level:
     """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly.
 
     Arguments as of `Level`.
     """
-    return Level(name, verifier, scheduler, generator, clock, group, prior, noise, tree)
+    return Level(name, verifier, scheduler, generator, clock, group, prior, noise, trees)

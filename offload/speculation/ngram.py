@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Hashable, Sequence
 
 from ..sequence import TokenSequence, Watermarks
 from .draft import NOTHING, Draft, DraftedTree
+from .tree import ROOT
+
+_SHARES = (0.8, 0.2, 0.1, 0.05)  # of the chance of a suffix: of the tokens that followed it, by rank
 
 
 class SuffixIndex:
@@ -79,6 +84,11 @@ class SuffixIndex:
         """
         if not tail:
             return self._match[1], self._match_end + 1
+        state, length = self._matching_state(tail)
+        return length, self._end[state] + 1
+
+    def _matching_state(self, tail: Sequence[int]) -> tuple[int, int]:
+        """Return the state of the suffix that `match` finds, and its length."""
         state, length = self._match
         for token in tail:
             while state > 0 and token not in self._next[state]:
@@ -89,7 +99,45 @@ class SuffixIndex:
                 length += 1
             else:
                 length = 0
-        return length, self._end[state] + 1
+        return state, length
+
+    def continuations(
+        self, tail: Sequence[int], nodes: int, depth: int, shortest: int
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """Return a tree of what followed suffixes of text + `tail` of at least `shortest` tokens: tokens and parents.
+
+        It has up to `nodes` nodes and is up to `depth` deep. Of a node's children, tokens that followed the longest
+        suffix come first, and of those, the ones that followed it latest.
+        """
+        tokens: list[int] = []
+        parents: list[int] = []
+        # By falling share; the number of an entry breaks ties in order.
+        waiting = [(-1.0, 0, ROOT, -1, *self._matching_state(tail), 0)]
+        entries = itertools.count(1)
+        while waiting and len(tokens) < nodes:
+            share, _, parent, token, state, length, level = heapq.heappop(waiting)
+            node = ROOT
+            if level:
+                node = len(tokens)
+                tokens.append(token)
+                parents.append(parent)
+            if level < depth:
+                for rank, (following, below, seen) in enumerate(self._following(state, length, shortest)):
+                    entry = (share * _SHARES[rank], next(entries), node, following, below, seen, level + 1)
+                    heapq.heappush(waiting, entry)
+        return tokens, tuple(parents)
+
+    def _following(self, state: int, length: int, shortest: int) -> list[tuple[int, int, int]]:
+        """Return tokens that followed a suffix, the best ones first: token, state and length of the suffix with it."""
+        found: dict[int, tuple[int, int, int]] = {}
+        while length >= shortest and state > 0 and len(found) < len(_SHARES):
+            after = self._next[state]
+            latest = heapq.nlargest(len(_SHARES), after, key=lambda token: self._end[after[token]])
+            for token in latest:
+                found.setdefault(token, (token, after[token], length + 1))
+            state = self._link[state]
+            length = self._length[state]
+        return list(found.values())[: len(_SHARES)]
 
 
 class LookupDrafter:
@@ -116,6 +164,10 @@ class LookupDrafter:
         length, position = self._match(sequence)
         if length < self._shortest:
             return NOTHING
+        if tree is not None:
+            nodes, shortest = len(tree.parents), self._shortest
+            tokens, parents = self._index.continuations(sequence.tentative, nodes, limit, shortest)
+            return Draft(tokens, None, parents) if tokens else NOTHING
         proposed = sequence.tokens[position : position + limit]
         assert proposed or not limit, "a match ends before the text does"
         while len(proposed) < limit:  # the match overlaps the end of the text: the text is periodic

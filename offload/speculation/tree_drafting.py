@@ -75,9 +75,9 @@ class TreeDrafting:
         rows: list[Tensor] = []
         paths = [sequence.tentative]
         hidden = runner.rows(sequence)
-        for depth in plan:
+        for position, depth in enumerate(plan, len(sequence)):
             rows.append(self._rows(model.logits(hidden), shape, paths))
-            drawn = draw_children(rows[-1], depth.most, self._sampler.generator, self._ranking(shape))
+            drawn = self._draw(rows[-1], depth.most, shape, position)
             tokens.append(self._agreed(drawn.flatten().index_select(0, depth.drawn)))
             if depth.parents:
                 ids = tokens[-1].index_select(0, depth.run).clamp(max=model.shape.vocab - 1)
@@ -85,15 +85,25 @@ class TreeDrafting:
                 paths = self._paths(paths, depth, tokens[-1])
         return self._draft(shape, plan, tokens, rows)
 
-    def _ranking(self, shape: DraftedTree) -> TreeSampling:
-        """Return how children are drawn: the likeliest ones at temperature 0, where distributions name only one."""
-        return TreeSampling.TOP_K if self._sampler.sampling.greedy else shape.sampling
+    def _ranks(self, shape: DraftedTree) -> bool:
+        """Return whether children are the likeliest tokens, as at temperature 0: its distributions name only one."""
+        sampler = self._sampler
+        return sampler.sampling.greedy or (shape.sampling is TreeSampling.TOP_K and sampler.noise is None)
+
+    def _draw(self, rows: Tensor, count: int, shape: DraftedTree, position: int) -> Tensor:
+        """Return children of nodes `[nodes, count]`, for a position of the sequence."""
+        sampler = self._sampler
+        if self._ranks(shape):
+            return draw_children(rows, count, sampler.generator, TreeSampling.TOP_K)
+        if sampler.noise is not None:  # the likeliest to be what the target's noise picks
+            return sampler.noise.scores(rows, [position] * len(rows)).topk(count, dim=-1).indices
+        return draw_children(rows, count, sampler.generator, shape.sampling)
 
     def _rows(self, logits: Tensor, shape: DraftedTree, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return what children are drawn from: distributions, or the logits that rank them."""
         sampler, logits = self._sampler, self._padded(logits)
         own = paths if sampler.reads_history else None
-        if self._ranking(shape) is TreeSampling.TOP_K:
+        if self._ranks(shape):
             return sampler.penalised(logits, own)
         return sampler.distribution(logits, paths=own)
 
@@ -130,7 +140,7 @@ class TreeDrafting:
         run = [node for depth in plan for node in depth.nodes if tree_of(shape.parents).children[node + 1]]
         self._runner.resolve_tree([in_order[node] for node in run])
         in_order = [int(token) for token in self._group.agree(in_order)]
-        if self._ranking(shape) is TreeSampling.TOP_K:
+        if self._ranks(shape) or self._sampler.noise is not None:
             return Draft(in_order, None, shape.parents)
         heads = [head + 1 for depth in plan for head in depth.heads]
         every = torch.cat(list(rows))

@@ -4,11 +4,14 @@ import pytest
 import torch
 
 from offload.sequence import TokenSequence
+from offload.speculation.draft import DraftedTree
+from offload.speculation.tree import tree_of
 from tests.support.drafters import DRAFTERS, VOCAB, new_subject
 
 # The suffix occurs several times before, so that lookup proposes a draft.
 TEXT = [3, 9, 4, 1, 7, 7, 2, 11, 5, 8] * 5 + [3, 9, 4, 1]
 LIMITS = [1, 2, 5, 8]
+TREE = DraftedTree((-1, -1, 0, 0, 1, 2))
 
 
 @pytest.fixture
@@ -103,6 +106,34 @@ def test_the_next_draft_fits_the_sequence_however_many_tokens_were_accepted(kind
     sequence.commit()
     subject.settle(sequence)
     assert subject.drafter.propose(sequence, 3).tokens == proposed_by_a_fresh_drafter(kind, sequence.tokens, 3)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_a_tree_is_no_deeper_than_the_limit_and_no_larger_than_its_shape(drafter, sequence, limit):
+    before = state(sequence)
+    draft = drafter.propose(sequence, limit, TREE)
+    assert 1 <= draft.depth <= limit
+    assert state(sequence) == before
+    if draft.parents is not None:
+        assert len(draft.tokens) == len(draft.parents) <= len(TREE.parents)
+        for children in tree_of(draft.parents).children:
+            assert len({draft.tokens[child] for child in children}) == len(children)
+
+
+@pytest.mark.parametrize("node", [-1, 0, 3])
+def test_the_next_draft_fits_the_sequence_whichever_path_was_accepted(kind, subject, sequence, node):
+    draft = subject.drafter.propose(sequence, 3, TREE)
+    path = draft.path(min(node, len(draft.tokens) - 1))
+    sequence.extend([*(draft.tokens[index] for index in path), 1])
+    sequence.commit()
+    subject.settle(sequence)
+    assert subject.drafter.propose(sequence, 3).tokens == proposed_by_a_fresh_drafter(kind, sequence.tokens, 3)
+
+
+def test_the_first_path_of_a_greedy_tree_is_a_models_chain(sequence):
+    drafter = new_subject("draft model", sequence).drafter
+    draft = drafter.propose(sequence, 3, TREE)
+    assert [draft.tokens[node] for node in (0, 2, 5)] == drafter.propose(sequence, 3).tokens
 
 
 class Interrupted(TokenSequence):

@@ -45,6 +45,7 @@ def test_a_stop_string_inside_a_run_cuts_tokens_text_and_caches(endless_engine, 
     assert len(results[0][0]) < 40
 
 
+TREES = ["chain", "k-ary:2x2", "5"]
 REQUESTS = st.lists(
     st.tuples(
         st.sampled_from(ALL),
@@ -65,7 +66,7 @@ def test_the_next_request_gives_the_tokens_of_a_fresh_engine_whatever_happened(e
     engine.generate(ids(300), GREEDY, GenerationConfig()).close()
     for (method, draft), kept, new, steps, how in requests:
         sequence = [*sequence[:kept], *ids(new, kept)][:200]
-        wanted = Speculation(method, "a model" if draft == "model" else draft, **SMALL)
+        wanted = Speculation(method, "a model" if draft == "model" else draft, **SMALL, tree=TREES[new % 3])
         events = engine.generate(sequence, GREEDY, GenerationConfig(max_new_tokens=20), wanted)
         emitted = left_early(engine, events, steps, how)
         sequence = [*sequence, *emitted]
@@ -77,10 +78,10 @@ def test_the_next_request_gives_the_tokens_of_a_fresh_engine_whatever_happened(e
 
 def left_early(engine, events, steps, how):
     """Take some events, then finish, close the iterator, or raise KeyboardInterrupt within a forward pass."""
-    emitted, forward = [], engine.model.forward
+    emitted, forward, forward_tree = [], engine.model.forward, engine.model.forward_tree
 
-    def interrupted(ids, cache):
-        cache.begin(len(ids))
+    def interrupted(ids, cache, *tree):
+        cache.begin(len(ids), *tree)
         raise KeyboardInterrupt
 
     try:
@@ -90,11 +91,11 @@ def left_early(engine, events, steps, how):
                 events.close()
                 break
             if count == steps and how == "interrupt":
-                engine.model.forward = interrupted
+                engine.model.forward = engine.model.forward_tree = interrupted
     except KeyboardInterrupt:
         pass
     finally:
-        engine.model.forward = forward
+        engine.model.forward, engine.model.forward_tree = forward, forward_tree
     return emitted
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from offload.planning.memory import LOOKUP_BYTES
 from offload.sequence import TokenSequence
 from offload.speculation.ngram import LookupDrafter, SuffixIndex
+from offload.speculation.tree import tree_of
 
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -121,3 +122,35 @@ def test_the_memory_estimate_counts_the_index(vocab):
     finally:
         tracemalloc.stop()
     assert 0.8 * LOOKUP_BYTES < size / index.size < 1.1 * LOOKUP_BYTES
+
+
+def test_a_tree_has_all_that_followed_the_longest_suffix_the_latest_first():
+    index = built([1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1, 2])
+    tokens, parents = index.continuations([], 8, 3, 2)
+    assert (tokens[0], parents[0]) == (3, -1)
+    assert {token for token, parent in zip(tokens, parents, strict=True) if parent == -1} == {3, 5}
+    assert [token for token, parent in zip(tokens, parents, strict=True) if parent == 0] == [7, 4]
+    assert index.continuations([3], 8, 1, 2) == ([7, 4], (-1, -1))
+    assert index.continuations([], 1, 3, 2) == ([3], (-1,))
+    assert built(range(9)).continuations([], 8, 3, 2) == ([], ())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=4), st.integers(1, 12))
+def test_each_token_of_a_tree_followed_a_suffix_in_the_text(text, tail, nodes):
+    tokens, parents = built(text).continuations(tail, nodes, 4, 2)
+    tree = tree_of(parents)
+    assert len(tokens) <= nodes and tree.depth <= 4
+    for node, token in enumerate(tokens):
+        path = [tokens[index] for index in tree.path(node)[:-1]]
+        pattern = [*[*text, *tail, *path][-2:], token]
+        assert pattern in [text[at : at + 3] for at in range(len(text) - 2)]
+    for children in tree.children:
+        assert len({tokens[child] for child in children}) == len(children)
+
+
+def built(text):
+    index = SuffixIndex()
+    for token in text:
+        index.append(token)
+    return index

@@ -16,6 +16,7 @@ from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.draft import DraftedTree
 from offload.speculation.draft_runner import DraftRunner
+from offload.speculation.draft_trees import FixedTrees
 from offload.speculation.drafter import ModelDrafter, SelectedDrafter
 from offload.speculation.level import ModelVerifier, speculate
 from offload.speculation.ngram import LookupDrafter
@@ -24,7 +25,7 @@ from offload.speculation.sampling import Sampler
 from offload.speculation.tree import k_ary, tree_of
 from offload.tree_config import TreeSampling
 from tests.support.offloading import CPU, native_kernel
-from tests.support.retrieval import VOCAB, RetrievalSetup, load
+from tests.support.retrieval import VOCAB, RetrievalSetup, ids, load
 
 SHAPES = {
     "k-ary": k_ary((3, 2, 1, 1)),
@@ -122,6 +123,18 @@ class interrupted:
         self._model._forward_layer = self._layer
 
 
+def test_a_row_has_the_bits_of_the_chain_that_its_path_is(models):
+    if "table" not in models:
+        pytest.skip("there is no native kernel here")
+    model, parents, draft = models["table"], random_tree(12, seed=4), ids(12, seed=5)
+    full, middle, sequence = SETUPS["table"].prefilled(model, 90)
+    for runner, new in ((full, SETUPS["table"].full), (middle, lambda model: middle)):
+        found = runner.tree_rows(sequence, draft, parents).clone()
+        for node in range(-1, 12):
+            path = [draft[index] for index in tree_of(parents).path(node)]
+            assert torch.equal(found[node + 1], new(model).rows(TokenSequence(sequence.tokens), path)[-1])
+
+
 def test_the_path_that_is_taken_is_not_run_again(models, monkeypatch):
     model = models["copied"]
     runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), []
@@ -160,7 +173,9 @@ def levels(models, kind, name, shape, sampling, every=None, budget=None, window=
     depth = tree_of(parents.parents).depth
 
     def level(name, verifier, over, tree, gamma=depth):
-        return speculate(name, verifier, AdaptiveScheduler([over], gamma), sampler.generator, tree=tree)
+        return speculate(
+            name, verifier, AdaptiveScheduler([over], gamma), sampler.generator, trees=tree and FixedTrees(tree)
+        )
 
     top = ModelVerifier("full", full, sampler)
     if name in drafters:
@@ -216,7 +231,7 @@ def test_a_draft_has_the_shape_and_the_distributions_of_its_children(models, nam
     for shape, parents in SHAPES.items():
         top, sequence, sampler = levels(models, "copied", name, shape, sampling, budget=400, window=100)
         drafter = top._scheduler._arms[0].drafter
-        tokens, rows, found = drafter.propose(sequence, 3, top._tree)
+        tokens, rows, found = drafter.propose(sequence, 3, top._trees.shape(3))
         tree = tree_of(found)
         assert tree.depth == 3 and len(tokens) == len(found) <= len(parents)
         assert found == tree_of(parents).parents or tree_of(parents).depth > 3

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import torch
 
@@ -45,6 +46,8 @@ class ReadySampler(Sampler):
 
 class TableModel:
     """Hidden rows are states: the last two tokens as one number."""
+
+    device, group, shape = torch.device("cpu"), ALONE, SimpleNamespace(vocab=VOCAB)
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits.flatten(0, 1)
@@ -106,13 +109,13 @@ def warped(logits, sampling):
     return warp(logits.flatten(0, 1), sampling).view_as(logits)
 
 
-def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, noise=None, tree=None):
+def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, noise=None, **trees):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
     apply, which the table cannot contain. With `noise`, sampling is coupled.
     """
-    settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1])
+    settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
     copy = QuantizedCopy(None, settings.self_level, 0.6) if settings.drafts_itself else None
     tables = [TARGET, MIDDLE if copy is None else ROUNDED, DRAFTS.get(draft, TARGET)]
     full, middle, drafting = (TableRunner(each if penalised else warped(each, sampling)) for each in tables)
@@ -127,7 +130,7 @@ def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalis
     sampler.noise = noise
     delays = random.Random(group.rank)
     times = itertools.accumulate(delays.expovariate(1) for _ in itertools.count())
-    return build(runners, settings, sampler, clock=lambda: next(times), group=group, tree=tree)
+    return build(runners, settings, sampler, clock=lambda: next(times), group=group)
 
 
 def counted(top, runs):

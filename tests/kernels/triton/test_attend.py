@@ -6,7 +6,7 @@ import torch
 from offload.kernels.attention import attend_reference
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
-from offload.kernels.triton.accumulate import attend_table
+from offload.kernels.triton.accumulate import attend_keys, attend_table, attend_table_before
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -173,3 +173,24 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(rows):
     attend(q, keys, values, whole, 60, causal=True, fresh=True)
     attend(q[:rows], keys, values, some, 60, causal=True, fresh=True)
     assert torch.equal(whole[:, :rows], some)
+
+
+def test_queries_of_a_tree_see_the_same_keys():
+    q, kv = random(5, 4, 32), random(2, 70, 2, 32, seed=1)
+    keys, values = kv.unbind(2)
+    out, lse = attend_keys(q, keys, values)
+    wanted, sums = expected(q, keys, values, 70, False)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[torch.float32])
+    torch.testing.assert_close(lse, sums, rtol=0, atol=1e-4)
+
+
+def test_queries_of_a_tree_see_the_same_chunks():
+    q, kv = random(5, 4, 32), random(2, 70, 2, 32, seed=1)
+    keys, values = kv.unbind(2)
+    table = torch.tensor([[0, 3, 5], [1, 2, 6]], dtype=torch.int32, device=DEVICE)
+    seen = [[p for c in row for p in range(8 * c, 8 * c + 8)] + [60, 61, 62] for row in table.tolist()]
+    some = [torch.stack([x[head, at] for head, at in enumerate(seen)]) for x in (keys, values)]
+    out, lse = attend_table_before(q, keys, values, table, 8, (27, 60))
+    wanted, sums = expected(q, *some, 27, False)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[torch.float32])
+    torch.testing.assert_close(lse, sums, rtol=0, atol=1e-4)
