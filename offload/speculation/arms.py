@@ -26,13 +26,24 @@ class Arm:
         """The estimated seconds per drafted token."""
         return self.times.of(self.drafter.relative_cost * self.steps.of(1))
 
-    def candidate(self, kind: Hashable, sequence: TokenSequence, limit: int, cycle: int) -> Candidate:
-        """Return what drafts of at most `limit` tokens promise in a cycle."""
+    def surprise(self, cycle: int) -> float:
+        """Return by how much drafts of this drafter have been better than its prior; 0 of one that runs no model."""
+        if self.drafter.relative_cost == 0:
+            return 0.0
+        return sum(acceptance.surprise(cycle) for acceptance in self.acceptance.values())
+
+    def candidate(
+        self, kind: Hashable, sequence: TokenSequence, limit: int, cycle: int, shift: float = 0.0
+    ) -> Candidate:
+        """Return what drafts of at most `limit` tokens promise in a cycle; `shift` is added to the acceptance prior."""
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior))
-        gammas = [gamma for gamma in self._gammas if gamma <= limit] or [limit]
+        gammas = [gamma for gamma in self._gammas if gamma < limit]
+        if len(gammas) < len(self._gammas):  # near the end: the last draft can be as long as the rest of the answer
+            gammas.append(limit)
         guess = self.drafter.setup_cost(sequence) * self.steps.of(1)
         times = {gamma: gamma * self.token_s + self.steps.of(gamma + 1) for gamma in gammas}
-        return Candidate(self, acceptance, cycle, times, guess)
+        believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)
+        return Candidate(self, acceptance, believed, times, guess)
 
 
 class Candidate:
@@ -50,12 +61,12 @@ class Candidate:
         self,
         arm: Arm,
         acceptance: Acceptance,
-        cycle: int,
+        believed: tuple[float, float],
         seconds: dict[int, float],
         setup_guess: float,
     ) -> None:
         self.arm, self.acceptance = arm, acceptance
-        self.rate, self.spread = acceptance.rate(cycle), acceptance.spread(cycle)
+        self.rate, self.spread = believed
         self.seconds, self.gamma, self.setup_guess = seconds, 0, setup_guess
         self.setup_s = arm.setups.of(setup_guess)
 
