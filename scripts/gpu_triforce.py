@@ -17,9 +17,10 @@ from offload.planning.latency import Decoding
 from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.drafter import ModelDrafter
-from offload.speculation.level import Level, ModelVerifier, speculate
+from offload.speculation.level import Level, speculate
 from offload.speculation.runner import Runner
 from offload.speculation.sampling import Sampler
+from offload.speculation.verifier import ModelVerifier
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 

@@ -16,7 +16,16 @@ from ..architecture.footprint import (
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from ..config import Speculation
 from ..errors import OutOfMemory
-from ..levels import draft_capacity, draft_chunk, drafter_kind, has_draft_model, has_middle, selected_chunk, uses_copy
+from ..levels import (
+    draft_capacity,
+    draft_chunk,
+    drafter_kind,
+    has_draft_model,
+    has_middle,
+    selected_chunk,
+    tree_nodes,
+    uses_copy,
+)
 from ..methods import LOOKUP
 from ..units import GIB, counted, size_text
 from .self_draft import copy_bytes
@@ -38,7 +47,7 @@ class MemoryEstimate:
     layers: int
     outer_weights: int  # embeddings and output head
     layer_weights: int  # per layer
-    layer_kv: int  # per layer, for all tokens
+    layer_kv: int  # per layer, for all tokens and those of a tree
     activations: int
     retrieval: int  # selected KV and mean keys
     draft: int  # a draft model's weights, cache and activations
@@ -110,7 +119,7 @@ def estimate(
         layers=shape.layers,
         outer_weights=shape.outer_bytes(bits) // gpus,
         layer_weights=shape.layer_bytes(bits) // gpus,
-        layer_kv=shape.layer_kv_bytes(tokens, itemsize) // gpus,
+        layer_kv=shape.layer_kv_bytes(tokens + tree_nodes(settings), itemsize) // gpus,
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection) + dequantized,
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),

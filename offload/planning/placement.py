@@ -13,7 +13,7 @@ from ..architecture.footprint import PAGE_GRAIN, page_tokens
 from ..architecture.tier_footprint import host_mean_key_bytes, host_page_bytes, staging_bytes
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
-from ..levels import selected_chunk
+from ..levels import selected_chunk, tree_nodes
 from .memory import USABLE, MemoryEstimate, estimate
 from .self_draft import copy_bits
 
@@ -188,10 +188,10 @@ class _Sizes:
     def on_host(self, weights: int, kv: int) -> dict[str, int]:
         """Return the bytes of each part on the host, for all devices."""
         request, offloaded, page, size = self._request, self._layers - kv, self._page, self._request.itemsize
-        need = self._need(kv)
+        need, positions = self._need(kv), request.tokens + tree_nodes(request.speculation)
         parts = {
             "weights": (self._layers - weights) * need.layer_weights,
-            "KV cache": host_page_bytes(self._share, offloaded, request.tokens, page, size),
+            "KV cache": host_page_bytes(self._share, offloaded, positions, page, size),
         }
         if need.retrieval and not request.hardware.shared:
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page)

@@ -32,10 +32,11 @@ from .adaptive import HORIZON, AdaptiveScheduler
 from .draft_runner import DraftRunner
 from .draft_trees import DraftTrees, draft_trees
 from .drafter import Drafter, ModelDrafter, SelectedDrafter
-from .level import SELECTED_PRIOR, Level, ModelVerifier, speculate
+from .level import SELECTED_PRIOR, Level, speculate
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
+from .verifier import ModelVerifier
 
 Clock = Callable[[], float]  # seconds
 

@@ -226,3 +226,11 @@ def test_an_unknown_gpu_is_refused():
 @pytest.mark.parametrize(("tokens", "budget"), [(1, 1024), (8192, 1024), (65536, 2048), (131072, 4096), (127000, 4096)])
 def test_the_suggested_budget_is_three_percent(tokens, budget):
     assert suggested_budget(tokens) == budget
+
+
+@pytest.mark.parametrize("offload", ["none", "stream"])
+def test_the_kv_cache_has_room_for_a_tree(offload):
+    asked = [request(tokens=32_768, gpu="a100", placement=Placement(offload), tree=tree) for tree in ("chain", "1024")]
+    plans = [make_plan(each) for each in asked]
+    kept = [sum(part.parts.get("KV cache", 0) for part in (plan.device, plan.host)) for plan in plans]
+    assert kept[1] - kept[0] == asked[0].shape.kv_bytes(1024, 2)

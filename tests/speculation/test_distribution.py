@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from offload.config import Sampling
-from offload.speculation import level as speculate
+from offload.speculation import verification
 from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.drafter import Draft, ModelDrafter
-from offload.speculation.level import ModelVerifier
+from offload.speculation.level import speculate
 from offload.speculation.sampling import Sampler
+from offload.speculation.verifier import ModelVerifier
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
 
 RUNS, MANY, SIGNIFICANCE = 1_500, 20_000, 1e-3  # 1,500 runs detect the mistakes below
@@ -58,14 +59,14 @@ def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(method, dra
 @pytest.mark.parametrize("method", ["naive", "triforce"])
 def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, monkeypatch):
     """The reference implementation's mistake."""
-    monkeypatch.setattr(speculate, "residual", lambda row, *rest: row)
+    monkeypatch.setattr(verification, "residual", lambda row, *rest: row)
     sampling = SAMPLINGS["t1"]
     assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, RUNS) < SIGNIFICANCE
 
 
 def test_the_same_mistake_at_the_lower_level_alone_is_detected(monkeypatch):
     """As in the reference: the distribution passed to the upper level is not the one that the draft was drawn from."""
-    sampling, correct = SAMPLINGS["t1"], speculate.residual
+    sampling, correct = SAMPLINGS["t1"], verification.residual
     top, lower = hierarchy("triforce", "uniform", sampling, gammas=(3, 4)).levels
     advance, inside = lower.advance, []
 
@@ -77,7 +78,7 @@ def test_the_same_mistake_at_the_lower_level_alone_is_detected(monkeypatch):
             inside.pop()
 
     lower.advance = marked
-    monkeypatch.setattr(speculate, "residual", lambda row, *rest: row if inside else correct(row, *rest))
+    monkeypatch.setattr(verification, "residual", lambda row, *rest: row if inside else correct(row, *rest))
     assert p_value(top, sampling, RUNS) < SIGNIFICANCE
 
 
@@ -98,7 +99,7 @@ def test_discarding_a_sampled_token_is_detected():
     results = []
     for kind in (ModelDrafter, FilteringDrafter):
         scheduler = AdaptiveScheduler([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
-        results.append(p_value(speculate.speculate("target", target, scheduler, sampler.generator), sampling, RUNS))
+        results.append(p_value(speculate("target", target, scheduler, sampler.generator), sampling, RUNS))
     assert results[0] > SIGNIFICANCE > results[1]
 
 
@@ -106,7 +107,7 @@ def test_the_example_of_the_reference_defect():
     """p = p_hat = (.5, .5), q = (1, 0): the residual is (0, 1), and half of the tokens must be 1."""
     q, p = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])
     generator = torch.Generator().manual_seed(0)
-    first = [0 if speculate.verify(Draft([0], q), p, generator)[0] else 1 for _ in range(4000)]
+    first = [0 if verification.verify(Draft([0], q), p, generator)[0] else 1 for _ in range(4000)]
     assert abs(sum(first) / 4000 - 0.5) < 0.04
-    rejected = {speculate.verify(Draft([0], q), p, generator) for _ in range(200)}
+    rejected = {verification.verify(Draft([0], q), p, generator) for _ in range(200)}
     assert rejected == {(1, 0), (0, 1)}

@@ -10,10 +10,12 @@ from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.draft_runner import DraftRunner
 from offload.speculation.drafter import Draft, ModelDrafter
 from offload.speculation.hierarchy import draft_cache
-from offload.speculation.level import ModelVerifier, speculate, verify
+from offload.speculation.level import speculate
 from offload.speculation.noise import Noise
 from offload.speculation.runner import Runner
 from offload.speculation.sampling import Sampler, warp
+from offload.speculation.verification import verify
+from offload.speculation.verifier import ModelVerifier
 from tests.support.fake_cuda import GPU, fake_cuda
 from tests.support.fake_models import fake_shape, load_fake
 

@@ -16,9 +16,9 @@ from transformers import (
 from offload.config import Sampling
 from offload.errors import SettingsError, TriforceError
 from offload.speculation.drafter import Draft
-from offload.speculation.level import verify
 from offload.speculation.penalties import repetition_penalty
 from offload.speculation.sampling import Sampler, keep_top_p_at_once, keep_top_p_by_row, sample, warp
+from offload.speculation.verification import verify
 
 CPU = torch.device("cpu")
 VOCAB = 50

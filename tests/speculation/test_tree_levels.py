@@ -18,11 +18,12 @@ from offload.speculation.draft import DraftedTree
 from offload.speculation.draft_runner import DraftRunner
 from offload.speculation.draft_trees import FixedTrees
 from offload.speculation.drafter import ModelDrafter, SelectedDrafter
-from offload.speculation.level import ModelVerifier, speculate
+from offload.speculation.level import speculate
 from offload.speculation.ngram import LookupDrafter
 from offload.speculation.runner import Runner
 from offload.speculation.sampling import Sampler
 from offload.speculation.tree import k_ary, tree_of
+from offload.speculation.verifier import ModelVerifier
 from offload.tree_config import TreeSampling
 from tests.support.offloading import CPU, native_kernel
 from tests.support.retrieval import VOCAB, RetrievalSetup, ids, load

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from offload.errors import TriforceError
 from offload.speculation import tree_verification
 from offload.speculation.drafter import Draft
-from offload.speculation.level import verify
 from offload.speculation.tree import ROOT, Tree, Verdict, chain, k_ary
 from offload.speculation.tree_sampling import draw_children
 from offload.speculation.tree_verification import verify_tree
+from offload.speculation.verification import verify
 from offload.tree_config import TreeSampling
 
 VOCAB = 12

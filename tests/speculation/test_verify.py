@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.speculation.drafter import Draft
-from offload.speculation.level import verify
+from offload.speculation.verification import verify
 
 VOCAB = 12
 

@@ -18,10 +18,11 @@ from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.drafter import Drafter, ModelDrafter
 from offload.speculation.hierarchy import draft_cache, selected_cache
-from offload.speculation.level import ModelVerifier, speculate
+from offload.speculation.level import speculate
 from offload.speculation.ngram import LookupDrafter
 from offload.speculation.runner import Runner, SelectedRunner
 from offload.speculation.sampling import Sampler
+from offload.speculation.verifier import ModelVerifier
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU
 
