@@ -26,6 +26,7 @@ _SURE = 1.35  # drafting needs no plain step to compare with if it promises this
 _LEARNING = 0.75  # of a gain remains: the first drafts have not the best length
 _LISTEN = 8  # cycles before a one-off cost is paid: drafts that cost nothing may be good enough
 _SETUP_SHARE = 0.03  # of the time, which a one-off cost that does not pay back may take
+_SHARED = 0.6  # of how much one drafter surprises, which is due to the text, and is expected of the others too
 _LUCK = 0.2  # probability that a drafter is better than believed by a standard deviation
 
 
@@ -77,7 +78,7 @@ class AdaptiveScheduler:
         if limit < 1 or self._cycle == 1:
             return None, 0
         candidates = [
-            arm.candidate(kind, sequence, limit, self._cycle)
+            arm.candidate(kind, sequence, limit, self._cycle, self._shift(arm))
             for arm in self._arms
             if (kind := arm.drafter.draft_kind(sequence)) is not None
         ]
@@ -115,6 +116,12 @@ class AdaptiveScheduler:
     def acceptance(self, drafter: Drafter, kind: Hashable) -> Acceptance | None:
         """Return the acceptance of a drafter's drafts of a kind; None before they were considered."""
         return next(arm for arm in self._arms if arm.drafter is drafter).acceptance.get(kind)
+
+    def _shift(self, arm: Arm) -> float:
+        """Return how much better a drafter's prior should be, from what others have shown: text is hard for all."""
+        if arm.drafter.relative_cost == 0:
+            return 0.0
+        return _SHARED * sum(other.surprise(self._cycle) for other in self._arms if other is not arm)
 
     def _guess(self, candidates: Sequence[Candidate], sequence: TokenSequence) -> None:
         """Keep the next token of drafters whose drafts cost nothing: the next cycle shows whether it was right."""
