@@ -173,8 +173,8 @@ def test_other_load_is_that_of_other_processes():
 
 def test_sampling_compares_no_outputs(bench):
     args = [arg for arg in SMALL if arg not in ("--temperature", "0")]
-    args += ["--temperature", "0.8", "--sampling", "fastest", "--repeats", "1"]
-    code, out, _ = bench(TEXT, *args, "--methods", "lookup", "--json")
+    args += ["--temperature", "0.8", "--sampling", "fastest"]
+    code, out, _ = bench(TEXT, *args, "--methods", "lookup", "--repeats", "1", "--json")
     found = json.loads(out)
     assert code == 0
     assert {row["equals_ar"] for row in found["methods"]} == {None}
