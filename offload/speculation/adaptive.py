@@ -161,9 +161,9 @@ class AdaptiveScheduler:
             candidates = [candidate for candidate in candidates if candidate.low_s * _SURE < 1]  # plain steps
         plain = self._steps.of(1)
         best, least = None, plain
-        for candidate in candidates:
+        for candidate in sorted(candidates, key=lambda candidate: candidate.setup_s > 0):
             each, option = candidate.fastest(candidate.rate, self._budget.most_s(plain))
-            if candidate.setup_s and not self._can_afford_setup(candidate, each):
+            if candidate.setup_s and not self._can_afford_setup(candidate, each, least):
                 continue
             if each * _MARGIN < plain and each < least:
                 best, least, candidate.chosen = candidate, each, option
@@ -175,12 +175,13 @@ class AdaptiveScheduler:
         """Return over how many tokens a one-off cost pays back: the first one is the largest, and serves all tokens."""
         return self._left if candidate.arm.setups.count == 0 else min(self._left, _RESELECT)
 
-    def _can_afford_setup(self, candidate: Candidate, each: float) -> bool:
+    def _can_afford_setup(self, candidate: Candidate, each: float, usual: float) -> bool:
         """Return whether a one-off cost pays back at `each` expected seconds a token, compared with the recent tokens.
 
-        If the acceptance rate is lower than believed, it must be a small loss.
+        The comparison is also with `usual` seconds a token, which other candidates promise without such a cost. If the
+        acceptance rate is lower than believed, it must be a small loss.
         """
-        tokens, usual = self._pays_back_over(candidate), self._steps.of(1)
+        tokens = self._pays_back_over(candidate)
         if self._recent[1]:
             usual = min(usual, self._recent[0] / self._recent[1])
             if self._cycle < _LISTEN:
@@ -200,7 +201,7 @@ class AdaptiveScheduler:
         gain = _LUCK * (plain / _MARGIN - each) * min(self._left, _REGIME)
         loss = option.seconds - plain * option.expected(candidate.rate, candidate.rate) + candidate.setup_s
         candidate.chosen = option
-        return gain > max(loss, 0.0) and (not candidate.setup_s or self._can_afford_setup(candidate, each))
+        return gain > max(loss, 0.0) and (not candidate.setup_s or self._can_afford_setup(candidate, each, plain))
 
     def _needs_plain_step(self, least: float) -> bool:
         """Return whether the time of a plain step is out of date, where drafting takes `least` seconds a token."""

