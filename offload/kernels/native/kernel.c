@@ -127,10 +127,10 @@ int64_t triforce_layout(void) {
     const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
                              sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
                              sizeof(struct pack),      sizeof(struct rounding)};
-    int64_t number = LAYOUT;
+    uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
-    return number;
+    return (int64_t)number;
 }
 
 /* Return the level of that name, or NULL if this processor or this build does not have it. */
