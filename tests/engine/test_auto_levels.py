@@ -44,8 +44,9 @@ def random_choices(monkeypatch):
             return None, 0
         drafter = rng.choice(drafters)
         arm = next(arm for arm in self._arms if arm.drafter is drafter)
-        self._chosen = arm.candidate(kinds[drafter], sequence, limit, self._cycle)
-        return drafter, rng.randint(1, min(limit, 8))
+        self._chosen = arm.candidate(kinds[drafter], sequence, min(limit, 8), self._cycle)
+        self._chosen.chosen = rng.choice(self._chosen.options)
+        return drafter, self._chosen.chosen.gamma
 
     monkeypatch.setattr(AdaptiveScheduler, "choose", choose_any)
 
