@@ -111,19 +111,21 @@ struct tile_work {
 };
 
 enum {
+    SPREAD_ROWS = 8,  /* rows that become two where a format has a scale for 16 inputs */
     TILE_GROUP = 256, /* rows that read a panel together */
     CHUNK = 8,        /* groups of quantised weights whose levels stay in the first-level cache */
 };
 
 struct tile_linear_work {
     uint16_t levels[CHUNK * GROUP_INPUTS * BLOCK];
+    uint16_t spread[CHUNK][2 * SPREAD_ROWS][GROUP_INPUTS];
     float products[2 * CHUNK][TILE_ROWS][BLOCK]; /* of each scale's inputs */
     float scales[2 * CHUNK][BLOCK], minima[CHUNK][BLOCK];
     float c[TILE_GROUP * 2 * BLOCK];
     int rows, pairs; /* the shapes of the tiles */
 };
 
-static inline __attribute__((target(AMX))) void use_shapes(struct tile_linear_work *w, int rows, int pairs) {
+static inline __attribute__((target(AMX), always_inline)) void use_shapes(struct tile_linear_work *w, int rows, int pairs) {
     if (w->rows == rows && w->pairs == pairs)
         return;
     set_tile_shapes(rows, pairs);
