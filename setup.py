@@ -16,7 +16,7 @@ KERNEL = Extension(
     "offload.kernels.native._kernel",
     sources=[str(FOLDER / "kernel.c")],
     depends=[str(path) for path in sorted(FOLDER.glob("*.h"))],
-    extra_compile_args=["-std=gnu11", "-O3", "-pthread", "-Wno-psabi"],
+    extra_compile_args=["-std=gnu11", "-O2", "-pthread", "-Wno-psabi"],
     extra_link_args=["-pthread"],
     libraries=["m"],
     optional=True,

@@ -51,8 +51,17 @@ def has_middle(settings: Speculation, tokens: int) -> bool:
     """Return whether a sequence that may reach `tokens` gets a retrieval cache."""
     method = METHODS[settings.method]
     if method.adaptive and not settings.drafts_itself:
-        return method.middle is not None and tokens > _MIN_RATIO * (settings.budget + TAIL)
+        return method.middle is not None and _is_long(settings, tokens)
     return method.middle is not None
+
+
+def has_alternative(settings: Speculation, tokens: int) -> bool:
+    """Return whether a sequence that may reach `tokens` gets a second retrieval cache, if that needs no copy of KV."""
+    return METHODS[settings.method].alternative is not None and _is_long(settings, tokens)
+
+
+def _is_long(settings: Speculation, tokens: int) -> bool:
+    return tokens > _MIN_RATIO * (settings.budget + TAIL)
 
 
 def uses_copy(settings: Speculation) -> bool:

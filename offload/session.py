@@ -7,13 +7,13 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
 from .events import Event, Finished, Pinned, Tokens
-from .levels import draft_chunk, drafter_kind, has_draft_model, has_middle
+from .levels import draft_chunk, drafter_kind, has_alternative, has_draft_model, has_middle
 from .methods import LOOKUP, METHODS
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .sequence import TokenSequence
 from .speculation.draft_runner import DraftRunner
-from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, selected_cache
+from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, needs_no_copy, selected_cache
 from .speculation.ngram import LookupDrafter
 from .speculation.runner import Runner, SelectedRunner
 from .speculation.sampling import Sampler
@@ -43,7 +43,7 @@ class Session:
         self._capacity, self._spare = capacity, spare
         self._lookup = LookupDrafter()
         # The latest runners, with the settings that they were made for.
-        self._middle: tuple[Hashable, SelectedRunner] | None = None
+        self._middles: dict[str, tuple[Hashable, SelectedRunner]] = {}  # by use
         self._drafting: tuple[Hashable, DraftRunner] | None = None
 
     def serves(self, capacity: int, spare: int = 0) -> bool:
@@ -120,18 +120,24 @@ class Session:
         self.full.settle(self.sequence)
 
     def _runners(self, settings: Speculation, tokens: int, copy: QuantizedCopy | None) -> Runners:
-        middle = self._middle_for(settings, copy) if has_middle(settings, tokens) else None
+        method, middle, alternative = METHODS[settings.method], None, None
+        if has_middle(settings, tokens):
+            middle = self._middle_for("middle", method.middle, settings, copy)
+        if has_alternative(settings, tokens) and needs_no_copy(self.full.cache):
+            alternative = self._middle_for("alternative", method.alternative, settings, None)
         draft = self._draft_for(settings) if has_draft_model(settings) else None
-        return Runners(self.full, middle, draft, self._lookup)
+        return Runners(self.full, middle, draft, self._lookup, alternative)
 
-    def _middle_for(self, settings: Speculation, copy: QuantizedCopy | None) -> SelectedRunner:
-        level, kind = None if copy is None else copy.level, METHODS[settings.method].middle
+    def _middle_for(self, use: str, kind: str, settings: Speculation, copy: QuantizedCopy | None) -> SelectedRunner:
+        """Return the runner of a middle level: the last one for this use, "middle" or "alternative", if it serves."""
+        level = None if copy is None else copy.level
         key = (level, kind, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)
-        if self._middle is None or self._middle[0] != key:
-            self._middle = None  # free its memory first
-            self._middle = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings), copy)
-        self._middle[1].renew()
-        return self._middle[1]
+        if use not in self._middles or self._middles[use][0] != key:
+            self._middles.pop(use, None)  # free its memory first
+            self._middles[use] = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings, kind), copy)
+        runner = self._middles[use][1]
+        runner.renew()
+        return runner
 
     def _draft_for(self, settings: Speculation) -> DraftRunner:
         assert self._draft is not None, "the draft model was not loaded"

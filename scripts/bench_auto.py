@@ -7,7 +7,8 @@
 A cell is a temperature, a text, a context (prompt and answer, in tokens) and a link: 0 keeps all KV in memory, another
 number streams it at so many GB/s over a simulated link. The texts ask about the same book: to continue it (`new`), to
 summarise it (`summary`), to repeat a passage word for word (`quoting`). Prompts come from the prompt cache: the first
-run of a context prefills it, which takes minutes at 32K; `--prefill` does only that.
+run of a context prefills it, which takes minutes at 32K; `--prefill` does only that. A run with the `--json` file of
+an interrupted one goes on with the cells that are missing.
 
 The methods are interleaved, so that drift of the machine's speed affects all. Every run selects the retrieval cache
 anew, as a first request does. A figure is the median over the repeats of seconds a token after the first; a ratio is of
@@ -24,7 +25,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,7 @@ class Result:
     cell: Cell
     seconds: dict[str, list[float]] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
+    new_tokens: int = 0
 
     def rate(self, method: str) -> float:
         """Return the median rate of a method in tokens a second."""
@@ -111,7 +113,7 @@ class Bench:
 
     def timed(self, text: str, sampling: Sampling, seed: int, settings: Speculation) -> tuple[float, Speculated]:
         """Return the seconds a token after the first, and the last statistics of the levels."""
-        self.engine.idle_session._middle = None  # a first request has no retrieval cache yet
+        self.engine.idle_session._middles.clear()  # a first request has no retrieval cache yet
         return self._run(text, sampling, seed, settings, self._new)
 
     def _run(self, text: str, sampling: Sampling, seed: int, settings: Speculation, new: int):
@@ -139,7 +141,7 @@ def prompt(tokenizer, book: str, tokens: int, task: str) -> list[int]:
 def measure(bench: Bench, cell: Cell, options: argparse.Namespace) -> Result:
     """Run all methods of a cell in turn, `options.repeats` times."""
     bench.prefill(cell.text)
-    result = Result(cell)
+    result = Result(cell, new_tokens=options.new)
     for seed, method in itertools.product(range(options.repeats), options.methods):
         settings = Speculation(method, budget=options.budget)
         seconds, state = bench.timed(cell.text, Sampling(temperature=cell.temperature), seed, settings)
@@ -154,16 +156,17 @@ def measure(bench: Bench, cell: Cell, options: argparse.Namespace) -> Result:
     return result
 
 
-def results(options: argparse.Namespace) -> Iterator[Result]:
-    """Measure the chosen cells; the model is loaded once for every context and link."""
+def results(options: argparse.Namespace, known: Container[Cell]) -> Iterator[Result]:
+    """Measure the chosen cells that are not known; the model is loaded once for every context and link."""
     for context, link in itertools.product(options.contexts, options.links):
-        bench = Bench(options, context, link)
-        for text in options.texts:
+        cells = [Cell(context, *each, link) for each in itertools.product(options.texts, options.temperatures)]
+        cells = [cell for cell in cells if cell not in known]
+        bench = Bench(options, context, link) if cells else None
+        for cell in cells:
             if options.prefill:
-                bench.prefill(text)
-                continue
-            for temperature in options.temperatures:
-                yield measure(bench, Cell(context, text, temperature, link), options)
+                bench.prefill(cell.text)
+            else:
+                yield measure(bench, cell, options)
 
 
 def table(rows: list[Result]) -> str:
@@ -196,7 +199,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--budget", type=int, default=Speculation().budget)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="cells that it has are not measured again")
     options = parser.parse_args()
     if options.quick:
         options.contexts, options.links, options.new, options.repeats = [2048], [0.0], 64, 1
@@ -206,13 +209,22 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    rows = list(results(options))
-    if not rows:
-        return
-    print(f"{options.new} new tokens, {options.repeats} repeats; {machine()}\n{table(rows)}")
-    if options.json:
-        facts = {"machine": machine(), "new_tokens": options.new}
-        options.json.write_text(json.dumps(facts | {"results": [asdict(row) for row in rows]}, indent=2))
+    rows = read(options.json)
+    for row in results(options, {row.cell for row in rows}):
+        rows.append(row)
+        if options.json:
+            facts = {"machine": machine(), "results": [asdict(row) for row in rows]}
+            options.json.write_text(json.dumps(facts, indent=2) + "\n")
+    if rows:
+        print(f"{machine()}\n{table(rows)}")
+
+
+def read(path: Path | None) -> list[Result]:
+    """Return the results of an earlier run, which are not measured again."""
+    if path is None or not path.exists():
+        return []
+    rows = json.loads(path.read_text())["results"]
+    return [Result(**row | {"cell": Cell(**row["cell"])}) for row in rows]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import Speculation
-from ..levels import KEPT_QUERIES, PADDING, TAIL, selected_chunk, tail_tokens
+from ..levels import KEPT_QUERIES, PADDING, TAIL, has_alternative, selected_chunk, tail_tokens
 from .dims import Dimensions
 from .tier_footprint import GATHERED_BYTES
 
@@ -57,7 +57,11 @@ def retrieval_bytes(
     chunk = _chunk(settings, device, offloaded, in_place)
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
-    selected = table if in_place else shape.kv_bytes(slots * chunk + tail_tokens(settings) + chunk + PADDING, itemsize)
+    selected = (
+        table * (1 + has_alternative(settings, tokens))
+        if in_place
+        else shape.kv_bytes(slots * chunk + tail_tokens(settings) + chunk + PADDING, itemsize)
+    )
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 

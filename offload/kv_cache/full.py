@@ -118,7 +118,7 @@ class FullCache(InFlight):
             self.rows = self.rope.rows(self._length, end)
         else:
             self._begin_tree(tree)
-        self.store.begin(self._length, end - self._length, chunk)
+        self.store.begin(self._length, end - self._length, chunk, self._held)
 
     def _begin_tree(self, tree: Tree) -> None:
         self._held_at = self.writes

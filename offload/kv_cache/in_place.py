@@ -29,6 +29,10 @@ class InPlaceCache(SelectedCache):
         return intact
 
     @property
+    def selects_for_free(self) -> bool:
+        return self._selector.cost == 0
+
+    @property
     def held(self) -> int:
         return self._held if self._writes == self._full.writes else 0
 

@@ -11,8 +11,6 @@ from .full import FullCache
 from .selection import Refresh, Selector, choose
 from .tree import InFlight, Tree
 
-_SELECTION = 1.0  # relative to attention in a plain step; estimated time of a selection whose mean keys are known
-
 
 class SelectedCache(InFlight, ABC):
     """A KVCache of selected chunks of a full cache, followed by the newest tokens without a gap (the tail).
@@ -47,6 +45,11 @@ class SelectedCache(InFlight, ABC):
         """The number of tokens in selected chunks."""
         return self._slots * self._chunk
 
+    @property
+    def selects_for_free(self) -> bool:
+        """Whether a selection takes no time worth counting: nothing is scored, and nothing copied."""
+        return False
+
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many of the tokens drafted with this cache the full cache accepted."""
         self._refresh.observe(drafted, accepted)
@@ -58,7 +61,7 @@ class SelectedCache(InFlight, ABC):
         """
         if not self._rebuild and not self._is_due(length):
             return 0.0
-        return _SELECTION + self._full.store.mean_keys_cost * self._selector.missing(length // self._chunk)
+        return self._selector.cost + self._full.store.mean_keys_cost * self._selector.missing(length // self._chunk)
 
     def renew(self) -> None:
         """Select again at the next pass."""

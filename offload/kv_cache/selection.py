@@ -21,6 +21,8 @@ from .store import Store
 class Selector(Protocol):
     """A policy that selects chunks of the full cache."""
 
+    cost: float  # estimated time of a selection whose mean keys are known, relative to attention in a plain step
+
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
         """Return `slots` of the first `chunks` chunk numbers (more than `slots`), `[layers * kv_heads, slots]`."""
         ...
@@ -45,6 +47,8 @@ def choose(selector: Selector, full: FullCache, chunks: int, slots: int) -> Tens
 class RecencySelector:
     """Selects the sink and the most recent chunks, as StreamingLLM does: the paper's ablation."""
 
+    cost = 0.0
+
     def __init__(self, sink: int, chunk: int) -> None:
         self._sink = -(-sink // chunk)
 
@@ -63,6 +67,8 @@ class RecencySelector:
 
 class RetrievalSelector:
     """Selects the chunks that score highest with the newest query, in O(context / chunk) time on a CPU."""
+
+    cost = 1.0
 
     def __init__(self, sink: int, chunk: int, scores: Callable[[Store, int, int], ChunkScores] = chunk_scores) -> None:
         """`scores` makes the scores of a store's chunks: of (store, chunk, chunks that the cache has room for)."""

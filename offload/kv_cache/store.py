@@ -41,8 +41,11 @@ class Store(Protocol):
         """
         return iter(())
 
-    def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
-        """Begin a pass over tokens from position `start` on; each layer appends chunks of `chunk`, or all at once."""
+    def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
+        """Begin a pass over tokens from position `start` on; each layer appends chunks of `chunk`, or all at once.
+
+        The first `held` of a tree's tokens have been appended by earlier passes.
+        """
 
     def end(self) -> None:
         """End the pass; its tokens are committed."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .page import PageRun
 from .tiers import Tiers
 
 
@@ -27,6 +28,10 @@ class OpenPages:
         """Return the slot of a page in one layer, `[numbers]` on the device."""
         return self._tiers.open[layer, page % 2]
 
+    def run(self, layer: int, pages: range) -> PageRun:
+        """Return one or two consecutive pages of a layer, which are in their slots."""
+        return PageRun(self._tiers.open[layer], tuple(page % 2 for page in pages))
+
     def newest(self, page: int) -> Tensor:
         """Return the newest copy of a page, `[layers, numbers]`: in its slot on the device, or else in host memory."""
         return self._tiers.open[:, page % 2] if page in self else self._tiers.pages[:, page]
@@ -40,14 +45,17 @@ class OpenPages:
         """Assign a page to its slot, which will be written to."""
         self._pages[page % 2] = page
 
-    def advance(self, start: int) -> None:
-        """Prepare a pass from position `start` on: copy whole pages to the host, and its first page to its slot."""
+    def advance(self, start: int, held: int = 0) -> None:
+        """Prepare a pass from position `start` on: copy whole pages to the host, and its first page to its slot.
+
+        Pages of the `held` tokens behind `start` stay in their slots.
+        """
         tiers = self._tiers
-        current = start // tiers.format.tokens
+        current, last = (position // tiers.format.tokens for position in (start, max(start + held - 1, start)))
         for slot, page in self._occupied():
             if page < current:
                 self._copy(tiers.pages[:, page], tiers.open[:, slot])
-            if page != current:
+            if not current <= page <= last:
                 self._pages[slot] = None
         if start % tiers.format.tokens and current not in self:
             self._copy(tiers.open[:, current % 2], tiers.pages[:, current])

@@ -6,7 +6,8 @@ it is computed, nor on the other pages; with the native kernel on a CPU it is th
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,14 +16,22 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
-from ..kernels.attention import Partial, attend, attend_causal
+from ..kernels.attention import Partial, attend, attend_causal, attend_masked, state_of
 from ..kernels.native import Kernel
 from ..kernels.native.calls import BlockCalls, partial_count
 from ..kernels.native.layout import key_view, keys_of, value_view, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from ..kernels.triton.accumulate import TritonAccumulator
+from ..kv_cache.tree import Tree
 
 Rows = tuple[Tensor, Tensor]  # cos and sin, as `rotate` takes them
+
+
+class PageRun(NamedTuple):
+    """Consecutive pages of a layer, in any order in one memory: `memory` `[n, numbers]`, read in `order`."""
+
+    memory: Tensor
+    order: tuple[int, ...]
 
 
 class PageFormat(Protocol):
@@ -48,6 +57,13 @@ class PageFormat(Protocol):
         """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
 
         Returns a partial result for an accumulator of the same format.
+        """
+        ...
+
+    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
+        """Add attention to a tree and the tokens before it: of all rows of `result`, rotated queries of its last ones.
+
+        In the pages, the tree comes behind the first `before` tokens, all of which are in the first page.
         """
         ...
 
@@ -103,6 +119,9 @@ class PlainPageFormat:
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
         return attend_seen(q, *self.read(page), seen, causal)
 
+    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
+        attend_tree_masked(self, pages, q, before, tree, result)
+
     def accumulator(self, q: Tensor) -> Accumulator:
         if triton.serves(q):
             return TritonAccumulator(q, self._size[0], lambda page: (*self.read(page), triton.PLAIN))
@@ -155,6 +174,9 @@ class BlockPageFormat:
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         return attend_seen(q, *self.read(page), seen, causal)
 
+    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
+        attend_tree_masked(self, pages, q, before, tree, result)
+
     def accumulator(self, q: Tensor) -> Accumulator:
         if triton.serves(q) and q.dtype == torch.bfloat16:  # blocks of fp32 are not paired
             return TritonAccumulator(q, self._size[0], lambda page: (*[page.view(self._size)] * 2, triton.BLOCKS))
@@ -194,6 +216,16 @@ class NativePageFormat(BlockPageFormat):
         self._kernel.attend(self._calls.attention(page, q, seen, causal, partials=partials))
         return partials
 
+    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
+        """Attend in one call. If a page is a multiple of PIECE, each row has the bits of the chain that its path is."""
+        parents = tree.on(q.device).parents
+        count = partial_count(before + 1, len(q), True, parents)
+        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
+        table = _block_table(pages.order, *self._size[:2])
+        call = self._calls.attention(pages.memory, q, before + 1, table=table, partials=partials, parents=parents)
+        self._kernel.attend(call)
+        result.add(slice(0, len(q)), partials)
+
     def accumulator(self, q: Tensor) -> Accumulator:
         return KernelAccumulator(self._kernel, q, self.attend)
 
@@ -204,3 +236,30 @@ def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Par
         return attend(q, k[:, :seen], v[:, :seen])
     seen += len(q) - 1
     return attend_causal(q, k[:, :seen], v[:, :seen])
+
+
+def attend_tree_masked(
+    format: PageFormat, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator
+) -> None:
+    """Do what `PageFormat.attend_tree` does, on any device: by a mask, of the tree's tokens alone."""
+    if before:
+        result.attend(pages.memory[pages.order[0]], slice(0, len(q)), before)
+    runs = []
+    for index, slot in enumerate(pages.order):
+        first, end = (position - index * format.tokens for position in (before, before + len(tree)))
+        first, end = max(first, 0), min(end, format.tokens)
+        begin = first // format.grain
+        grains = format.grains(pages.memory[slot])[:, begin : -(-end // format.grain)]
+        inside = slice(first - begin * format.grain, end - begin * format.grain)
+        runs.append([x[:, inside] for x in format.read_grains(grains)])
+    keys, values = (torch.cat(both, dim=1) for both in zip(*runs, strict=True))
+    own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
+    result.add_state(state_of(own))
+
+
+@lru_cache(maxsize=64)
+def _block_table(order: tuple[int, ...], kv_heads: int, blocks: int) -> Tensor:
+    """Return a table, as of `BlockCalls.attention`, for pages of `blocks` blocks a head. Do not write to it."""
+    numbers = [page * kv_heads * blocks + block for page in order for block in range(blocks)]
+    with torch.inference_mode(False):
+        return torch.tensor([numbers] * kv_heads, dtype=torch.int32)

@@ -15,6 +15,8 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..kv_cache.store import PlainStore
 from .mean_keys import HostMeanKeys
+from .open_pages import OpenPages
+from .page import PageRun
 from .prefetch import PrefetchItem
 from .tiers import Tiers
 
@@ -22,13 +24,13 @@ from .tiers import Tiers
 class PrefillBuffers:
     """Buffers for the pages from number `first` on, up to position `end`, of two layers at a time.
 
-    Takes `paged_prefill_bytes` (architecture/tier_footprint.py) on the device. If `begun`, the first page has committed
-    tokens. They are copied from the page's open slot, which does not change, so an aborted pass leaves all committed
-    tokens intact.
+    Takes `paged_prefill_bytes` (architecture/tier_footprint.py) on the device. The first `begun` pages have tokens:
+    committed ones, or those of a tree in flight. They are copied from the pages' open slots, which do not change, so an
+    aborted pass leaves all these tokens intact; or from the host, if an earlier pass over the tree was of this kind.
     """
 
-    def __init__(self, tiers: Tiers, first: int, end: int, begun: bool) -> None:
-        self._tiers, self._first, self._begun = tiers, first, begun
+    def __init__(self, tiers: Tiers, open_pages: OpenPages, first: int, end: int, begun: int) -> None:
+        self._tiers, self._open_pages, self._first, self._begun = tiers, open_pages, first, begun
         count = -(-end // tiers.format.tokens) - first
         size = (2, count, tiers.format.numbers)
         with torch.inference_mode(False):
@@ -42,9 +44,21 @@ class PrefillBuffers:
         if self._layers[side] != layer:
             self._wait(side)
             self._layers[side] = layer
-            if self._begun:
-                self._buffers[side, 0].copy_(self._tiers.open[layer, self._first % 2])
+            for index in range(self._begun):
+                self._fill(self._buffers[side, index], layer, self._first + index)
         return self._buffers[side, page - self._first]
+
+    def _fill(self, buffer: Tensor, layer: int, page: int) -> None:
+        if page in self._open_pages:
+            buffer.copy_(self._open_pages.buffer(layer, page))
+            return
+        link = self._tiers.link
+        link.wait(ticket := link.copy([(buffer, self._tiers.pages[layer, page])], link.mark()))
+        link.finish(ticket)
+
+    def run(self, layer: int, pages: range) -> PageRun:
+        """Return pages of the current layer, the first one of the pass among them."""
+        return PageRun(self._buffers[layer % 2], tuple(page - self._first for page in pages))
 
     def store(self, layer: int) -> None:
         """Begin to copy the pages of a finished layer to the host."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..kernels.accumulate import Accumulator
-from ..kernels.attention import attend_masked, state_of
 from ..kv_cache.block_store import copy_bytes
 from ..kv_cache.store import Store, first_moved
 from ..kv_cache.tree import Tree
@@ -24,6 +23,7 @@ from .host_attention import HostResult
 from .link import LINK_COST
 from .mean_keys import HostMeanKeys
 from .open_pages import OpenPages
+from .page import PageRun
 from .prefetch import PrefetchItem
 from .prefill import PlainPrefill, PrefillBuffers
 from .tier_reader import TierReader
@@ -59,7 +59,7 @@ class TieredStore(TierReader):
         """Wait until the pages are pinned, as in `Store`."""
         return iter(()) if self.tiers.pinning is None else self.tiers.pinning.progress()
 
-    def begin(self, start: int, tokens: int, chunk: int | None = None) -> None:
+    def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
         """Begin a pass as in `Store`, and prefetch its first pages."""
         tiers, size = self.tiers, self.span
         self._recover()
@@ -67,7 +67,7 @@ class TieredStore(TierReader):
             tiers.pinning.wait()
         self._running = True
         self._num_whole = start // size
-        self.open_pages.advance(start)
+        self.open_pages.advance(start, held)
         self._end = start + tokens
         rows = min(tokens, chunk or tokens)
         passes = -(-tokens // rows)  # over the whole pages of a layer
@@ -79,7 +79,8 @@ class TieredStore(TierReader):
             self._plain_prefill = PlainPrefill(tiers, self.shape, start, self._end, chunk, self._mean_keys)
             self._num_streamed, passes = self._num_whole, 1
         else:
-            self._prefill = PrefillBuffers(tiers, self._num_whole, self._end, start % size > 0)
+            begun = -(-(start + held) // size) - self._num_whole
+            self._prefill = PrefillBuffers(tiers, self.open_pages, self._num_whole, self._end, begun)
         tiers.ring.expect(_prefetch_order(tiers.pages, self._num_streamed, passes))
 
     def _recover(self) -> None:
@@ -232,7 +233,8 @@ class TieredStore(TierReader):
     def _attend_newest(self, layer: int, start: int, q: Tensor, tree: Tree | None, result: Accumulator) -> None:
         """Attend causally to the pages of this pass, which are on the device."""
         if tree is not None:
-            self._attend_tree(layer, start, q, tree, result)
+            pages = range(self._num_whole, (start + len(tree) - 1) // self.span + 1)
+            self.tiers.format.attend_tree(self._run_of(layer, pages), q, start % self.span, tree, result)
             return
         tokens = len(q)
         end = start + tokens
@@ -244,19 +246,9 @@ class TieredStore(TierReader):
             if inside.stop < tokens:
                 result.attend(buffer, slice(inside.stop, tokens), self.span)
 
-    def _attend_tree(self, layer: int, start: int, q: Tensor, tree: Tree, result: Accumulator) -> None:
-        """Attend to the committed tokens of the first page of this pass, and to the tree's."""
-        format, runs = self.tiers.format, []
-        if before := start % self.span:
-            result.attend(self._buffer(layer, self._num_whole), slice(0, len(q)), before)
-        for buffer, at, some in self._pages_of(layer, start, len(tree)):
-            tokens, first = some.stop - some.start, at // format.grain
-            grains = format.grains(buffer)[:, first : -(-(at + tokens) // format.grain)]
-            inside = slice(at - first * format.grain, at - first * format.grain + tokens)
-            runs.append([x[:, inside] for x in format.read_grains(grains)])
-        keys, values = (torch.cat(both, dim=1) for both in zip(*runs, strict=True))
-        own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
-        result.add_state(state_of(own))
+    def _run_of(self, layer: int, pages: range) -> PageRun:
+        """Return pages of this pass on the device."""
+        return (self.open_pages if self._prefill is None else self._prefill).run(layer, pages)
 
     def _add_from_host(self, host: Future[HostResult], rows: int, rest: float | None, result: Accumulator) -> None:
         """Wait for host attention, note its time, and add its result."""

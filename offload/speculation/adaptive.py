@@ -26,6 +26,7 @@ _SURE = 1.35  # drafting needs no plain step to compare with if it promises this
 _LEARNING = 0.75  # of a gain remains: the first drafts have not the best length
 _LISTEN = 8  # cycles before a one-off cost is paid: drafts that cost nothing may be good enough
 _SETUP_SHARE = 0.03  # of the time, which a one-off cost that does not pay back may take
+_SHARED = 0.6  # of how much one drafter surprises, which is due to the text, and is expected of the others too
 _LUCK = 0.2  # probability that a drafter is better than believed by a standard deviation
 
 
@@ -77,7 +78,7 @@ class AdaptiveScheduler:
         if limit < 1 or self._cycle == 1:
             return None, 0
         candidates = [
-            arm.candidate(kind, sequence, limit, self._cycle)
+            arm.candidate(kind, sequence, limit, self._cycle, self._shift(arm))
             for arm in self._arms
             if (kind := arm.drafter.draft_kind(sequence)) is not None
         ]
@@ -115,6 +116,12 @@ class AdaptiveScheduler:
     def acceptance(self, drafter: Drafter, kind: Hashable) -> Acceptance | None:
         """Return the acceptance of a drafter's drafts of a kind; None before they were considered."""
         return next(arm for arm in self._arms if arm.drafter is drafter).acceptance.get(kind)
+
+    def _shift(self, arm: Arm) -> float:
+        """Return how much better a drafter's prior should be, from what others have shown: text is hard for all."""
+        if arm.drafter.relative_cost == 0:
+            return 0.0
+        return _SHARED * sum(other.surprise(self._cycle) for other in self._arms if other is not arm)
 
     def _guess(self, candidates: Sequence[Candidate], sequence: TokenSequence) -> None:
         """Keep the next token of drafters whose drafts cost nothing: the next cycle shows whether it was right."""
@@ -154,9 +161,9 @@ class AdaptiveScheduler:
             candidates = [candidate for candidate in candidates if candidate.low_s * _SURE < 1]  # plain steps
         plain = self._steps.of(1)
         best, least = None, plain
-        for candidate in candidates:
+        for candidate in sorted(candidates, key=lambda candidate: candidate.setup_s > 0):
             each, option = candidate.fastest(candidate.rate, self._budget.most_s(plain))
-            if candidate.setup_s and not self._can_afford_setup(candidate, each):
+            if candidate.setup_s and not self._can_afford_setup(candidate, each, least):
                 continue
             if each * _MARGIN < plain and each < least:
                 best, least, candidate.chosen = candidate, each, option
@@ -168,12 +175,13 @@ class AdaptiveScheduler:
         """Return over how many tokens a one-off cost pays back: the first one is the largest, and serves all tokens."""
         return self._left if candidate.arm.setups.count == 0 else min(self._left, _RESELECT)
 
-    def _can_afford_setup(self, candidate: Candidate, each: float) -> bool:
+    def _can_afford_setup(self, candidate: Candidate, each: float, usual: float) -> bool:
         """Return whether a one-off cost pays back at `each` expected seconds a token, compared with the recent tokens.
 
-        If the acceptance rate is lower than believed, it must be a small loss.
+        The comparison is also with `usual` seconds a token, which other candidates promise without such a cost. If the
+        acceptance rate is lower than believed, it must be a small loss.
         """
-        tokens, usual = self._pays_back_over(candidate), self._steps.of(1)
+        tokens = self._pays_back_over(candidate)
         if self._recent[1]:
             usual = min(usual, self._recent[0] / self._recent[1])
             if self._cycle < _LISTEN:
@@ -193,7 +201,7 @@ class AdaptiveScheduler:
         gain = _LUCK * (plain / _MARGIN - each) * min(self._left, _REGIME)
         loss = option.seconds - plain * option.expected(candidate.rate, candidate.rate) + candidate.setup_s
         candidate.chosen = option
-        return gain > max(loss, 0.0) and (not candidate.setup_s or self._can_afford_setup(candidate, each))
+        return gain > max(loss, 0.0) and (not candidate.setup_s or self._can_afford_setup(candidate, each, plain))
 
     def _needs_plain_step(self, least: float) -> bool:
         """Return whether the time of a plain step is out of date, where drafting takes `least` seconds a token."""

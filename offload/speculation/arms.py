@@ -91,12 +91,21 @@ class Arm:
             return self.row_times.of(1)
         return self.times.of(self.drafter.relative_cost * self.steps.of(1))
 
-    def candidate(self, kind: Hashable, sequence: TokenSequence, limit: int, cycle: int) -> Candidate:
-        """Return what drafts of at most `limit` tokens promise in a cycle."""
+    def surprise(self, cycle: int) -> float:
+        """Return by how much drafts of this drafter have been better than its prior; 0 of one that runs no model."""
+        if self.drafter.relative_cost == 0:
+            return 0.0
+        return sum(acceptance.surprise(cycle) for acceptance in self.acceptance.values())
+
+    def candidate(
+        self, kind: Hashable, sequence: TokenSequence, limit: int, cycle: int, shift: float = 0.0
+    ) -> Candidate:
+        """Return what drafts of at most `limit` tokens promise in a cycle; `shift` is added to the acceptance prior."""
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior))
         guess = self.drafter.setup_cost(sequence) * self.steps.of(1)
         options = [*self._chains(limit), *self._trees(kind, limit, cycle)]
-        return Candidate(self, kind, acceptance, cycle, options, guess)
+        believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)
+        return Candidate(self, kind, acceptance, believed, options, guess)
 
     def draft_time(self, cycle: Cycle) -> float:
         """Return the seconds of a cycle's draft, which includes no one-off cost, and count them."""
@@ -115,7 +124,10 @@ class Arm:
 
     def _chains(self, limit: int) -> Iterator[DraftOption]:
         if self.trees is None or self.trees.may_be_chain:
-            for gamma in [each for each in self._gammas if each <= limit] or [limit]:
+            gammas = [gamma for gamma in self._gammas if gamma < limit]
+            if len(gammas) < len(self._gammas):  # near the end: the last draft can be as long as the rest of the answer
+                gammas.append(limit)
+            for gamma in gammas:
                 yield DraftOption(gamma, gamma * self.token_s + self.steps.of(gamma + 1))
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
@@ -159,12 +171,12 @@ class Candidate:
         arm: Arm,
         kind: Hashable,
         acceptance: Acceptance,
-        cycle: int,
+        believed: tuple[float, float],
         options: list[DraftOption],
         setup_guess: float,
     ) -> None:
         self.arm, self.acceptance, self._kind = arm, acceptance, kind
-        self.rate, self.spread = acceptance.rate(cycle), acceptance.spread(cycle)
+        self.rate, self.spread = believed
         self.options, self.setup_guess = options, setup_guess
         self.chosen: DraftOption | None = None
         self.setup_s = arm.setups.of(setup_guess)

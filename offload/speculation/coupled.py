@@ -40,14 +40,12 @@ def verify_coupled(drafted: Sequence[int], picks: Sequence[int], parents: Sequen
     return Verdict(path, picks[node + 1])
 
 
-def draw_children_coupled(row: Tensor, noise: Noise, position: int, count: int) -> tuple[Tensor, Tensor]:
-    """Draw different tokens for one position from a distribution `[vocab]`, the likeliest to be accepted first.
+def draw_children_coupled(rows: Tensor, noise: Noise, position: int, count: int) -> Tensor:
+    """Draw different tokens for one position from distributions `[nodes, vocab]`, on the device: `[nodes, count]`.
 
-    The first is what `noise.pick` returns; all are a sample without replacement. Returns the tokens `[count]` and which
-    of them have a probability above 0, on the device.
+    The first is what `noise.pick` returns; the others are the likeliest to be what it picks from the target's.
     """
-    scores, tokens = noise.scores(row.unsqueeze(0), [position])[0].topk(min(count, len(row)))
-    return tokens, scores > 0
+    return noise.best(rows, [position] * len(rows), count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,18 @@ class Acceptance:
         self._accepted = self._judged = 0.0
         self._decayed_to = 0  # the cycle up to which both have decayed
 
-    def rate(self, cycle: int) -> float:
-        """Return the estimate at a cycle. It decays to the prior, so that drafting is tried again."""
+    def rate(self, cycle: int, shift: float = 0.0) -> float:
+        """Return the estimate at a cycle. It decays to the prior, so that drafting is tried again.
+
+        `shift` is added to the prior: what other drafters have shown of the text.
+        """
         self._decay(cycle)
-        return (self._accepted + self._prior * self._weight) / (self._judged + self._weight)
+        prior = min(max(self._prior + shift, 0.0), 1.0)
+        return (self._accepted + prior * self._weight) / (self._judged + self._weight)
+
+    def surprise(self, cycle: int) -> float:
+        """Return by how much the estimate differs from the prior."""
+        return self.rate(cycle) - self._prior
 
     def observe(self, cycle: int, drafted: int, accepted: int) -> None:
         """Count a verification. Tokens after the first rejected one were not verified."""
@@ -39,9 +47,9 @@ class Acceptance:
         if self._judged > 32:  # a longer memory would follow a change of text too slowly
             self._accepted, self._judged = self._accepted * 32 / self._judged, 32.0
 
-    def spread(self, cycle: int) -> float:
+    def spread(self, cycle: int, shift: float = 0.0) -> float:
         """Return the standard deviation of the belief at a cycle, as of a beta distribution."""
-        rate = self.rate(cycle)
+        rate = self.rate(cycle, shift)
         return (rate * (1 - rate) / (self._judged + self._weight + 1)) ** 0.5
 
     @property

@@ -62,18 +62,26 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
     return StreamingCache(model.shape, rope, settings.sink, settings.window, chunk, model.dtype, model.device)
 
 
-def selected_cache(full: FullCache, settings: Speculation) -> SelectedCache:
-    """Return the middle level's cache over a full one; its chunks are multiples of the store's grain."""
+def selected_cache(full: FullCache, settings: Speculation, middle: str | None = None) -> SelectedCache:
+    """Return the cache of a middle level over a full one; its chunks are multiples of the store's grain.
+
+    `middle` is methods.RETRIEVAL or STREAMING; without it, the one of the method.
+    """
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
     chunk = selected_chunk(settings, max(store.grain, PAGE_GRAIN) if is_paged else store.grain, store.span)
-    is_streaming = METHODS[settings.method].middle == STREAMING
+    is_streaming = (middle or METHODS[settings.method].middle) == STREAMING
     selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
     if not is_streaming:
         store.keep_mean_keys(chunk)
     budget = max(settings.budget, 2 * chunk)
     return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), budget, chunk, tail_tokens(settings))
+
+
+def needs_no_copy(full: FullCache) -> bool:
+    """Return whether another selected cache over a full one takes a block table alone."""
+    return _selected_class(full.store) is TableCache
 
 
 def _selected_class(store: Store) -> type[SelectedCache]:
@@ -86,12 +94,16 @@ def _selected_class(store: Store) -> type[SelectedCache]:
 
 @dataclass
 class Runners:
-    """The runner of each model and cache, and the lookup drafter; reused from one request to the next."""
+    """The runner of each model and cache, and the lookup drafter; reused from one request to the next.
+
+    `alternative` is that of the method's alternative middle level.
+    """
 
     full: Runner
     middle: SelectedRunner | None
     draft: DraftRunner | None
     lookup: LookupDrafter
+    alternative: SelectedRunner | None = None
 
 
 def build(
@@ -126,17 +138,26 @@ def build(
     if runners.middle is None:
         top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
-    copy = runners.middle.copy
-    name = method.middle if copy is None else f"{method.middle}-{copy.level}"
+    name = _middle_name(method.middle, runners.middle)
     if trees is not None and not drafters:
         top = level(full, [SelectedDrafter(name, runners.middle, sampler)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
-    prior = SELECTED_PRIOR * (1.0 if copy is None else copy.agreement)
-    below = None if method.adaptive else trees
-    lower = level(ModelVerifier(name, runners.middle, sampler), drafters, settings.gamma1, prior, below)
-    over = [*drafters, lower] if method.adaptive else [lower]
+
+    def lower(kind: str, runner: SelectedRunner) -> Level:
+        prior = SELECTED_PRIOR * (1.0 if runner.copy is None else runner.copy.agreement)
+        verifier = ModelVerifier(_middle_name(kind, runner), runner, sampler)
+        return level(verifier, drafters, settings.gamma1, prior, None if method.adaptive else trees)
+
+    middles = [lower(method.middle, runners.middle)]
+    if runners.alternative is not None:
+        middles.append(lower(method.alternative, runners.alternative))
+    over = [*drafters, *middles] if method.adaptive else middles
     top = level(full, over, settings.gamma2, trees=trees if method.adaptive else None)
-    return Hierarchy(settings.method, top, (top, lower))
+    return Hierarchy(settings.method, top, (top, *middles))
+
+
+def _middle_name(kind: str, runner: SelectedRunner) -> str:
+    return kind if runner.copy is None else f"{kind}-{runner.copy.level}"
 
 
 def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SHARE = 0.025  # of the decoding time, which rejected drafts and one-off costs may take
-_START = 0.01  # of the horizon, which may be lost before anything was gained: plain steps per token
+_START = 0.03  # of the horizon, which may be lost before anything was gained: plain steps per token
 _MAX_START = 2.0  # plain steps; the answer may end long before the horizon
 _MAX_CREDIT = 16.0  # plain steps; earlier gains above this do not pay for later losses
 _MAX_DEBT = 1.0  # plain steps; trials are postponed until it is repaid, not given up

@@ -118,6 +118,28 @@ class Noise:
             return self.scores(probs, positions).argmax(dim=-1)
         return torch.tensor([self._pick(row, position) for row, position in zip(probs, positions, strict=True)])
 
+    def best(self, probs: Tensor, positions: Sequence[int], count: int) -> Tensor:
+        """Return the tokens with the largest scores, `[rows, count]`, the best first; arguments as of `pick`.
+
+        Tokens of a probability above 0 are a sample without replacement; where there are too few, any others follow.
+        """
+        if self._kernel is None or probs.device.type != "cpu":
+            return self.scores(probs, positions).topk(count, dim=-1).indices
+        return torch.tensor([self._best(row, at, count) for row, at in zip(probs.clone(), positions, strict=True)])
+
+    def _best(self, row: Tensor, position: int, count: int) -> list[int]:
+        """Pick again and again, which is faster than computing the noise of all tokens. Changes the row."""
+        found: list[int] = []
+        while len(found) < count:
+            token = self._kernel.pick(row, self.seed, position)
+            if token < 0:  # as in `_pick`, or nothing is left
+                scores = self.scores(row.unsqueeze(0), [position])[0]
+                scores[found] = -1
+                return found + scores.topk(count - len(found)).indices.tolist()
+            found.append(token)
+            row[token] = 0
+        return found
+
     def _pick(self, row: Tensor, position: int) -> int:
         token = self._kernel.pick(row, self.seed, position)
         if token < 0:  # two scores are so close that only their exact bits decide

@@ -266,7 +266,7 @@ class SelectedRunner(Runner):
 
     @property
     def setups(self) -> int:
-        return self.cache.selections
+        return 0 if self.cache.selects_for_free else self.cache.selections
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         if not (cost := self.cache.selection_cost(len(sequence))):

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..parallel import Group
 from ..sequence import TokenSequence
 from ..tree_config import TreeSampling
+from .coupled import draw_children_coupled
 from .draft import Draft, DraftedTree
 from .runner import Runner
 from .sampling import Sampler, read_tokens
@@ -95,8 +96,8 @@ class TreeDrafting:
         sampler = self._sampler
         if self._ranks(shape):
             return draw_children(rows, count, sampler.generator, TreeSampling.TOP_K)
-        if sampler.noise is not None:  # the likeliest to be what the target's noise picks
-            return sampler.noise.scores(rows, [position] * len(rows)).topk(count, dim=-1).indices
+        if sampler.noise is not None:
+            return draw_children_coupled(rows, sampler.noise, position, count)
         return draw_children(rows, count, sampler.generator, shape.sampling)
 
     def _rows(self, logits: Tensor, shape: DraftedTree, paths: Sequence[Sequence[int]]) -> Tensor:

@@ -153,11 +153,15 @@ def test_a_tree_beyond_the_capacity_asserts(subject):
 
 
 @pytest.mark.parametrize("store", SOME_STORES)
-def test_a_tree_may_have_more_tokens_than_a_page(store):
+@pytest.mark.parametrize(("before", "ends"), [(37, [70]), (64, [40, 60, 70]), (5, [20, 45, 70])])
+def test_a_tree_may_have_more_tokens_than_a_page(store, before, ends):
+    """Also where it grows beyond the two pages that a small one may be in."""
     subject = new_subject(f"full on {store}")
-    subject.run(tokens(37))
+    subject.run(tokens(before))
     ids, parents = tokens(70, seed=3), random_tree(70, seed=1)
-    assert is_expected(subject, ids, parents, subject.grow(ids, parents))
+    for first, end in zip((0, *ends), ends, strict=False):
+        found = subject.grow(ids[first:end], parents[:end])
+        assert is_expected(subject, ids[:end], parents[:end], found, first)
     subject.keep(ids, path_to(parents, 69))
     expected = subject.expected(tokens(2))
     assert close(subject.run(tokens(2)), expected)
@@ -196,12 +200,17 @@ def test_after_any_history_attention_is_over_the_committed_sequence(new, steps):
         assert subject.cache.length == len(subject.ids)
     expected = subject.expected(tokens(2, seed=9))
     assert close(subject.run(tokens(2, seed=9)), expected)
+    subject.truncate(subject.fixed)
+    subject.cache.begin(sum(subject.passes) if subject.fixed else subject.too_many - 1)  # no slot has leaked
 
 
 # Planted faults, which these tests must find
 
 
-@pytest.mark.parametrize("name", ["full on plain", "full on blocks", "recent chunks of plain", "StreamingLLM"])
+FAULTY = ["full on plain", "full on blocks", f"full on {SOME_STORES[-1]}", "recent chunks of plain", "StreamingLLM"]
+
+
+@pytest.mark.parametrize("name", FAULTY)
 @pytest.mark.parametrize("fault", ["a sibling is seen", "a depth too much", "slots instead of depths"])
 def test_faults_are_found(name, fault, monkeypatch):
     parents, ids = TREES["in order of depth"], tokens(8, seed=3)

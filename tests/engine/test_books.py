@@ -57,6 +57,26 @@ def test_greedy_equals_plain_greedy_with_every_method_and_drafter(engine, opened
         assert decoded(engine, ids, settings) == expected, f"{method}, {draft}"
 
 
+TREES = [
+    ("naive", "model", "k-ary:2x2x1"),
+    ("lookup", "lookup", "16"),
+    ("retrieval", "none", "16"),
+    ("streaming", "none", "k-ary:3x2x1x1"),
+    ("triforce", "model", "12"),
+    ("triforce", "lookup", "16"),
+]
+
+
+@pytest.mark.parametrize("cases", [TREES[:3], pytest.param(TREES[3:], marks=pytest.mark.long)], ids=["some", "others"])
+def test_greedy_trees_of_every_drafter_equal_plain_greedy(engine, opened, cases):
+    """Without ties: on the native kernel a row has the bits of the chain that its path is."""
+    ids = opened.tokenizer.encode(BOOKS["frankenstein"].read_text("utf-8"), special_tokens=True)[:1000]
+    expected = decoded(engine, ids, Speculation("ar"))
+    for method, draft, tree in cases:
+        settings = Speculation(method, "a model" if draft == "model" else draft, budget=256, tree=tree)
+        assert decoded(engine, ids, settings) == expected, f"{method}, {draft}, {tree}"
+
+
 @pytest.mark.parametrize(
     "book", [pytest.param(book, marks=[pytest.mark.long] * (book != "frankenstein")) for book in BOOKS]
 )

@@ -16,20 +16,24 @@ from tests.support.prompt_cache import engine_on
 SAMPLINGS = [Sampling(temperature=0.6, top_p=0.9, coupled=True), Sampling(temperature=1, top_p=1, coupled=True)]
 PENALISED = Sampling(temperature=1, top_k=40, min_p=0.01, repetition_penalty=1.3, dry_multiplier=0.8, coupled=True)
 SEED = 11
-
+MODEL = [("triforce", "model"), ("streaming", "model"), ("naive", "model"), ("auto", "model")]
 
 CASES = [
     *((method, draft, SAMPLINGS[0]) for method, draft in ALL if method != "ar"),
-    *((method, draft, SAMPLINGS[1]) for method, draft in ALL if draft == "model"),
-    *((method, draft, PENALISED) for method, draft in ALL if draft == "model"),
+    *((method, draft, sampling) for method, draft in MODEL for sampling in (SAMPLINGS[1], PENALISED)),
 ]
 
 
+@pytest.fixture(scope="module")
+def plain(endless_engine):
+    """Return plain decoding's tokens by sampling."""
+    every = [*SAMPLINGS, PENALISED]
+    return {each: tokens(run(fresh(endless_engine), ids(100), 24, sampling=each, seed=SEED)) for each in every}
+
+
 @pytest.mark.parametrize(("method", "draft", "sampling"), CASES)
-def test_every_method_gives_plain_decoding_s_text(endless_engine, method, draft, sampling):
-    prompt = ids(100)
-    plain = tokens(run(fresh(endless_engine), prompt, 30, sampling=sampling, seed=SEED))
-    assert tokens(run(fresh(endless_engine), prompt, 30, method, draft, sampling, SEED)) == plain
+def test_every_method_gives_plain_decoding_s_text(endless_engine, plain, method, draft, sampling):
+    assert tokens(run(fresh(endless_engine), ids(100), 24, method, draft, sampling, SEED)) == plain[sampling]
 
 
 def test_the_seed_changes_the_text(endless_engine):
@@ -67,12 +71,12 @@ def test_the_prompt_cache_does_not_change_the_text(tiny_model_dir, tmp_path):
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, PENALISED], ids=["t0.6", "t1", "penalised"])
 def test_a_replay_finds_what_was_changed_and_nothing_else(endless_engine, sampling):
     engine, prompt = fresh(endless_engine), ids(60)
-    emitted = tokens(run(engine, prompt, 30, "triforce", "model", sampling, SEED))
+    emitted = tokens(run(engine, prompt, 16, "triforce", "model", sampling, SEED))
     found = engine.replay(prompt, emitted, sampling, seed=SEED)
     assert found.equal and found.closest.margin > 0
-    other = next(token for token in range(200) if token != emitted[20])
-    wrong = engine.replay(prompt, [*emitted[:20], other], sampling, seed=SEED)
-    assert [(each.position, each.expected) for each in wrong.divergences] == [(20, emitted[20])]
+    other = next(token for token in range(200) if token != emitted[12])
+    wrong = engine.replay(prompt, [*emitted[:12], other], sampling, seed=SEED)
+    assert [(each.position, each.expected) for each in wrong.divergences] == [(12, emitted[12])]
     assert not wrong.lossless
     assert not engine.replay(prompt, emitted[:2], sampling, seed=SEED + 1).lossless
     in_two = engine.replay([*prompt, *emitted[:10]], emitted[10:], sampling, generated=10, seed=SEED)

@@ -15,6 +15,7 @@ from offload.kv_cache.store import PlainStore
 from offload.kv_cache.tree import tree_of
 from tests.support.models import make_hf_model
 from tests.support.native_kernel import DTYPES, definition, distance, draw, fill_blocks
+from tests.support.offloading import native_kernel
 
 CPU = torch.device("cpu")
 CAPACITY = 100
@@ -47,7 +48,7 @@ def close(found, expected):
 STEPS = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 40), st.integers(0, 5)), min_size=1, max_size=8)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(STEPS, st.sampled_from(DTYPES), st.sampled_from([16, 48, 80]), st.integers(0, 1))
 def test_any_history_of_appends_is_read_back(kernel, steps, dtype, head_dim, layer):
     """Steps begin at any stored token and overwrite what follows, except their first `stored` tokens."""
@@ -115,19 +116,20 @@ def test_attention_by_a_block_table(kernel, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.skipif(native_kernel() is None, reason="there is no native kernel here")
 @pytest.mark.parametrize("keep", [[], [0], [0, 1, 2], [0, 2], [1, 2, 5, 18, 30], [29]], ids=str)
-@pytest.mark.parametrize("start", [0, 13, 47])
-def test_a_kept_path_is_moved_together(kernel, dtype, keep, start):
+def test_a_kept_path_is_moved_together(dtype, keep):
     """In every layer and head, and nothing else moves."""
     shape = shape_of(32)
-    store = BlockStore(kernel, shape, CAPACITY, dtype)
+    store = BlockStore(native_kernel(), shape, CAPACITY, dtype)  # whose level does not matter: torch moves
     size = shape.layers, shape.kv_heads, CAPACITY, shape.head_dim
     expected = [draw(*size, dtype=dtype, seed=seed) for seed in (0, 1)]
-    store.write(0, *expected)
-    store.compact(start, keep)
-    for x, found in zip(expected, store.read(0, CAPACITY), strict=True):
-        x[:, :, start : start + len(keep)] = x[:, :, [start + i for i in keep]]
-        assert torch.equal(found, x)
+    for start in (0, 13, 47):
+        store.write(0, *expected)
+        store.compact(start, keep)
+        for x, found in zip(expected, store.read(0, CAPACITY), strict=True):
+            x[:, :, start : start + len(keep)] = x[:, :, [start + i for i in keep]]
+            assert torch.equal(found, x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,8 +5,10 @@ import torch
 
 from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
+from offload.kv_cache.tree import tree_of
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.speculation.tree import Tree
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, random_delays, settings, tiered_cache
 
@@ -53,3 +55,28 @@ def test_layer_by_layer_prefill_gives_the_same_bits(model, expected):
     list(model.forward_by_layers(rest, cache, 200))
     found = torch.cat([model.forward(part, cache) for part in id_tensor(3, 1).split(1)])
     assert torch.equal(found, expected[LENGTH : LENGTH + 3])
+
+
+TREES = [
+    ("hybrid", 1, PIECE - 5, (-1, 0, 0, 1, 2, 2, 4, 6, 7, 3, 8)),  # crosses a page's border
+    ("stream", 0, 2 * PIECE - 100, (*range(-1, 120), *[120] * 400)),  # has more tokens than a page
+]
+
+
+@pytest.mark.parametrize(("mode", "resident", "length", "parents"), TREES, ids=["small", "large"])
+def test_a_tree_has_the_bits_of_its_chains(model, mode, resident, length, parents):
+    """Run in two passes."""
+    path = Tree(parents).path(len(parents) - 1)
+    prompt, ids, first = id_tensor(length), id_tensor(len(parents), 1), len(parents) // 2
+    chain = model.new_cache(CAPACITY)
+    model.forward(prompt, chain)
+    expected = model.forward(ids[path], chain)
+    cache = tiered_cache(model, settings(mode, resident, page_tokens=PIECE), capacity=CAPACITY)
+    model.forward(prompt, cache)
+    parts = (
+        model.forward_tree(ids[:first], cache, tree_of(parents[:first])),
+        model.forward_tree(ids[first:], cache, tree_of(parents)),
+    )
+    assert torch.equal(torch.cat(parts)[path], expected)
+    cache.commit(path)
+    assert torch.equal(model.forward(id_tensor(2, 2), cache), model.forward(id_tensor(2, 2), chain))

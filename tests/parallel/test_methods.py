@@ -69,6 +69,15 @@ def test_coupled_sampling_gives_the_single_process_text_with_every_method(rank_p
         assert found == [plain] * len(METHODS_AND_DRAFTS)
 
 
+def test_trees_give_the_single_process_text(rank_pool, folders):
+    """With coupled sampling. The middle level and the draft model branch."""
+    cases, sampling = [("retrieval", "none"), ("naive", "model")], Sampling(temperature=0.6, coupled=True)
+    (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")], sampling, 12)
+    settings = {"tree": "k-ary:2x2x1", "count": 12}
+    for found in rank_pool.run(_sampled, folders["llama"], folders["draft"], cases, sampling, settings):
+        assert found == [plain] * len(cases)
+
+
 @pytest.mark.skipif(native_kernel() is None, reason="there is no native kernel here")
 def test_ranks_draft_with_their_shares_of_one_copy(rank_pool, folders):
     results = rank_pool.run(copied, folders["llama"])

@@ -166,7 +166,7 @@ def test_a_gpu_keeps_no_mean_keys_of_resident_layers():
     sizes = [
         place(request("Llama-2-7B-128K", "h200", chunk=chunk)).device.parts["retrieval cache"] for chunk in (8, 64)
     ]
-    assert sizes[0] - sizes[1] <= 4 * 32 * 32 * 4096 // 8
+    assert sizes[0] - sizes[1] <= 2 * 4 * 32 * 32 * 4096 // 8  # of the two middle levels of auto
 
 
 def test_requested_values_are_kept():

@@ -169,3 +169,27 @@ def test_expected_tokens():
     assert expected_tokens(0, 5) == 1
     assert expected_tokens(1, 5) == 6
     assert abs(expected_tokens(0.9, 16) - 8.3) < 0.05  # the figure in the TriForce discussion of limits
+
+
+def test_the_last_draft_may_be_as_long_as_the_rest_of_the_answer():
+    """Otherwise a plain step would follow for a single token."""
+    scheduler = AdaptiveScheduler([Fake("good", always(1.0), 0.001, relative_cost=0.001, prior=1.0)])
+    scheduler.choose(TokenSequence([0]), 12)
+    for limit in (1, 7, 11, 13):
+        assert scheduler.choose(TokenSequence([0]), limit)[1] == limit
+    assert scheduler.choose(TokenSequence([0]), 100)[1] == 24
+
+
+def test_what_one_drafter_shows_of_the_text_is_expected_of_the_others():
+    drafters = [Fake(name, always(0), cost, relative_cost=cost) for name, cost in (("a", 0.1), ("b", 0.1), ("free", 0))]
+    scheduler = AdaptiveScheduler(drafters, may_pause=True)
+    arms = scheduler._arms
+
+    def believed(arm):
+        return arm.candidate("kind", TokenSequence([0]), 8, 1, scheduler._shift(arm)).rate
+
+    before = [believed(arm) for arm in arms]
+    arms[0].acceptance["kind"].observe(0, 8, 0)
+    after = [believed(arm) for arm in arms]
+    assert after[0] < after[1] < before[1] == 0.6
+    assert after[2] == before[2]  # lookup runs no model: it does not tell, and is not told

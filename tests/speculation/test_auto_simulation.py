@@ -16,7 +16,7 @@ from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.drafter import Draft
 
-SEEDS = {64: 4, 256: 2, 1024: 1}  # by tokens; runs of a cell
+SEEDS = {64: 4, 256: 3, 1024: 1}  # by tokens; runs of a cell
 RESELECT = 64  # tokens between two selections
 
 
@@ -24,7 +24,8 @@ RESELECT = 64  # tokens between two selections
 class Machine:
     """Seconds of a step by rows (interpolated), of a pass over the retrieval cache, and of its selections.
 
-    Without `retrieval_s`, the context is too short for a retrieval cache.
+    Without `retrieval_s`, the context is too short for a retrieval cache. `has_streaming`: the cache of the latest
+    tokens needs no copy, and is a choice too.
     """
 
     steps: dict[int, float]
@@ -34,6 +35,7 @@ class Machine:
     # What the program estimates before it measures, in plain steps: of the first selection, of a pass.
     selection_cost: float = 6.6
     relative_cost: float = 0.59
+    has_streaming: bool = True
 
     def step(self, rows: int) -> float:
         """Return the seconds of a verification."""
@@ -51,26 +53,36 @@ MACHINES = {
     "32K, slow batches": Machine(
         {1: 0.035, 4: 0.0595, 8: 0.1225}, 0.009, 0.4, 0.02, selection_cost=11.0, relative_cost=0.25
     ),
-    "8K, link": Machine({1: 0.667, 8: 0.69}, 0.011, 0.15, 0.03, selection_cost=1.8, relative_cost=0.15),
+    "32K, quantised": Machine(
+        {1: 0.026, 4: 0.034, 8: 0.052}, 0.0035, 0.4, 0.02, selection_cost=13.0, relative_cost=0.12
+    ),
+    "8K, link": Machine(
+        {1: 0.667, 8: 0.69}, 0.011, 0.15, 0.03, selection_cost=1.8, relative_cost=0.15, has_streaming=False
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Text:
-    """Acceptance rates: of the retrieval cache, of n-gram lookup and of a draft model; how often lookup has a match."""
+    """Acceptance rates: of retrieval, of the latest tokens (StreamingLLM), of n-gram lookup and of a draft model.
+
+    `matches` is how often lookup has a match.
+    """
 
     retrieval: float
+    streaming: float
     lookup: float
     matches: float
     model: float = 0.0
 
 
 TEXTS = {
-    "hard": Text(0.75, 0.1, 0.3),
-    "new": Text(0.85, 0.3, 0.3),
-    "easy": Text(0.95, 0.3, 0.3),
-    "summary": Text(0.9, 0.6, 0.5),
-    "quoting": Text(0.95, 0.95, 0.95),
+    "hardest": Text(0.5, 0.4, 0.3, 0.3),
+    "hard": Text(0.75, 0.7, 0.1, 0.3),
+    "new": Text(0.85, 0.85, 0.3, 0.3),
+    "easy": Text(0.95, 0.95, 0.3, 0.3),
+    "summary": Text(0.9, 0.8, 0.6, 0.5),
+    "quoting": Text(0.95, 0.6, 0.95, 0.95),
 }
 CHANGES = {"hard -> quoting": ("hard", "quoting"), "quoting -> hard": ("quoting", "hard")}
 
@@ -163,6 +175,17 @@ class Retrieval(Lookup):
         return gamma * machine.retrieval_s + selection
 
 
+class Streaming(Retrieval):
+    name = "streaming"
+
+    @property
+    def acceptance(self) -> float:
+        return self.world.text.streaming
+
+    def _is_due(self) -> bool:
+        return False
+
+
 def seconds(world: World, scheduler: AdaptiveScheduler, lookup: Lookup) -> float:
     """Decode all tokens; return the seconds after the first one."""
     sequence = TokenSequence([0])
@@ -194,6 +217,8 @@ def measured(method: str, machine: Machine, texts: tuple[Text, ...], tokens: int
         drafters = [lookup] if method in ("auto", "lookup") else []
         if machine.retrieval_s and method in ("auto", "retrieval"):
             drafters.append(Retrieval(world))
+        if machine.retrieval_s and (method == "streaming" or (method == "auto" and machine.has_streaming)):
+            drafters.append(Streaming(world))
         if texts[0].model and method in ("auto", "model"):
             drafters.append(Model(world))
         scheduler = AdaptiveScheduler(drafters, may_pause=method == "auto", horizon=tokens)
@@ -209,6 +234,8 @@ def cells():
     for (place, machine), (name, each), tokens in itertools.product(MACHINES.items(), texts.items(), SEEDS):
         if "slow" in place and (tokens != 256 or len(each) > 1):
             continue
+        if tokens == 1024 and place in ("2K", "32K"):  # as with 256, but for the time that the test takes
+            continue
         if not each[0].model or place == "2K":
             yield f"{place}, {name}, {tokens}", machine, each, tokens
 
@@ -220,7 +247,8 @@ def ratios() -> dict[str, tuple[float, float]]:
     for name, machine, texts, tokens in cells():
         auto = measured("auto", machine, texts, tokens)
         plain = machine.step(1) * (tokens - 1)
-        fixed = ["lookup", *(["retrieval"] if machine.retrieval_s else []), *(["model"] if texts[0].model else [])]
+        fixed = ["lookup", *(["retrieval", "streaming"] if machine.retrieval_s else [])]
+        fixed += ["model"] if texts[0].model else []
         best = min(plain, *(measured(method, machine, texts, tokens) for method in fixed))
         found[name] = plain / auto, best / auto
     return found
@@ -231,8 +259,8 @@ def test_auto_is_never_much_slower_than_plain_decoding(ratios):
 
 
 def test_auto_is_near_the_best_fixed_method_in_every_cell(ratios):
-    """With 64 tokens, learning takes a large part, and the first selection may cost a sixth of plain decoding."""
-    low = {name: ratio for name, (_, ratio) in ratios.items() if ratio < (0.82 if name.endswith(" 64") else 0.90)}
+    """An answer of 64 tokens may take a dozen cycles, of which one or two go into learning."""
+    low = {name: ratio for name, (_, ratio) in ratios.items() if ratio < (0.88 if name.endswith(" 64") else 0.90)}
     assert low == {}
 
 

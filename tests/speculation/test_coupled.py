@@ -9,6 +9,7 @@ import torch
 from offload.config import Sampling
 from offload.sequence import TokenSequence
 from offload.speculation import level
+from offload.speculation.draft import Draft
 from offload.speculation.noise import Noise
 from tests.support.table_models import (
     DRAFTS,
@@ -26,6 +27,14 @@ SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.6": Sampling(temperatur
 METHODS = [
     *((method, "lookup") for method in ("lookup", "retrieval", "triforce", "streaming", "auto")),
     *((method, draft) for method in ("naive", "triforce", "auto") for draft in DRAFTS),
+]
+TREES = [
+    ("naive", "good", "k-ary:3x2"),
+    ("naive", "uniform", "7"),
+    ("lookup", "lookup", "8"),
+    ("retrieval", "lookup", "5"),
+    ("triforce", "good", "k-ary:2x2x1"),
+    ("auto", "one-hot", "6"),
 ]
 RUNS, LENGTH = 12, 20
 FAR = 32  # positions between two runs: they stand for runs with other seeds
@@ -59,9 +68,9 @@ def text(top, length=LENGTH):
     return sequence.tokens[len(PROMPT) :]
 
 
-def texts(method, draft, sampling, gammas=(None, None), runs=RUNS, noise=None, length=LENGTH):
+def texts(method, draft, sampling, gammas=(None, None), runs=RUNS, noise=None, length=LENGTH, **trees):
     noise = noise or TableNoise()
-    top = hierarchy(method, draft, sampling, gammas, noise=noise).top
+    top = hierarchy(method, draft, sampling, gammas, noise=noise, **trees).top
     found = []
     for noise.run in range(runs):
         found.append(text(top, length))
@@ -86,6 +95,12 @@ def test_every_method_gives_plain_decoding_s_text(plain, method, draft):
     assert texts(method, draft, sampling) == expected
 
 
+@pytest.mark.parametrize(("method", "draft", "tree"), TREES)
+def test_trees_give_plain_decoding_s_text(plain, method, draft, tree):
+    sampling, expected = plain
+    assert texts(method, draft, sampling, runs=8, tree=tree) == expected[:8]
+
+
 @pytest.mark.parametrize("gamma", range(1, 9))
 def test_the_text_does_not_depend_on_the_draft_length(plain, gamma):
     sampling, expected = plain
@@ -101,6 +116,13 @@ def test_noise_by_the_index_in_the_draft_is_detected(plain):
     assert texts("lookup", "lookup", sampling, (2, 3), noise=Faulty()) != expected
 
 
+def test_noise_by_the_index_in_the_tree_is_detected(plain, monkeypatch):
+    """A node's noise is that of the position which its depth gives."""
+    sampling, expected = plain
+    monkeypatch.setattr(Draft, "depths", property(lambda self: range(1, len(self.tokens) + 1)))
+    assert texts("naive", "good", sampling, tree="k-ary:2x2") != expected
+
+
 def test_a_draft_that_is_accepted_without_the_noise_s_pick_is_detected(plain, monkeypatch):
     sampling, expected = plain
     monkeypatch.setattr(
@@ -114,6 +136,18 @@ def test_the_texts_are_distributed_as_plain_sampling_s():
     found = Counter(map(number, texts("triforce", "good", sampling, (2, 3), 400, length=length)))
     counts = torch.tensor([found[each] for each in range(VOCAB**length)])
     assert chi_square_p(counts, joint(warped(TARGET, sampling), length)) > 1e-3
+
+
+def test_a_tree_s_other_branches_are_accepted_too():
+    """Two children with the target's noise: the second is accepted where the first, alone, would have been rejected."""
+    passes = []
+    for tree in ("chain", "k-ary:1", "k-ary:2"):
+        noise = TableNoise()
+        top = hierarchy("naive", "uniform", SAMPLINGS["t1"], (1, 1), noise=noise, tree=tree).top
+        for noise.run in range(30):
+            text(top)
+        passes.append(top.statistics["draft"].verifications)
+    assert passes[0] == passes[1] > passes[2] + 5
 
 
 def test_more_is_accepted_of_a_better_draft_model():

@@ -28,6 +28,7 @@ def table(seed: int, sharpness: float = 1.5) -> torch.Tensor:
 
 TARGET = table(1)
 MIDDLE = TARGET + 0.7 * table(4)  # like the target, but not the same
+ALTERNATIVE = TARGET + 0.7 * table(5)
 ROUNDED = MIDDLE.mul(0.7).round() / 0.7  # with quantised weights
 DRAFTS = {
     "good": TARGET + 0.5 * table(2),
@@ -122,6 +123,8 @@ def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalis
     middle.copy = copy
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
+    if method == "auto":
+        runners.alternative = TableRunner(ALTERNATIVE if penalised else warped(ALTERNATIVE, sampling))
     if penalised:
         sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS)
         sampler.observe_prompt(PROMPT)

@@ -10,7 +10,7 @@ from typing import Any
 
 from offload.architecture.dims import Dimensions
 from offload.config import DEFAULT_MODEL
-from offload.errors import ModelNotFound, PromptError
+from offload.errors import ModelNotFound, PromptError, SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied, profile_of_found
 from offload.hardware.driver import gpu_names
@@ -133,6 +133,11 @@ def _plan(
     stored = stored_bits(model) if in_bf16 else None
     request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home), stored)
     copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
+    if copies and hardware.device != "cpu":
+        raise SettingsError(
+            f"--draft {speculation.draft} copies the weights on a CPU only, and {profile.name} is a GPU",
+            "use --draft lookup or a small model; or --quantize, which changes the model",
+        )
     return plan_with_suggestions(replace(request, copies=copies))
 
 

@@ -67,7 +67,7 @@ struct tile_shapes {
  * Set the shapes for products of `rows` rows (1 to 32, in one or two tiles) with `pairs` pairs: tiles 0 to 3 are sums,
  * those of the second sixteen rows last, 4 and 5 are rows, 6 and 7 are columns.
  */
-TARGET static void set_tile_shapes(int rows, int pairs) {
+__attribute__((target(AMX))) static void set_tile_shapes(int rows, int pairs) {
     struct tile_shapes shapes = {.palette = 1};
     int upper = rows < 16 ? rows : 16, lower = rows - upper;
     for (int tile = 0; tile < 8; tile++) {
@@ -125,7 +125,7 @@ struct tile_linear_work {
     int rows, pairs; /* the shapes of the tiles */
 };
 
-INLINE void use_shapes(struct tile_linear_work *w, int rows, int pairs) {
+static inline __attribute__((target(AMX), always_inline)) void use_shapes(struct tile_linear_work *w, int rows, int pairs) {
     if (w->rows == rows && w->pairs == pairs)
         return;
     set_tile_shapes(rows, pairs);

@@ -170,22 +170,11 @@ INLINE void NAME(add_span)(const struct attention *a, struct NAME(work) *w, int6
 
 #include "tree.h"
 
-#if HAS_TILES
-#include "attend_amx.h"
-#endif
-
 /*
- * Compute the partial result of `rows` rows over the keys `start` to `end - 1`, within one piece. This thread goes on
- * with the keys before `ahead`.
+ * Compute the partial result of `rows` rows over the keys `start` to `end - 1`, within one piece.
  */
 TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, int head, int64_t first, int rows,
-                               int64_t start, int64_t end, int64_t ahead, struct NAME(partial) p) {
-#if HAS_TILES
-    if (!a->wide) {
-        attend_piece_amx(a, w, head, first, rows, start, end, ahead, p);
-        return;
-    }
-#endif
+                               int64_t start, int64_t end, struct NAME(partial) p) {
     int dim = a->head_dim;
     int64_t half = (int64_t)BLOCK * dim * (a->wide ? 4 : 2);
     for (int r = 0; r < rows; r++)

@@ -2,8 +2,8 @@
  * Attention, linears and norms for a host CPU, near its memory bandwidth.
  *
  * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once a level
- * (portable, AVX2 with FMA, AVX-512 with bf16 dot products, and with AMX); the caller takes a level for which `triforce_level` is not
- * NULL. Functions return 0, 1 if an allocation failed, or 2 if an argument is invalid.
+ * (portable, AVX2 with FMA, AVX-512 with bf16 dot products); a fourth level, AMX, shares most code of the third. The
+ * caller takes a level for which `triforce_level` is not NULL. Functions return 0, 1 if an allocation failed, or 2 if an argument is invalid.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -108,16 +108,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LANES 16
 #define DOTS 1
 #define HAS_MAX HAS_BUILTINS
-#define HAS_TILES 0
-#define TARGET __attribute__((target(AVX512)))
-#include "level.h"
-
-#define LEVEL amx
-#define LANES 16
-#define DOTS 1
-#define HAS_MAX HAS_BUILTINS
 #define HAS_TILES 1
-#define TARGET __attribute__((target(AMX)))
+#define TARGET __attribute__((target(AVX512)))
 #include "level.h"
 #endif
 #endif
@@ -127,10 +119,10 @@ int64_t triforce_layout(void) {
     const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
                              sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
                              sizeof(struct pack),      sizeof(struct rounding)};
-    int64_t number = LAYOUT;
+    uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
-    return number;
+    return (int64_t)number;
 }
 
 /* Return the level of that name, or NULL if this processor or this build does not have it. */

@@ -7,16 +7,16 @@
 
 #include "attend.h"
 
+#if HAS_TILES
+#pragma push_macro("TARGET")
+#undef TARGET
+#define TARGET __attribute__((target(AMX)))
+#include "attend_amx.h"
+#pragma pop_macro("TARGET")
+#endif
+
 #include "share.h"
 
-#if HAS_TILES
-#include "quantized_amx.h"
-
-#include "linear_amx.h"
-
-static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
-                                              NAME(linear), norm_avx512, gate_avx512, round_avx512};
-#else
 #include "quantized.h"
 
 #include "round.h"
@@ -25,6 +25,17 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
                                               NAME(linear), NAME(norm), NAME(gate), NAME(round)};
+
+#if HAS_TILES /* a level more: it differs in attention and linears of bf16 */
+#pragma push_macro("TARGET")
+#undef TARGET
+#define TARGET __attribute__((target(AMX)))
+#include "quantized_amx.h"
+
+#include "linear_amx.h"
+#pragma pop_macro("TARGET")
+
+static const struct level level_amx = {"amx", attend_amx, NAME(merge), linear_amx, NAME(norm), NAME(gate), NAME(round)};
 #endif
 
 #undef vec
@@ -38,6 +49,7 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef HIGH_SHIFT
 #undef HIGH_EACH
 #undef ROLLED
+#undef EACH_WIDTH
 #undef LEVEL
 #undef LANES
 #undef DOTS

@@ -156,7 +156,14 @@ INLINE ints NAME(value_pair)(int bits, int p, const struct NAME(tables) *tables,
 
 #define ROLLED _Pragma("GCC unroll 1")
 
-/* Multiply some quads of a group by a tile of rows; the sums are returned in `s`. */
+/* Choose among the widths, when compiling if `bits` is a constant. */
+#define EACH_WIDTH(bits, CASE)                                                                                     \
+    switch (bits) {                                                                                                \
+        CASE(4) CASE(5) CASE(6) CASE(8) CASE(FLOAT8)                                                               \
+        default: __builtin_unreachable();                                                                          \
+    }
+
+/* Multiply some quads of a group by a tile of rows; the sums are returned in `s`. `rows` and `bits` are constants. */
 INLINE void NAME(group_dots)(const int rows, const int bits, const int first, const int quads, int64_t a_stride,
                              const struct NAME(tables) *tables, const char *codes, const char *a,
                              vec s[MAX_TILE][VECTORS]) {
@@ -184,7 +191,9 @@ INLINE void NAME(group_dots)(const int rows, const int bits, const int first, co
     }
 }
 
-/* Multiply a tile of rows with some blocks of a panel. `rows` and `bits` are constants. */
+#define GROUP_DOTS(width)                                                                                          \
+    case width: NAME(group_dots)(rows, width, half * quads, quads, t->a_stride, &tables, b, a, s); break;
+/* Multiply a tile of rows with some blocks of a panel. `rows` is a constant. */
 INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(quantized_tile) *t, const char *a,
                             float *c) {
     const struct format *f = t->format;
@@ -213,11 +222,15 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
         }
         b += header_bytes(f);
         for (int g = 0; g < block_groups(f); g++, sums++) {
-            UNROLL for (int line = 0; line < codes; line += 64)
+            ROLLED for (int line = 0; line < codes; line += 64)
                 __builtin_prefetch(b + 6 * group + line);
             const char *scales = b + codes;
             ROLLED for (int half = 0; half < halves; half++, scales += scales_size) {
+#if HAS_MAX /* a loop of its own for each width */
+                EACH_WIDTH(bits, GROUP_DOTS)
+#else
                 NAME(group_dots)(rows, bits, half * quads, quads, t->a_stride, &tables, b, a, s);
+#endif
                 UNROLL for (int v = 0; v < VECTORS; v++) {
                     vec scale = f->wide     ? outer[0][v]
                                 : f->nested ? outer[0][v] * NAME(small)(scales, v)
@@ -243,15 +256,19 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
             ((vec_at *)(c + r * t->c_stride))[v] = total[r][v];
 }
 
+#undef GROUP_DOTS
+
 /*
- * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, which takes long to compile: the
- * others run in two or three parts, with the same result.
+ * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, and only one row for each width, which
+ * would take long to compile: the others run in two or three parts, with the same result.
  */
 #define PART(count)                                                                                                \
     for (; rows >= count; rows -= count, a += count * t.a_stride, c += count * t.c_stride,                         \
                           t.sums += count * t.sums_stride)                                                         \
         NAME(run_codes)(count, bits, &t, a, c);
-INLINE void NAME(codes_rows)(int rows, const int bits, struct NAME(quantized_tile) t, const char *a, float *c) {
+#define CASE(width) case width: NAME(run_codes)(1, width, &t, a, c); break;
+TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
+    const int bits = t.format->bits;
 #if LANES == 16
     PART(12)
 #endif
@@ -263,38 +280,19 @@ INLINE void NAME(codes_rows)(int rows, const int bits, struct NAME(quantized_til
 #endif
 #if HAS_MAX
     PART(4) PART(3) PART(2)
-#endif
-    PART(1)
-}
-#undef PART
-
-#define WIDTH(name, bits)                                                                                          \
-    TARGET static void NAME(EXPAND(tile, name))(int rows, const struct NAME(quantized_tile) *t, const char *a,     \
-                                                float *c) {                                                       \
-        NAME(codes_rows)(rows, bits, *t, a, c);                                                                     \
-    }
-#if HAS_MAX
-WIDTH(4, 4) WIDTH(5, 5) WIDTH(6, 6) WIDTH(8, 8) WIDTH(float8, FLOAT8)
+    if (rows)
+        EACH_WIDTH(bits, CASE)
 #else /* levels for which compiling less matters more than speed */
-WIDTH(any, t->format->bits)
+    PART(1)
 #endif
-#undef WIDTH
+}
+#undef CASE
+#undef PART
 
 /* Run tiles over any number of rows; `a`, `c` and t.sums belong to the first row. */
 INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
     for (int r = 0; r < rows; r += MAX_TILE) {
-        int some = rows - r < MAX_TILE ? rows - r : MAX_TILE;
-#if HAS_MAX
-        switch (t.format->bits) {
-            case 4: NAME(tile_4)(some, &t, a, c); break;
-            case 5: NAME(tile_5)(some, &t, a, c); break;
-            case 6: NAME(tile_6)(some, &t, a, c); break;
-            case 8: NAME(tile_8)(some, &t, a, c); break;
-            case FLOAT8: NAME(tile_float8)(some, &t, a, c); break;
-        }
-#else
-        NAME(tile_any)(some, &t, a, c);
-#endif
+        NAME(quantized_rows)(rows - r < MAX_TILE ? rows - r : MAX_TILE, t, a, c);
         a += MAX_TILE * t.a_stride, c += MAX_TILE * t.c_stride, t.sums += MAX_TILE * t.sums_stride;
     }
 }

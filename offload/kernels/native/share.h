@@ -52,6 +52,7 @@ NOINLINE static void NAME(finish)(const struct attention *a, int head, int64_t f
 struct NAME(split) {
     const struct attention *a;
     int64_t rows, groups, pieces;
+    int tiles;       /* 1: by AMX */
     float *partials; /* of attend_split */
     int64_t size;    /* floats of one partial result there */
 };
@@ -90,8 +91,14 @@ INLINE void NAME(load_group)(const struct NAME(split) *s, struct NAME(work) *w, 
 INLINE void NAME(run_piece)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g, int64_t piece,
                             int64_t more, struct NAME(partial) p) {
     int64_t start = piece * PIECE, end = g.end < start + PIECE ? g.end : start + PIECE;
-    int64_t ahead = start + (1 + more) * PIECE;
-    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, ahead < g.end ? ahead : g.end, p);
+#if HAS_TILES
+    if (s->tiles) {
+        int64_t ahead = start + (1 + more) * PIECE;
+        attend_piece_amx(s->a, w, g.head, g.first, g.rows, start, end, ahead < g.end ? ahead : g.end, p);
+        return;
+    }
+#endif
+    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, p);
 }
 
 /* Compute a group of rows over all pieces. */
@@ -193,8 +200,8 @@ TARGET static int NAME(merge)(const struct merge *m) {
     return m->rows > 64 ? pool_run(NAME(merge_rows), m, m->rows, 0) : NAME(merge_rows)(m, 0, m->rows);
 }
 
-TARGET static int NAME(attend_parallel)(const struct attention *a) {
-    struct NAME(split) s = {.a = a, .rows = (int64_t)a->tokens * a->group};
+TARGET static int NAME(attend_parallel)(const struct attention *a, int tiles) {
+    struct NAME(split) s = {.a = a, .rows = (int64_t)a->tokens * a->group, .tiles = tiles};
     if (!s.rows)
         return 0;
     s.groups = (s.rows + ROW_GROUP - 1) / ROW_GROUP;
@@ -210,10 +217,10 @@ TARGET static int NAME(attend_parallel)(const struct attention *a) {
     return NAME(attend_split)(&s, is_long);
 }
 
-/* Attend to a chain or a tree. Returns 2 if a parent does not come before its child. */
-TARGET static int NAME(attend)(const struct attention *a) {
+/* Attend to a chain or a tree, by AMX where `tiles` is set. Returns 2 if a parent does not come before its child. */
+TARGET static int NAME(attend_either)(const struct attention *a, int tiles) {
     if (!a->parents || !a->tokens)
-        return NAME(attend_parallel)(a);
+        return NAME(attend_parallel)(a, tiles);
     int32_t *depths = scratch(&tree_memory, sizeof *depths * a->nodes);
     if (!depths)
         return 1;
@@ -229,5 +236,11 @@ TARGET static int NAME(attend)(const struct attention *a) {
         tree.parents = tree.depths = NULL;
         tree.seen += before;
     }
-    return NAME(attend_parallel)(&tree);
+    return NAME(attend_parallel)(&tree, tiles);
 }
+
+TARGET static int NAME(attend)(const struct attention *a) { return NAME(attend_either)(a, 0); }
+
+#if HAS_TILES
+TARGET static int attend_amx(const struct attention *a) { return NAME(attend_either)(a, !a->wide); }
+#endif

@@ -53,9 +53,12 @@ def test_a_method_without_a_retrieval_cache_does_not_use_it(triforce):
 
 
 def test_a_plan_counts_the_copy(triforce):
-    profile = ("profile", "--gpu", "a100", "--model", "Llama-3.1-8B", "--context", "8K", "--draft")
+    profile = ("profile", "--gpu", "cpu", "--model", "Llama-3.2-1B", "--context", "8K", "--draft")
     result = triforce(*profile, "self:q4")
-    assert "quantised copy 4." in result.stdout
+    assert "quantised copy 0." in result.stdout
     assert "quantised copy" not in triforce(*profile, "lookup").stdout
-    embedded = ("profile", "--profile", "cpu", "--model", "smollm2-135m", "--draft", "self")
-    assert "quantised copy" not in triforce(*embedded).stdout  # its weights are quantised already
+    embedded = ("profile", "--gpu", "cpu", "--model", "smollm2-135m", "--draft", "self")
+    result = triforce(*embedded)
+    assert result.returncode == 0 and "quantised copy" not in result.stdout  # its weights are quantised already
+    on_gpu = ("profile", "--gpu", "a100", "--model", "Llama-3.1-8B", "--draft", "self")
+    assert_error(triforce(*on_gpu), 2, "on a CPU only", "--draft lookup")

