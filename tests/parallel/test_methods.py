@@ -120,8 +120,8 @@ def streamed(group, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("rank_pool", [2], indirect=True)
 def test_the_embedded_model_with_three_kv_heads(rank_pool, embedded_model_dir):
-    text = (DATA / "pride-and-prejudice-opening.txt").read_text("utf-8")[:1500]
-    cases = [("ar", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("auto", "lookup")]
+    text = (DATA / "pride-and-prejudice-opening.txt").read_text("utf-8")[:700]
+    cases = [("ar", "lookup"), ("triforce", "lookup"), ("auto", "lookup")]
     plain = embedded_tokens(ALONE, str(embedded_model_dir), text, cases[:1])[0]
     for found in rank_pool.run(embedded_tokens, str(embedded_model_dir), text, cases):
         assert found == [plain] * len(cases)
@@ -158,4 +158,4 @@ def test_ranks_with_different_random_numbers_sample_from_plain_decoding_s_distri
 
 def table_p_value(group, method, draft, gammas):
     sampling = Sampling(temperature=1, top_p=1)
-    return p_value(hierarchy(method, draft, sampling, gammas, group).top, sampling, 3_000)
+    return p_value(hierarchy(method, draft, sampling, gammas, group).top, sampling, 1_000)
