@@ -18,6 +18,8 @@ from .tree_drafting import TreeDrafting
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
+SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
+
 
 class Drafter(Protocol):
     """Proposes the next tokens. A level of speculation is a drafter for the level above it."""
@@ -117,7 +119,7 @@ class ModelDrafter:
 class SelectedDrafter(ModelDrafter):
     """The target itself, which drafts trees on selected chunks of its full cache."""
 
-    prior = 0.9
+    prior = SELECTED_PRIOR
 
     def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler) -> None:
         """The ranks that share the target agree on every token."""

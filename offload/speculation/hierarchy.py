@@ -31,8 +31,8 @@ from ..tree_config import TreeSampling
 from .adaptive import HORIZON, AdaptiveScheduler
 from .draft_runner import DraftRunner
 from .draft_trees import DraftTrees, draft_trees
-from .drafter import Drafter, ModelDrafter, SelectedDrafter
-from .level import SELECTED_PRIOR, Level, speculate
+from .drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
+from .level import Level, speculate
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler

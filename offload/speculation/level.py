@@ -18,14 +18,12 @@ from ..tree_config import TreeSampling
 from .adaptive import AdaptiveScheduler, Cycle
 from .coupled import verify_coupled
 from .draft import NOTHING, Draft, DraftedTree
-from .drafter import Drafter
+from .drafter import SELECTED_PRIOR, Drafter
 from .noise import Noise
 from .sampling import read_tokens
 from .tree import Verdict, Visit
 from .verification import verify_draft
 from .verifier import Verifier
-
-SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
 
 
 class Level:
