@@ -1,13 +1,14 @@
 """Fixtures shared by the tests: a tiny model in a folder, and the embedded model where a test asks for it.
 
-The command, and packages that not every installation has (psutil, platformdirs, gguf), are imported where they are
-needed: scripts/check_gpu.py runs the GPU's tests without them.
+The command, and packages that not every installation has (psutil, platformdirs, gguf, hypothesis), are imported
+where they are needed: scripts/check_gpu.py runs the GPU's tests without them.
 """
 
 import io
 import os
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -25,6 +26,14 @@ from offload.kernels.ops import TorchOperations
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.native_kernel import build_emulated
 from tests.support.offloading import native_kernel
+
+with suppress(ImportError):
+    from hypothesis import settings
+
+    # The same examples in every run: new ones are looked for by hand, with HYPOTHESIS_PROFILE=explore.
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
+    settings.register_profile("explore", derandomize=False, deadline=None)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="session")

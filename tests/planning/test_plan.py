@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offload.architecture.footprint import page_tokens
@@ -56,6 +56,9 @@ REQUESTS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(REQUESTS)
+@example(
+    PlanRequest("any", KNOWN["Llama-2-7B-128K"], 1, HARDWARE["2x-rtx-3090"], Placement("auto", resident_layers=0))
+)  # one token: a page of every rank
 def test_sums_caps_and_times_are_consistent(asked):
     plan = make_plan(asked)
     shape, gpus, where = asked.shape, asked.hardware.gpus, plan.placed
@@ -74,7 +77,7 @@ def test_sums_caps_and_times_are_consistent(asked):
     }
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
     assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
-    size, piece = shape.kv_bytes(1, asked.itemsize), page_tokens(shape, asked.itemsize)  # on the host, in whole pieces
+    size, piece = shape.kv_bytes(1, asked.itemsize), page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
     assert size * asked.tokens - slack <= kept["KV cache"] <= size * (asked.tokens + piece) + slack
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
