@@ -23,6 +23,7 @@ class BlockStore(Store):
     """A store that the native kernel attends to in place, whole or by a block table."""
 
     grain = BLOCK
+    is_recordable = True
 
     def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device("cpu")
@@ -38,7 +39,8 @@ class BlockStore(Store):
     ) -> Tensor:
         """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
         self._rotated = _buffer_for(self._rotated, q)
-        self._kernel.append(self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored))
+        call = self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored)
+        self._kernel.append(call, q, k, v, self._rotated)
         return self._rotated
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
@@ -59,8 +61,11 @@ class BlockStore(Store):
         parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
         call = self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out, parents=parents)
-        self._kernel.attend(call)
+        self._kernel.attend(call, q, table, self._out)
         return self._out
+
+    def copy_rows(self, source: Tensor, target: Tensor) -> None:
+        self._kernel.copy(source, target)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move each token `start + keep[i]` to position `start + i`; `keep` increases.

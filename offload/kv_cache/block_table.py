@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
 from ..kernels.native.library import BLOCK
+from ..kernels.native.recording import PassInputs
 from .block_store import BlockStore
 from .full import FullCache
 from .in_place import InPlaceCache
 from .selection import Refresh, Selector
+from .tree import Tree
 
 
 class TableCache(InPlaceCache):
@@ -31,7 +35,20 @@ class TableCache(InPlaceCache):
         blocks = self.selection.unsqueeze(-1) * each + torch.arange(each)
         tail = torch.arange(start // BLOCK, -(-(start + self._room) // BLOCK)).expand(len(chosen), -1)
         table = torch.cat((blocks.flatten(1), tail), dim=1).view(shape.layers, shape.kv_heads, -1)
-        self._table = table.to(torch.int32).contiguous()
+        if self._table.shape != table.shape:  # else it stays where it is, for recorded passes
+            self._table = torch.empty(table.shape, dtype=torch.int32)
+        self._table.copy_(table)
+
+    @property
+    def is_recordable(self) -> bool:
+        return self._store.is_recordable
+
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as in `RecordableCache`."""
+        self.begin(tokens, tree)
+        parents = None if tree is None else tree.on(self._store.device).parents
+        key = self._table.data_ptr(), self._table.shape, tree is None
+        return key, PassInputs(self.start, self.seen, self.rows, self.stored, parents)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = self._store.append(layer, self.start, q, k, v, self.rows, self.stored)

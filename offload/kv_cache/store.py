@@ -28,6 +28,7 @@ class Store(Protocol):
     device: torch.device
     grain: int  # tokens that are always selected together
     span: int = 0  # tokens per page, whose borders no chunk may cross; 0: no pages
+    is_recordable = False  # whether passes are native kernel calls alone, over memory that stays where it is
 
     @property
     def resident_layers(self) -> int:
@@ -49,6 +50,10 @@ class Store(Protocol):
 
     def end(self) -> None:
         """End the pass; its tokens are committed."""
+
+    def copy_rows(self, source: Tensor, target: Tensor) -> None:
+        """Copy contiguous rows that a layer of the pass has computed, such as queries."""
+        target.copy_(source)
 
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on."""

@@ -226,15 +226,22 @@ def unpack_call(weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Unpac
 
 
 def rows_call(x: Tensor, y: Tensor, weight: Tensor | None = None, epsilon: float = 0.0) -> Rows:
-    """Return a call that writes the RMSNorm of `x`, or without a weight its gate, to `y` `[rows, width]`."""
-    assert x.is_contiguous() and (weight is None or x.dtype == weight.dtype)
-    rows, width = y.shape
+    """Return a call that writes the RMSNorm of `x`, or without a weight its gate, to `y` `[..., width]`, contiguous.
+
+    For a norm x may be `[tokens, heads, width]` with any stride between tokens.
+    """
+    *_, heads, width = y.shape
+    has_heads = y.dim() == 3
+    assert y.is_contiguous() and (weight is None or (x.dtype == weight.dtype and x.shape == y.shape))
+    assert x.is_contiguous() if not has_heads else x.stride()[1:] == (width, 1)
     return Rows(
         x=x.data_ptr(),
         weight=_address(weight),
         y=y.data_ptr(),
-        rows=rows,
+        rows=y.numel() // width,
         width=width,
+        heads=heads if has_heads else 1,
+        stride=x.stride(0) if has_heads else width,
         epsilon=epsilon,
         wide=x.dtype == torch.float32,
     )

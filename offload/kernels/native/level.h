@@ -32,6 +32,8 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #define TARGET __attribute__((target(AMX)))
 #include "quantized_amx.h"
 
+#include "quantized_row_amx.h"
+
 #include "linear_amx.h"
 #pragma pop_macro("TARGET")
 

@@ -182,7 +182,7 @@ TARGET static int NAME(linear)(const struct linear *l) {
 /* x / rms(x) * weight (RMSNorm, arXiv 1910.07467). */
 NOINLINE static void NAME(norm_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
-    const char *x = (const char *)n->x + row * n->width * item;
+    const char *x = (const char *)n->x + (row / n->heads * n->stride + row % n->heads * n->width) * item;
     char *y = (char *)n->y + row * n->width * item;
     vec squares = NAME(splat)(0);
     for (int64_t i = 0; i < n->width; i += LANES) {

@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 9,      /* raise it with any change that Python sees */
+    LAYOUT = 10,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -152,13 +152,41 @@ struct linear {
     int32_t wide_out;
 };
 
-/* RMSNorm of rows [width] with a weight; without a weight silu(gate) * up of rows [gate, up] of 2 * width. */
+/*
+ * RMSNorm of rows [width] with a weight; without a weight silu(gate) * up of rows [gate, up] of 2 * width. The norm's x
+ * may be some heads of each token: then `heads` rows lie together, and there are `stride` elements between tokens.
+ */
 struct norm {
     const void *x, *weight;
     void *y;
     int64_t rows, width; /* width: a multiple of 16 */
+    int64_t heads, stride;
     float epsilon;
     int32_t wide;
+};
+
+/* Bytes that are copied as they are. */
+struct copy {
+    const void *from;
+    void *to;
+    int64_t bytes;
+};
+
+/* A call of one of the functions above, with its struct. */
+enum { APPEND, ATTEND, LINEAR, NORM, GATE, COPY };
+struct call {
+    int64_t kind;
+    void *arguments;
+};
+
+/* The calls of a forward pass, and what differs between two passes of as many tokens: fields of all appends and attends. */
+struct pass {
+    const struct call *calls;
+    int64_t count;
+    const void *cos, *sin;
+    const int32_t *parents;
+    int64_t start, seen;
+    int32_t stored, nodes;
 };
 
 #endif
