@@ -175,6 +175,9 @@ class Placement:
     for all free memory. `resident_layers` keep their KV on the device, None for as many as fit. `host_share` is the
     fraction of the other layers' KV that the host attends to, None to balance host and device. `link_gb_s` simulates a
     link of so many 10^9 bytes per second to a device on the CPU, to try offloading without a GPU.
+
+    `disk` is a folder: on a CPU, KV for which `host_memory` is too small lies in a file there, of at most `disk_limit`
+    bytes (None: as much as is free), which has no name and is gone after the run.
     """
 
     offload: str = "auto"
@@ -183,12 +186,18 @@ class Placement:
     resident_layers: int | None = None
     host_share: float | None = None
     link_gb_s: float | None = None
+    disk: str | None = None
+    disk_limit: int | None = None
 
     def __post_init__(self) -> None:
         require(
             self.offload in OFFLOADS, f"offload is {short_repr(self.offload)}", f"use one of: {', '.join(OFFLOADS)}"
         )
-        for name, size in (("memory", self.memory), ("host-memory", self.host_memory)):
+        for name, size in (
+            ("memory", self.memory),
+            ("host-memory", self.host_memory),
+            ("disk-limit", self.disk_limit),
+        ):
             require(
                 size is None or 1 <= size <= MOST_BYTES,
                 f"{name} is {short_repr(size)}",
@@ -211,6 +220,7 @@ class Placement:
             f"link is {link} GB/s",
             f"use a number from {SLOWEST_LINK}, such as 25",
         )
+        require(self.disk != "", "the name of the folder on disk is empty", "name a folder on a disk, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

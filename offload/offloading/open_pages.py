@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from .disk_pages import FileRange
 from .page import PageRun
 from .tiers import Tiers
 
@@ -32,9 +34,34 @@ class OpenPages:
         """Return one or two consecutive pages of a layer, which are in their slots."""
         return PageRun(self._tiers.open[layer], tuple(page % 2 for page in pages))
 
-    def newest(self, page: int) -> Tensor:
-        """Return the newest copy of a page, `[layers, numbers]`: in its slot on the device, or else in host memory."""
-        return self._tiers.open[:, page % 2] if page in self else self._tiers.pages[:, page]
+    def newest(self, page: int, layers: slice = slice(None)) -> Tensor:
+        """Return the newest copy of a page in some layers, `[layers, numbers]`, to be read.
+
+        It is in its slot on the device, or else in host memory, to which a page on disk is read. Raises TransferFailed.
+        """
+        if page in self:
+            return self._tiers.open[layers, page % 2]
+        pages = self._tiers.pages
+        if isinstance(pages, Tensor):
+            return pages[layers, page]
+        sources = pages[layers, page]
+        memory = pages.new_memory(len(sources))
+        self._copy(memory, sources)
+        return memory
+
+    @contextmanager
+    def edited(self, page: int, whole: bool = False) -> Iterator[Tensor]:
+        """Yield the newest copy of a page in all layers, `[layers, numbers]`, to be written to; all of it if `whole`.
+
+        A page on disk is written back at the end. Raises TransferFailed.
+        """
+        pages = self._tiers.pages
+        if page in self or isinstance(pages, Tensor):
+            yield self.newest(page)
+            return
+        memory = pages.new_memory(len(pages)) if whole else self.newest(page)
+        yield memory
+        self._copy(pages[:, page], memory)
 
     def contains(self, pages: Tensor) -> Tensor:
         """Return which of some page numbers are in their slots, as booleans."""
@@ -74,7 +101,7 @@ class OpenPages:
     def _occupied(self) -> Iterator[tuple[int, int]]:
         return ((slot, page) for slot, page in enumerate(tuple(self._pages)) if page is not None)
 
-    def _copy(self, targets: Tensor, sources: Tensor) -> None:
+    def _copy(self, targets: Tensor | list[FileRange], sources: Tensor | list[FileRange]) -> None:
         link = self._tiers.link
         link.wait(ticket := link.copy(list(zip(targets, sources, strict=True)), link.mark()))
         link.finish(ticket)

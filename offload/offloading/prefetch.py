@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from .disk_pages import DiskPages
 from .link import Link, Pair, TransferFailed
 
 
@@ -16,7 +17,7 @@ class PrefetchItem(NamedTuple):
     """A copy of `source[key]` to the device. Items with the same `key` have the same content."""
 
     key: Any
-    source: Tensor
+    source: Tensor | DiskPages
 
     def copies(self, buffer: Tensor) -> list[Pair]:
         """Return the copy that fills a buffer."""

@@ -19,6 +19,7 @@ from ..kernels.accumulate import Accumulator
 from ..kv_cache.block_store import copy_bytes
 from ..kv_cache.store import Store, first_moved
 from ..kv_cache.tree import Tree
+from .disk_pages import DiskPages
 from .host_attention import HostResult
 from .link import LINK_COST
 from .mean_keys import HostMeanKeys
@@ -130,8 +131,9 @@ class TieredStore(TierReader):
         if tiers.resident is not None:
             tiers.resident.write(start, keys[:resident], values[:resident])
         for page, at, tokens in self._pages_between(start, start + keys.shape[2]):
-            for layer, target in enumerate(self.open_pages.newest(page), resident):
-                tiers.format.write(target, at, *(x[layer, :, tokens].to(target.device) for x in (keys, values)))
+            with self.open_pages.edited(page, tokens.stop - tokens.start == self.span) as targets:
+                for layer, target in enumerate(targets, resident):
+                    tiers.format.write(target, at, *(x[layer, :, tokens].to(target.device) for x in (keys, values)))
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move tokens as in `Store`."""
@@ -153,7 +155,8 @@ class TieredStore(TierReader):
         for page, at, tokens in self._pages_between(start, start + kv.shape[2] * grain):
             blocks = kv[resident:, :, tokens.start // grain : tokens.stop // grain]
             first = at // grain
-            copy_bytes(tiers.format.grains(tiers.pages[:, page])[:, :, first : first + blocks.shape[2]], blocks)
+            with self.open_pages.edited(page, tokens.stop - tokens.start == self.span) as memory:
+                copy_bytes(tiers.format.grains(memory)[:, :, first : first + blocks.shape[2]], blocks)
 
     def _close_pages(self) -> None:
         """Move the open pages to host memory, after a pass that may have been interrupted."""
@@ -260,7 +263,7 @@ class TieredStore(TierReader):
             result.add_state(found.state)
 
 
-def _prefetch_order(pages: Tensor, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
+def _prefetch_order(pages: Tensor | DiskPages, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
     """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it."""
     for layer in range(len(pages)):
         for _ in range(passes):

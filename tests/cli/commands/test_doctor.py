@@ -94,7 +94,7 @@ def test_lines_of_text(doctor):
 def test_one_json_object(doctor, tmp_path):
     (line,) = doctor("--json", "--device", "cpu").splitlines()
     found = json.loads(line)
-    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "versions", "prompts"]
+    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "versions", "disk", "prompts"]
     assert (found["type"], found["device"]["used"], found["memory"]["read_gb_s"]) == ("doctor", "cpu", None)
     assert found["memory"]["total_bytes"] >= found["memory"]["free_bytes"] > 0
     assert found["processor"]["name"] and found["processor"]["logical_cores"] >= 1
