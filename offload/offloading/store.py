@@ -35,6 +35,8 @@ class TieredStore(TierReader):
     """A `Store` (kv_cache/store.py) over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
 
     read_cost = LINK_COST
+    is_recordable = False
+    copy_rows = Store.copy_rows
     mean_keys_cost = 1.0  # prefill has kept most of them
 
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
