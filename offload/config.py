@@ -76,6 +76,7 @@ class Speculation:
     `sink` and `window` are tokens of a draft model's StreamingLLM cache; `budget` and `chunk` are tokens of the
     retrieval cache and of one chunk. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per verification,
     lower and upper level) are adaptive if None.
+    `middle` is one of `methods.MIDDLES`: how the middle level selects its chunks; None as the method does.
     `tree` is the shape of the drafts, as `TreeShape.parse` reads it, and `tree_sampling` how their tokens are drawn.
     """
 
@@ -90,6 +91,7 @@ class Speculation:
     gamma2: int | None = None
     tree: str = "chain"
     tree_sampling: str = TreeSampling.WITHOUT_REPLACEMENT.value
+    middle: str | None = None
     approximate: str | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +123,11 @@ class Speculation:
             self.tree_sampling in TREE_SAMPLINGS,
             f"tree-sampling is {short_repr(self.tree_sampling)}",
             f"use one of: {', '.join(TREE_SAMPLINGS)}",
+        )
+        require(
+            self.middle is None or self.middle in methods.MIDDLES,
+            f"middle is {short_repr(self.middle)}",
+            f"use one of: {', '.join(methods.MIDDLES)}, or leave it out",
         )
         if methods.METHODS[self.method].needs_draft_model:
             hint = "give --draft one, or use --method lookup"

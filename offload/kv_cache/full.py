@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -90,11 +91,20 @@ class RecordableCache(KVCache, Protocol):
         ...
 
 
+class Follower(Protocol):
+    """Whoever wants to see the queries of a prompt."""
+
+    def observe(self, full: FullCache) -> None:
+        """Observe the newest queries of a pass over a prompt that has just been committed."""
+        ...
+
+
 class FullCache(InFlight):
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
     All caches of the sequence share `rope`. `marks` records rollbacks, for caches that copy from the store; `writes`
-    counts passes, for caches that use the store's memory behind the committed tokens.
+    counts passes, for caches that use the store's memory behind the committed tokens. `followers` observe the passes of
+    prompts.
     """
 
     def __init__(self, store: Store, rope: Rope, capacity: int) -> None:
@@ -109,6 +119,7 @@ class FullCache(InFlight):
         self._queries: Tensor | None = None
         self._tree_queries: Tensor | None = None  # of all tokens of a tree in flight
         self._num_queries, self._queries_end = 0, -1  # number of kept queries, and the position behind the last one
+        self.followers: WeakSet[Follower] = WeakSet()
 
     @property
     def length(self) -> int:
@@ -172,9 +183,12 @@ class FullCache(InFlight):
     def commit(self, keep: Sequence[int] | None = None) -> None:
         if keep is None:
             self.store.end()
-            self._length += self._inflight
-            self._inflight = 0
+            tokens, self._inflight = self._inflight, 0
+            self._length += tokens
             self._queries_end = self._length if self._queries is not None else -1
+            if tokens > KEPT_QUERIES:
+                for follower in self.followers:
+                    follower.observe(self)
         else:
             self._commit_path(keep)
 
@@ -264,7 +278,13 @@ class FullCache(InFlight):
 
         Returns None if it was not kept: the token was run before `keep_queries`, or the rollback to it was too long.
         """
+        newest = self.queries(1)
+        return newest[0] if newest else None
+
+    def queries(self, most: int) -> list[Tensor]:
+        """Return the rotated queries of up to `most` of the newest committed tokens, each as `query`, newest first."""
         behind = self._queries_end - self._length
         if self._queries is None or not 0 <= behind < self._num_queries:
-            return None
-        return self._queries[:, self._num_queries - 1 - behind]
+            return []
+        newest = self._num_queries - 1 - behind
+        return [self._queries[:, index] for index in range(newest, max(newest - most, -1), -1)]

@@ -13,7 +13,7 @@ from ..architecture.footprint import page_tokens
 from ..config import LONGEST_GAMMA
 from ..hardware.rates import READ
 from ..levels import TAIL, drafter_kind, has_draft_model, has_middle
-from ..methods import CHOSEN, LOOKUP, METHODS, RETRIEVAL
+from ..methods import CHOSEN, LOOKUP, METHODS, STREAMING
 from ..speculation.estimators import expected_tokens
 from .placement import Placed, PlanRequest
 from .roofline import SAMPLE_S, Pass, Time, pass_time, quantized_rows
@@ -186,12 +186,16 @@ class Passes:
         """Predict speculative decoding. Levels do not overlap: while one drafts, the link prefetches only one page."""
         time, share = self.full(gamma2 + 1)
         tokens = expected_tokens(acceptance, gamma2)
-        selecting = self.scoring() * tokens / SELECTION_TOKENS if METHODS[method].middle == RETRIEVAL else 0.0
+        selecting = self.scoring() * tokens / SELECTION_TOKENS if self._selects_by_score(method) else 0.0
         drafting, verifying = gamma2 * token + selecting, time.seconds + 2 * self._sample
         resources = {name: seconds / tokens for name, seconds in time.resources.items()}
         bound = time.bound if verifying >= drafting else "drafting"
         tbt = Time((drafting + verifying) / tokens, bound, resources | {"drafting": drafting / tokens})
         return Decoding(method, tbt, share, verifying, drafting, tokens, gamma1, gamma2)
+
+    def _selects_by_score(self, method: str) -> bool:
+        middle = METHODS[method].middle
+        return middle is not None and (self.request.speculation.middle or middle) != STREAMING
 
     def _tree(self, method: str, acceptance: float) -> Decoding:
         """Predict decoding with token trees, whose first children are accepted at a rate; a draft step a depth."""

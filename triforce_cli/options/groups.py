@@ -48,6 +48,7 @@ GENERATION = {
     "coupled": options.Coupled,
     "method": options.Method,
     "draft": options.Draft,
+    "middle": options.Middle,
     "sink": options.Sink,
     "window": options.Window,
     "budget": options.Budget,

@@ -19,7 +19,7 @@ class Argument:
     values: tuple[str, ...] = ()
 
 
-_SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2", "tree", "tree_sampling")
+_SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2", "middle", "tree", "tree_sampling")
 
 
 def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str:
