@@ -18,7 +18,6 @@ ASSUMED_HOST_GB_S = 51.2
 ASSUMED_CORE_GFLOPS = 96.0
 ASSUMED_CORES = 8
 ASSUMED_DISK_GB_S = 2.0  # large reads: NVMe drives reach 2 to 7, SATA ones 0.5
-DISK = "disk bandwidth"  # in `assumed`
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,11 @@ class Hardware:
     def shared(self) -> bool:
         """Return whether device and host are the same memory."""
         return self.device == "cpu"
+
+    @property
+    def disk_rate(self) -> float:
+        """Return the bytes a second that are read from disk, assumed if they were not measured."""
+        return self.disk or ASSUMED_DISK_GB_S * 1e9
 
 
 def describe(profile: Profile, host_memory: int | None = None, cores: int | None = None) -> Hardware:
@@ -79,9 +83,5 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
 
 
 def placed(hardware: Hardware, placement: Placement) -> Hardware:
-    """Return the hardware with the simulated link, and a rate of the disk, if the placement has them."""
-    if placement.link_gb_s is not None:
-        hardware = replace(hardware, link=placement.link_gb_s * 1e9)
-    if placement.disk is not None and hardware.disk is None:
-        hardware = replace(hardware, disk=ASSUMED_DISK_GB_S * 1e9, assumed=(*hardware.assumed, DISK))
-    return hardware
+    """Return the hardware with the simulated link, if there is one."""
+    return hardware if placement.link_gb_s is None else replace(hardware, link=placement.link_gb_s * 1e9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -49,19 +48,25 @@ class OpenPages:
         self._copy(memory, sources)
         return memory
 
-    @contextmanager
-    def edited(self, page: int, whole: bool = False) -> Iterator[Tensor]:
-        """Yield the newest copy of a page in all layers, `[layers, numbers]`, to be written to; all of it if `whole`.
+    def edited(self, page: int, whole: bool = False) -> Tensor:
+        """Return the newest copy of a page in all layers, `[layers, numbers]`, to be written to; all of it if `whole`.
 
-        A page on disk is written back at the end. Raises TransferFailed.
+        A page on disk is opened, and stays open until its slot is needed: a prompt is restored in parts of a page.
+        Raises TransferFailed.
         """
-        pages = self._tiers.pages
-        if page in self or isinstance(pages, Tensor):
-            yield self.newest(page)
-            return
-        memory = pages.new_memory(len(pages)) if whole else self.newest(page)
-        yield memory
-        self._copy(pages[:, page], memory)
+        pages, slot = self._tiers.pages, page % 2
+        if page not in self and not isinstance(pages, Tensor):
+            self._close(slot)
+            if not whole:
+                self._copy(self._tiers.open[:, slot], pages[:, page])
+            self.open(page)
+        return self.newest(page)
+
+    def _close(self, slot: int) -> None:
+        """Copy the page in a slot, if there is one, to where its host copy is, and empty the slot."""
+        if self._pages[slot] is not None:
+            self._copy(self._tiers.pages[:, self._pages[slot]], self._tiers.open[:, slot])
+            self._pages[slot] = None
 
     def contains(self, pages: Tensor) -> Tensor:
         """Return which of some page numbers are in their slots, as booleans."""
@@ -90,9 +95,8 @@ class OpenPages:
 
     def flush(self) -> None:
         """Copy all open pages to the host, and empty the slots."""
-        for slot, page in self._occupied():
-            self._copy(self._tiers.pages[:, page], self._tiers.open[:, slot])
-        self.clear()
+        for slot in range(2):
+            self._close(slot)
 
     def clear(self) -> None:
         """Empty the slots: host memory has the newest copies."""

@@ -53,6 +53,11 @@ class PrefetchRing:
             None  # the newest known time of an item on the link; None if unknown since the last
         )
 
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Return all buffers."""
+        return self._buffers
+
     def expect(self, items: Iterable[PrefetchItem]) -> None:
         """Set the items that will be taken, in order. Copies in flight that match the new order are kept.
 

@@ -133,9 +133,8 @@ class TieredStore(TierReader):
         if tiers.resident is not None:
             tiers.resident.write(start, keys[:resident], values[:resident])
         for page, at, tokens in self._pages_between(start, start + keys.shape[2]):
-            with self.open_pages.edited(page, tokens.stop - tokens.start == self.span) as targets:
-                for layer, target in enumerate(targets, resident):
-                    tiers.format.write(target, at, *(x[layer, :, tokens].to(target.device) for x in (keys, values)))
+            for layer, target in enumerate(self.open_pages.edited(page, self._is_whole(tokens)), resident):
+                tiers.format.write(target, at, *(x[layer, :, tokens].to(target.device) for x in (keys, values)))
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move tokens as in `Store`."""
@@ -157,13 +156,18 @@ class TieredStore(TierReader):
         for page, at, tokens in self._pages_between(start, start + kv.shape[2] * grain):
             blocks = kv[resident:, :, tokens.start // grain : tokens.stop // grain]
             first = at // grain
-            with self.open_pages.edited(page, tokens.stop - tokens.start == self.span) as memory:
-                copy_bytes(tiers.format.grains(memory)[:, :, first : first + blocks.shape[2]], blocks)
+            grains = tiers.format.grains(self.open_pages.edited(page, self._is_whole(tokens)))
+            copy_bytes(grains[:, :, first : first + blocks.shape[2]], blocks)
 
     def _close_pages(self) -> None:
-        """Move the open pages to host memory, after a pass that may have been interrupted."""
+        """Move the open pages to host memory, after a pass that may have been interrupted; not to disk."""
         self._recover()
-        self.open_pages.flush()
+        if isinstance(self.tiers.pages, Tensor):
+            self.open_pages.flush()
+
+    def _is_whole(self, tokens: slice) -> bool:
+        """Return whether tokens fill a page."""
+        return tokens.stop - tokens.start == self.span
 
     def _pages_between(self, start: int, end: int) -> Iterator[tuple[int, int, slice]]:
         """Yield the pages of tokens: number, first position in the page, and which of the tokens it has."""

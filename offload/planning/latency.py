@@ -72,7 +72,7 @@ class Passes:
             return None, 1.0
         agreements, budget = typical_agreements(shape), request.speculation.budget
         hardware = request.hardware
-        source = hardware.disk if self.placed.uses_disk else hardware.link
+        source = hardware.disk_rate if self.placed.uses_disk else hardware.link
         kv_cost = hardware.bandwidth / source if self._streams_kv else 1.0
         costs = relative_costs(shape, shape.read_bytes(request.bits), request.itemsize, request.tokens, budget, kv_cost)
         level = request.speculation.self_level or best_level(agreements, costs)
@@ -150,7 +150,7 @@ class Passes:
         """
         request, hardware = self.request, self.request.hardware
         if hardware.shared:
-            return self.on_disk / hardware.disk if self.on_disk else 0.0
+            return self.on_disk / hardware.disk_rate if self.on_disk else 0.0
         resident = self.placed.resident_layers / request.shape.layers
         keys = resident * request.shape.kv_bytes(request.tokens, request.itemsize) / 2 / hardware.gpus
         return keys / hardware.bandwidth / READ

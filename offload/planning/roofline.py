@@ -98,7 +98,7 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
         "launches": launching_time(work, hardware),
     }
     if work.disk:
-        resources["disk"] = work.disk / hardware.disk
+        resources["disk"] = work.disk / hardware.disk_rate
     seconds = max(link, computing, bus, resources["launches"], resources.get("disk", 0.0))
     return Time(seconds, max(resources, key=resources.__getitem__), resources)
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from offload.architecture.tier_footprint import disk_buffers, host_page_bytes, staging_bytes
 from offload.config import GenerationConfig, Sampling, Speculation
 from offload.engine import Engine
 from offload.errors import OutOfDisk
@@ -136,6 +137,21 @@ def test_a_cached_prompt_is_restored_to_disk(model_dir, home, tmp_path, native_o
         engine = engine_on(model_dir, home, tiers, native_operations)
         assert said(engine, prompt, "retrieval") == (expected, restored)
     assert files(home)
+
+
+def test_restoring_writes_a_page_once_and_allocates_what_the_plan_counts(new_engine, model):
+    engine, plain = new_engine(0), model.new_cache(LENGTH)
+    model.forward(id_tensor(LENGTH), plain)
+    store = engine.stores.new_store(model.shape, LENGTH, model.dtype)
+    for start in range(0, 2 * PIECE, TOKENS):
+        store.load(start, plain.store.dump(start, start + TOKENS))
+    tiers, each = store.tiers, model.shape.layer_kv_bytes(PIECE, 2)
+    assert tiers.link.statistics.bytes <= 3 * 2 * each * model.shape.layers
+    assert tiers.pages.file.size == host_page_bytes(model.shape, model.shape.layers, LENGTH, PIECE, 2)
+    staged = sum(buffer.nbytes for buffer in tiers.ring.buffers) + tiers.open.nbytes
+    assert staged == staging_bytes(model.shape, model.shape.layers, disk_buffers(each), PIECE, 2)
+    for found, expected in zip(store.read(0, 2 * PIECE), plain.store.read(0, 2 * PIECE), strict=True):
+        assert torch.equal(found, expected)
 
 
 def io_error(kind):

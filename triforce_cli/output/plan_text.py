@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from offload.hardware.calibration import Measured
-from offload.hardware.rates import DISK, Hardware
+from offload.hardware.rates import Hardware
 from offload.planning.latency import Decoding
 from offload.planning.placement import PlanRequest, Tier, resident_tokens
 from offload.planning.plan import Plan
@@ -70,8 +70,8 @@ def disk_lines(request: PlanRequest) -> Iterator[str]:
         return
     hardware = request.hardware
     free = "" if hardware.disk_free is None else f", {_gib(hardware.disk_free)} free"
-    assumed = " (assumed)" if DISK in hardware.assumed else ""
-    yield f"disk       {visible(request.placement.disk)}{free}, {hardware.disk / 1e9:.1f} GB/s{assumed}"
+    assumed = " (assumed)" if hardware.disk is None else ""
+    yield f"disk       {visible(request.placement.disk)}{free}, {hardware.disk_rate / 1e9:.1f} GB/s{assumed}"
 
 
 def _model(plan: Plan) -> str:

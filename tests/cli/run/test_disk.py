@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from offload.hardware.calibration import Measured, load, save
+from offload.hardware.microbenchmarks import BenchmarkSizes
+from offload.hardware.schema import Host
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.run.plan import free_on_disk
 
@@ -72,3 +75,21 @@ def test_what_cannot_be_is_refused_with_a_hint(triforce_here, tmp_path, monkeypa
         code, _, err = triforce_here("generate", PROMPT, *GREEDY, *args, *more)
         assert code in (1, 2)
         assert message in err and "hint: " in err
+
+
+def test_a_gpu_is_planned_without_a_disk(triforce_here, tmp_path):
+    code, _, err = triforce_here("profile", "--gpu", "4090", "--disk", tmp_path)
+    assert code == 2 and "--disk keeps KV on disk for a CPU" in err and "hint: " in err
+
+
+def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, monkeypatch):
+    saved = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
+    monkeypatch.setattr("offload.hardware.microbenchmarks.QUICK", BenchmarkSizes(disk=2**23, seconds=0))
+    monkeypatch.setenv("TRIFORCE_CONFIG", str(tmp_path))
+    save(saved, tmp_path)
+    _, out, _ = triforce_here("doctor", "--no-measure", "--disk", tmp_path, "--json")
+    assert json.loads(out)["disk"]["read_gb_s"] is None and load(tmp_path) == saved
+    args = ("generate", PROMPT, *GREEDY, "--disk", tmp_path, "--dry-run", "--json")
+    found = [json.loads(triforce_here(*args)[1])["plan"]["hardware"]["disk"] for _ in range(2)]
+    assert found[0] == found[1] == pytest.approx(load(tmp_path).host.disk_gb_s * 1e9)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["measured.yaml"]
