@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import TypeVar
 
 from .config import QUANTIZE, GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
 from .errors import PromptError
-from .events import Event
+from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .levels import tree_nodes, uses_copy
@@ -18,7 +19,11 @@ from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .short_repr import short_repr
 from .speculation.lossless import Replay, replay
+from .speculation.runner import Runner
 from .speculation.sampling import Sampler
+
+_Result = TypeVar("_Result")
+Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]
 
 
 class Engine:
@@ -147,6 +152,20 @@ class Engine:
         try:
             with torch_on_one_thread(self._kernel_of_all_models()):
                 return replay(session.full, ids, emitted, sampler, generated)
+        finally:
+            self.idle_session = session
+
+    def evaluate(self, ids: Sequence[int], run: Evaluation[_Result]) -> Generator[Prefilled, None, _Result]:
+        """Return what `run` returns: an evaluation of package `evaluation`, given the runner of the full cache.
+
+        Yields the progress of reading. `ids` are the longest text that it runs, in one session as `generate` does.
+        Raises PromptError as `generate` does, when it is started.
+        """
+        ids = _token_ids(ids)
+        self._check(ids, len(ids))
+        session = self._session(len(ids))
+        try:
+            return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
         finally:
             self.idle_session = session
 
