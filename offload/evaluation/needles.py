@@ -1,8 +1,8 @@
 """The needle test: a random number, said once somewhere in a long text, is asked for at its end.
 
-The sentences are those of the passkey test (Mohtashami and Jaggi, arXiv 2305.16300), with longer numbers. Even a model
-of 135M parameters finds them at 8K tokens. Its log-probability tells more than whether it is found: it also measures
-how nearly.
+The passkey test (Mohtashami and Jaggi, arXiv 2305.16300), with a longer number, and in words that the text itself
+continues: models of 135M parameters find that at 8K tokens, and instructions less often. The log-probability tells
+more than whether it is found: it also measures how nearly.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..speculation.runner import Runner
 from .teacher_forcing import score_text
 
 DIGITS = 7
-_NEEDLE = "\n\nThe pass key is {0}. Remember it. {0} is the pass key.\n\n"
-_QUESTION = "\n\nWhat is the pass key? The pass key is"
+_NEEDLE = "\n\nThe pass key is {0}. Remember it. The pass key is {0}.\n\n"
+_QUESTION = "\n\nThe pass key is"
 
 Encode = Callable[[str], list[int]]
 

@@ -30,7 +30,7 @@ def test_needles_lie_at_their_depths_in_texts_of_one_length(tokenizer, text):
         assert said.endswith("The pass key is")
         assert said.index(key.strip()) / len(said) == pytest.approx(needle.depth, abs=0.15)
         assert tokenizer.encode(said + key) == [*needle.prompt, *needle.answer]
-    assert "pass key" not in tokenizer.decode(absent.prompt).partition("What")[0]
+    assert tokenizer.decode(absent.prompt).count("pass key") == 1  # in the question
     assert len({needle.answer for needle in (deep, middle, early)}) == 3
     at = round(0.5 * len(text))
     assert deep.prompt[:at] == absent.prompt[:at]  # one beginning, which a cache runs once
