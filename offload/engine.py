@@ -156,15 +156,18 @@ class Engine:
         finally:
             self.idle_session = session
 
-    def evaluate(self, ids: Sequence[int], run: Evaluation[_Result]) -> Generator[Prefilled, None, _Result]:
-        """Return what `run` returns: an evaluation of package `evaluation`, given the runner of the full cache.
+    def evaluate(
+        self, ids: Sequence[int], run: Evaluation[_Result], speculation: Speculation | None = None
+    ) -> Generator[Prefilled, None, _Result]:
+        """Return what `run` returns: an evaluation of package `evaluation`, given the runner of the target.
 
-        Yields the progress of reading. `ids` are the longest text that it runs, in one session as `generate` does.
+        The target runs on the full cache, or on the approximate one that `speculation` asks for. `ids` are the longest
+        text that it runs, in one session as `generate` does. Yields the progress of reading.
         Raises PromptError as `generate` does, when it is started.
         """
-        ids = _token_ids(ids)
-        self._check(ids, len(ids))
-        session = self._session(len(ids))
+        ids, settings = _token_ids(ids), speculation or Speculation()
+        self._check(ids, forgetting_capacity(settings) if forgets(settings) else len(ids))
+        session = self._session(len(ids), settings=settings)
         try:
             return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
         finally:

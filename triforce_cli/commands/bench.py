@@ -148,8 +148,8 @@ def bench(
     an estimate of the KV caches and the draft model, without the model itself.
 
     With --quality, the modes that change the answer are compared with the exact one instead: the perplexity of the
-    text's last tokens, agreement with exact greedy decoding, and a needle test. A mode is exact, quantize=q4 to
-    quantize=q8, or several joined by +.
+    text's last tokens, agreement with exact greedy decoding, and a needle test. A mode is exact,
+    streaming-llm, h2o, retrieval, quantize=q4 to quantize=q8, or several joined by +.
 
     [bold]Examples[/bold]
 
@@ -163,7 +163,7 @@ def bench(
 
       triforce bench -f book.txt --draft Qwen/Qwen3-0.6B --plot bench.png
 
-      triforce bench -f book.txt --context 4096 --quality --modes quantize=q8,quantize=q4
+      triforce bench -f book.txt --context 4096 --quality --modes h2o,quantize=q8
     """
     _check_kind(ctx, quality)
     flags, origins = given_options(ctx)

@@ -18,6 +18,7 @@ from triforce_cli.options.settings import resolve
 
 TEXT = "the cat and the dog and the cat and the dog and " * 12
 SMALL = ("--quality", "--context", "160", "--last", "12", "--new", "8", "--needles", "2")
+SMALL += ("--budget", "48", "--sink", "4", "--window", "16", "--chunk", "8")
 
 
 def found_of(triforce_here, *args):
@@ -41,17 +42,21 @@ def test_json_has_every_number_of_every_mode(triforce_here):
         assert [part["to"] for part in row["perplexity_by_position"]] == [2, 4, 6, 8, 9, 10, 11, 12]
         assert [needle["depth"] for needle in row["needles"]] == [0.75, 0.25]
         assert row["needles_found"] == 0 and row["needle_log_prob"] < 0 and row["needle_log_prob_absent"] < 0
-        assert row["token_s"] > 0 and row["prefill_s"] > 0 and row["kv_bytes"] == exact["kv_bytes"]
+        assert row["token_s"] > 0 and row["prefill_s"] > 0
     divergences = {row["mode"]: row["kl"] for row in others}
-    assert 0 < divergences["quantize=q8"] < divergences["quantize=q4"]
-    weights = [row["weights_bytes"] for row in others]
+    assert min(divergences.values()) > 0
+    assert divergences["quantize=q8"] < divergences["quantize=q4"]
+    quantized = [row for row in others if row["mode"].startswith("quantize")]
+    weights = [row["weights_bytes"] for row in quantized]
     assert weights == sorted(weights, reverse=True) and weights[0] < exact["weights_bytes"]
+    assert {row["kv_bytes"] for row in quantized} == {exact["kv_bytes"]}
 
 
 def test_modes_that_cannot_run_are_left_out_unless_they_are_named(triforce_here):
     found = found_of(triforce_here)  # the tiny model in float32
-    assert [row["mode"] for row in found["modes"]] == [EXACT]
-    assert set(found["left_out"]) == {mode for mode in MODES if mode.startswith("quantize")}
+    left_out = [mode for mode in MODES if mode.startswith("quantize")]
+    assert [row["mode"] for row in found["modes"]] == [mode for mode in MODES if mode not in left_out]
+    assert list(found["left_out"]) == left_out
     assert_error(triforce_here("bench", TEXT, *SMALL, "--modes", "quantize=q8"), 2, "quantize q8", "float")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from offload.config import QUANTIZE
 from offload.errors import SettingsError
+from offload.methods import APPROXIMATIONS
 
 from ...options.settings import Settings, resolve_with
 
@@ -16,6 +17,7 @@ DEFAULT = "all that can run"
 # The settings of each mode, over those of the command line. A new mode is a line here.
 MODES: dict[str, Mapping[str, Any]] = {
     EXACT: {},
+    **{name: {"approximate": name} for name in APPROXIMATIONS},
     **{f"quantize={level}": {"quantize": level} for level in reversed(QUANTIZE)},
 }
 

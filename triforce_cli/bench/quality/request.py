@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from offload.config import Speculation
 from offload.errors import PromptError, SettingsError
 from offload.evaluation import Needle, make_needles
+from offload.levels import stored_tokens
 from offload.loader import OpenModel
 from offload.offloading import TierSettings
 from offload.units import counted
@@ -110,7 +111,8 @@ def _open_modes(asked: QualityRequest, terminal: Terminal, quiet: bool) -> tuple
 
 
 def _with_tiers(mode: OpenMode, length: int, terminal: Terminal) -> OpenMode:
-    return replace(mode, tiers=plan_tiers(mode.model, mode.settings, length, terminal))
+    stored = stored_tokens(mode.speculation, length)
+    return replace(mode, tiers=plan_tiers(mode.model, mode.settings, stored, terminal))
 
 
 def _needles(asked: QualityRequest, ids: list[int], model: OpenModel) -> tuple[Needle, ...]:

@@ -16,6 +16,7 @@ from offload.config import GenerationConfig, Sampling
 from offload.engine import Engine, Evaluation
 from offload.evaluation import score_needle, score_text
 from offload.events import Prefilled, Tokens
+from offload.levels import stored_tokens
 from offload.metrics import Meter
 
 from ...exit_codes import DONE, INTERRUPTED
@@ -94,7 +95,7 @@ class _Measurement:
             )
             for each in run.needles
         )
-        need = mode.model.estimate(run.length)
+        need = mode.model.estimate(stored_tokens(mode.speculation, run.length))
         self.done.append(ModeQuality(mode.name, scores, output, needles, need.weights, need.kv, prefill_s))
 
     def _load(self, mode: OpenMode) -> Engine:
@@ -115,7 +116,7 @@ class _Measurement:
         context = mode.model.checkpoint.shape.context
         facts = RunFacts(mode.settings.engine.model, mode.name, context, meter, label=mode.name)
         self._display.start(replace(facts, pass_tokens=lambda: engine.model.pass_tokens))
-        with closing(engine.evaluate(ids, evaluation)) as events:
+        with closing(engine.evaluate(ids, evaluation, mode.speculation)) as events:
             return self._shown(events, meter, mode.name)
 
     def _shown(self, events: Generator[Prefilled, None, _Result], meter: Meter, name: str) -> _Result:
