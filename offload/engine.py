@@ -239,6 +239,8 @@ class Engine:
 def _token_ids(ids: Iterable[int]) -> list[int]:
     """Return token ids as a list of ints, from any integers or a tensor or array with one axis. Raises PromptError."""
     result = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if set(map(type, result)) <= {int}:
+        return result  # a million tokens are checked ten times as fast so
     for position, token in enumerate(result):
         if type(token) is not int:
             if isinstance(token, bool) or not hasattr(token, "__index__"):
