@@ -76,6 +76,6 @@ def first_selection(passes: Passes) -> float:
     gathering = gpus * selected * 2 / (GATHER * hardware.host_bandwidth)  # read and written
     seconds = passes.scoring() + selected / hardware.link + gathering
     if placed.prefill_order == "layers":
-        chunk = selected_chunk(settings, PAGE_GRAIN)
+        chunk = selected_chunk(settings, PAGE_GRAIN, tokens=request.tokens)
         return seconds + offloaded * kv / 2 / chunk / hardware.link
     return seconds + offloaded * (kv / hardware.link + shape.layers * passes.pages * (PAGE_S + 3 * LAUNCH_S))

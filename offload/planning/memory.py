@@ -142,7 +142,7 @@ def _prefill_bytes(
         return hidden + paged_prefill_bytes(shape, 0, tokens, page, itemsize)
     means = 0
     if has_middle(settings, tokens):
-        means = mean_key_bytes(shape, tokens, selected_chunk(settings, PAGE_GRAIN, page), itemsize)
+        means = mean_key_bytes(shape, tokens, selected_chunk(settings, PAGE_GRAIN, page, tokens), itemsize)
     return hidden + means + plain_prefill_bytes(shape, tokens, min(chunk, tokens), page, itemsize)
 
 

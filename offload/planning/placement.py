@@ -232,7 +232,7 @@ class _Sizes:
             "KV cache": host_page_bytes(self._share, offloaded, positions, page, size),
         }
         if need.retrieval and not request.hardware.shared:
-            chunk = selected_chunk(request.speculation, PAGE_GRAIN, page)
+            chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
         return {name: each * self._gpus for name, each in parts.items()}
 

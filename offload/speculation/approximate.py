@@ -58,7 +58,7 @@ def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk
     sizes = settings.sink, settings.window, settings.budget
     if settings.approximate == RETRIEVAL:
         full = model.new_cache(capacity)
-        cache = RetrievedCache(full, *sizes, selected_chunk(settings, full.store.grain))
+        cache = RetrievedCache(full, *sizes, selected_chunk(settings, full.store.grain, tokens=capacity))
     else:
         room = forgetting_capacity(settings)
         store = new_store(model.operations.kernel, model.shape, room, model.dtype, model.device)

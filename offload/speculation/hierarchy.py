@@ -72,7 +72,8 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
-    chunk = selected_chunk(settings, max(store.grain, PAGE_GRAIN) if is_paged else store.grain, store.span)
+    grain = max(store.grain, PAGE_GRAIN) if is_paged else store.grain
+    chunk = selected_chunk(settings, grain, store.span, full.capacity)
     middle = middle or middle_kind(settings)
     selector = SELECTORS[middle](settings.sink, chunk)
     if middle != STREAMING:
