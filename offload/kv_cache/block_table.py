@@ -9,7 +9,9 @@ from ..kernels.native.library import BLOCK
 from .block_store import BlockStore
 from .full import FullCache
 from .in_place import InPlaceCache
+from .quantized_store import QuantizedStore
 from .selection import Refresh, Selector
+from .tree import Tree
 
 
 class TableCache(InPlaceCache):
@@ -18,11 +20,12 @@ class TableCache(InPlaceCache):
     def __init__(
         self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
     ) -> None:
-        """Make a cache as in `SelectedCache`; chunks are whole blocks, and the full cache's store is a BlockStore."""
+        """Make a cache as in `SelectedCache`; chunks are whole blocks, and the full cache's store is one of blocks."""
         assert chunk % BLOCK == 0, "chunks are whole blocks"
         super().__init__(full, selector, refresh, budget, chunk, tail)
-        self._store: BlockStore = full.store
-        self._table = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
+        self._store: BlockStore | QuantizedStore = full.store
+        self._blocks = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
+        self._table = self._blocks  # of the pass: their places in the store
         self.selection = torch.empty((full.store.shape.layers * full.store.shape.kv_heads, 0), dtype=torch.long)
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
@@ -31,7 +34,11 @@ class TableCache(InPlaceCache):
         blocks = self.selection.unsqueeze(-1) * each + torch.arange(each)
         tail = torch.arange(start // BLOCK, -(-(start + self._room) // BLOCK)).expand(len(chosen), -1)
         table = torch.cat((blocks.flatten(1), tail), dim=1).view(shape.layers, shape.kv_heads, -1)
-        self._table = table.to(torch.int32).contiguous()
+        self._blocks = table.to(torch.int32).contiguous()
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        super().begin(tokens, tree)
+        self._table = self._store.places(self._blocks, self._length)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = self._store.append(layer, self.start, q, k, v, self.rows, self.stored)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .calls import pack_call, product_call, rows_call, unpack_call
-from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, Rounding, open_library
+from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, Quantize, Rounding, open_library
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -45,6 +45,7 @@ class Kernel:
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
+        self._quantize = library.triforce_quantize
         self._pick = library.triforce_pick
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
@@ -85,6 +86,10 @@ class Kernel:
     def round(self, call: Rounding) -> bool:
         """Round weights to fewer bits; return whether all are finite, and small enough for the format."""
         return self._round(self._handle, ctypes.byref(call)) == 0
+
+    def quantize(self, call: Quantize) -> None:
+        """Quantise groups of keys and values, or dequantise them if the call has room for those."""
+        self._quantize(ctypes.byref(call))
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""
