@@ -67,7 +67,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The method of speculative decoding and its parameters. None of them changes the output, only the speed.
+    """The method of speculative decoding and its parameters. None but `approximate` changes the output, only the speed.
+
+    `approximate` is one of `methods.APPROXIMATIONS`: the target decodes plainly, on `budget` tokens of its keys and
+    values alone; None for all of them. Of these tokens the first `sink` ones and, for h2o and retrieval, the latest
+    `window` ones are always kept.
 
     `draft` is "lookup", "none", a model, named as in EngineConfig.model, or "self": lookup, with the retrieval cache on
     a quantised copy of the target's weights. "self:q4" names the copy's level; otherwise the most promising is chosen.
@@ -88,6 +92,7 @@ class Speculation:
     gamma2: int | None = None
     tree: str = "chain"
     tree_sampling: str = TreeSampling.WITHOUT_REPLACEMENT.value
+    approximate: str | None = None
 
     def __post_init__(self) -> None:
         require(self.method in METHODS, f"method is {short_repr(self.method)}", f"use one of: {', '.join(METHODS)}")
@@ -122,6 +127,25 @@ class Speculation:
         if methods.METHODS[self.method].needs_draft_model:
             hint = "give --draft one, or use --method lookup"
             require(self.draft_model is not None, f"{self.method} needs a draft model", hint)
+        if self.approximate is not None:
+            self._check_approximate()
+
+    def _check_approximate(self) -> None:
+        allowed = methods.APPROXIMATIONS
+        wrong = f"approximate is {short_repr(self.approximate)}"
+        require(self.approximate in allowed, wrong, f"use one of: {', '.join(allowed)}, or leave it out")
+        require(
+            self.method == methods.PLAIN,
+            f"approximate {self.approximate} decodes plainly, and the method is {self.method}",
+            f"leave --method out, or use --method {methods.PLAIN}",
+        )
+        window = 0 if self.approximate == methods.STREAMING_LLM else self.window
+        kept = f"the sink of {self.sink:,}" + (f" and the window of {window:,}" if window else "")
+        require(
+            self.sink + window < self.budget,
+            f"the budget of {self.budget:,} tokens leaves none beside {kept}",
+            "use a larger --budget, or a smaller --sink or --window",
+        )
 
     @property
     def drafts_itself(self) -> bool:
@@ -243,5 +267,7 @@ def check_part(values: Mapping[str, Any]) -> None:
     Raises SettingsError for values that would be wrong whatever is added: missing settings get values that fit.
     """
     fitting = {"draft": "a model", "chunk": 1, "budget": 4 * values.get("chunk", 1)}
+    if values.get("approximate") is not None:
+        fitting |= {"method": methods.PLAIN, "budget": 4 * MOST_TOKENS, "sink": 0, "window": 1}
     for group in GROUPS:
         group(**{f.name: (fitting | dict(values))[f.name] for f in fields(group) if f.name in {*fitting, *values}})

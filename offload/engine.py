@@ -10,7 +10,7 @@ from .errors import PromptError
 from .events import Event
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
-from .levels import tree_nodes, uses_copy
+from .levels import forgets, forgetting_capacity, tree_nodes, uses_copy
 from .loading.quantized_copy import QuantizedCopies
 from .offloading import LINK_COST, TieredStoreFactory
 from .planning.self_draft import best_level, expected_agreements, relative_costs
@@ -88,9 +88,10 @@ class Engine:
         vocabulary and for more tokens than the model's context.
         """
         ids = _token_ids(ids)
-        self._check(ids, len(ids) + config.max_new_tokens)
         settings, breakers = speculation or Speculation(), self._breakers(sampling)
-        session = self._session(len(ids) + config.max_new_tokens, tree_nodes(settings))
+        length = len(ids) + config.max_new_tokens
+        self._check(ids, forgetting_capacity(settings) if forgets(settings) else length)
+        session = self._session(length, tree_nodes(settings), settings)
         try:
             copy = self.prepare(ids, config, settings)
             events = session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy)
@@ -177,15 +178,17 @@ class Engine:
                     "encode the text with this model's tokenizer",
                 )
 
-    def _session(self, capacity: int, spare: int = 0) -> Session:
-        """Return the idle session if it has room, else a new one."""
+    def _session(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> Session:
+        """Return the idle session if it has room and the right cache, else a new one."""
         session, self.idle_session = self.idle_session, None
-        if session is not None and session.serves(capacity, spare):
+        settings = settings or Speculation()
+        if session is not None and session.serves(capacity, spare, settings):
             return session
         del session  # free its memory before the new one is allocated
         if not self.model.shape.rope_depends_on_length:
             capacity = max(capacity, self._reserved)
-        return Session(self.model, self.draft, capacity, self._prefill_chunk, self.stores, self.prompts, spare)
+        more = (self.stores, self.prompts, spare, settings)
+        return Session(self.model, self.draft, capacity, self._prefill_chunk, *more)
 
     def _kernel_of_all_models(self) -> Kernel | None:
         """Return the native kernel if it computes all models: only then torch needs no threads of its own."""

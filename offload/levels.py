@@ -6,12 +6,13 @@ Shared by the code that runs the levels and the code that estimates their memory
 from __future__ import annotations
 
 from .config import LONGEST_GAMMA, Speculation
-from .methods import CHOSEN, LOOKUP, METHODS, MODEL
+from .methods import CHOSEN, H2O, LOOKUP, METHODS, MODEL, STREAMING_LLM
 from .tree_config import MOST_AUTO_NODES
 
 TAIL = 4 * LONGEST_GAMMA  # tokens in the retrieval cache beside its budget: drafts and the newest tokens
 PADDING = 32  # positions behind the tail that recorded passes may write to: they are filled up to a power of two
 KEPT_QUERIES = 64  # newest rows of a pass whose queries are kept for selections: more than a verification has
+EVICT_EVERY = 128  # tokens after which a cache that forgets drops as many: they are run in one pass of a prompt
 _MIN_RATIO = 2  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 
@@ -82,3 +83,18 @@ def drafter_kind(settings: Speculation) -> str | None:
 def has_draft_model(settings: Speculation) -> bool:
     """Return whether a draft model will be used."""
     return drafter_kind(settings) == MODEL
+
+
+def forgets(settings: Speculation) -> bool:
+    """Return whether the target runs on a cache of constant size, which forgets tokens: any prompt fits."""
+    return settings.approximate in (STREAMING_LLM, H2O)
+
+
+def forgetting_capacity(settings: Speculation) -> int:
+    """Return the most tokens that a cache which forgets attends to; positions are below that."""
+    return settings.budget + min(EVICT_EVERY, settings.budget)
+
+
+def stored_tokens(settings: Speculation, tokens: int) -> int:
+    """Return how many tokens' keys and values the target's cache takes memory for, in a sequence of `tokens`."""
+    return 2 * forgetting_capacity(settings) if forgets(settings) else tokens  # rotated, and before RoPE

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PLAIN = "ar"  # the method that drafts nothing
 LOOKUP, MODEL = "lookup", "model"  # drafters: n-gram lookup and a draft model
 CHOSEN = "chosen"  # the drafter that `Speculation.draft` names
 RETRIEVAL, STREAMING = "retrieval", "streaming"  # how a middle level selects chunks: by score, or the latest
+STREAMING_LLM, H2O = "streaming-llm", "h2o"  # caches that forget tokens
+APPROXIMATIONS = (STREAMING_LLM, H2O, RETRIEVAL)  # what the target can run on instead of all its keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ METHODS = {
     method.name: method
     for method in (
         Method("auto", drafter=CHOSEN, middle=RETRIEVAL, adaptive=True, alternative=STREAMING),
-        Method("ar"),
+        Method(PLAIN),
         Method("lookup", drafter=LOOKUP),
         Method("naive", drafter=MODEL),
         Method("retrieval", middle=RETRIEVAL),

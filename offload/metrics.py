@@ -32,6 +32,8 @@ class Summary:
     seed: int | None = None
     sampling: str | None = None  # "greedy", "coupled" or "fastest"
     method: str | None = None
+    exact: bool = True  # whether attention was to all tokens
+    approximate: str | None = None  # otherwise, the cache that took the place of all keys and values
     model: str | None = None
     peak_memory_bytes: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

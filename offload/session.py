@@ -7,11 +7,12 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
 from .events import Event, Finished, Pinned, Tokens
-from .levels import draft_chunk, drafter_kind, has_alternative, has_draft_model, has_middle
+from .levels import draft_chunk, drafter_kind, forgets, has_alternative, has_draft_model, has_middle
 from .methods import LOOKUP, METHODS
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .sequence import TokenSequence
+from .speculation.approximate import approximate_runner, approximation
 from .speculation.draft_runner import DraftRunner
 from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, needs_no_copy, selected_cache
 from .speculation.ngram import LookupDrafter
@@ -31,12 +32,21 @@ class Session:
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
         spare: int = 0,
+        settings: Speculation | None = None,
     ) -> None:
-        """`spare`: further positions of the full cache, for the tokens of a tree."""
+        """`spare`: further positions of the full cache, for the tokens of a tree.
+
+        With `settings` that ask for an approximate cache, it takes the full cache's place; `stores` and `prompts` are
+        not used.
+        """
         self.sequence = TokenSequence()
-        store = None if stores is None else stores.new_store(model.shape, capacity + spare, model.dtype)
-        by_layers = stores is not None and stores.settings.by_layers
-        self.full = Runner(model, model.new_cache(capacity + spare, model.rope(capacity), store), chunk, by_layers)
+        self._approximation = approximation(settings)
+        if self._approximation is not None:
+            self.full, stores, prompts = approximate_runner(model, settings, capacity, chunk), None, None
+        else:
+            store = None if stores is None else stores.new_store(model.shape, capacity + spare, model.dtype)
+            by_layers = stores is not None and stores.settings.by_layers
+            self.full = Runner(model, model.new_cache(capacity + spare, model.rope(capacity), store), chunk, by_layers)
         self._link = None if stores is None else stores.link
         self._prompts = None if prompts is None else prompts.bind(self.full)
         self._model, self._draft = model, draft
@@ -46,8 +56,12 @@ class Session:
         self._middles: dict[str, tuple[Hashable, SelectedRunner]] = {}  # by use
         self._drafting: tuple[Hashable, DraftRunner] | None = None
 
-    def serves(self, capacity: int, spare: int = 0) -> bool:
+    def serves(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> bool:
         """Return whether a sequence that may reach `capacity` tokens fits these caches and their RoPE."""
+        if approximation(settings) != self._approximation:
+            return False
+        if settings is not None and forgets(settings):
+            return True
         fits = capacity <= self._capacity and capacity + spare <= self._capacity + self._spare
         return fits and (capacity == self._capacity or not self._model.shape.rope_depends_on_length)
 

@@ -29,7 +29,8 @@ _MAXIMA = {  # no hardware has more: a larger number is in another unit
     "host.bf16_gflops": 10_000_000,
     "host.cores": 10_000,
 }
-_OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name not in ("stop", "coupled")]
+_ASKED_FOR = ("stop", "coupled", "approximate")  # by a request alone: no hardware chooses them
+_OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name not in _ASKED_FOR]
 _KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
 
 
@@ -194,7 +195,7 @@ def _check_link(link: Link, gpu: Gpu) -> None:
 
 
 def _check_options(options: dict) -> None:
-    """Check names, types and limits as on the command line. A request has `stop` and `coupled`, hardware has not."""
+    """Check names, types and limits as on the command line. What a request alone asks for is refused."""
     refuse_unknown(options, _OPTION_NAMES, ("options",))
     for group in GROUPS:
         for name, kind in get_type_hints(group).items():

@@ -138,6 +138,11 @@ class FullCache(InFlight):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.tree is not None:
             return self._attend_tree(layer, q, k, v)
+        q, start = self.append(layer, q, k, v)
+        return self.store.attend(layer, q, start)
+
+    def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int]:
+        """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
         start = self._length if self._next is None or self._next[0] != layer else self._next[1]
         self._next = layer, start + len(q)
         rows = self.rows
@@ -147,7 +152,7 @@ class FullCache(InFlight):
         if self._queries is not None:
             self._num_queries = min(len(q), KEPT_QUERIES)
             self._queries[layer, : self._num_queries] = q[-self._num_queries :]
-        return self.store.attend(layer, q, start)
+        return q, start
 
     def hold(self) -> None:
         self.store.end()

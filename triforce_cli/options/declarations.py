@@ -9,6 +9,7 @@ import typer
 
 from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS, QUANTIZE
 from offload.generation_config import COUPLED, FASTEST, parse_sampling
+from offload.methods import APPROXIMATIONS
 from offload.tree_config import TREE_SAMPLINGS
 from offload.units import parse_size, parse_tokens
 
@@ -28,6 +29,7 @@ PANELS = {
     **dict.fromkeys(("sink", "window", "tree", "tree_sampling"), SPECULATION),
     **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
     **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
+    "approximate": MEMORY,
     **dict.fromkeys(
         ("device", "dtype", "kernel", "quantize", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"),
         MACHINE,
@@ -37,7 +39,7 @@ PANELS = {
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _NUMBERS += ("dry_multiplier", "dry_base", "host_share")
-_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling")
+_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling", "approximate")
 _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
 _METAVARS |= {"tree": "TREE"}
 
@@ -217,6 +219,15 @@ Cache = Annotated[
 CacheLimit = Annotated[
     int | None,
     _setting("cache_limit", "Disk space for it.", "20GiB", **_SIZE),
+]
+Approximate = Annotated[
+    str | None,
+    _setting(
+        "approximate",
+        "Lossy: streaming-llm, h2o, retrieval.",
+        "no",
+        autocompletion=_complete_from(*APPROXIMATIONS),
+    ),
 ]
 TensorParallel = Annotated[
     int | None,

@@ -59,6 +59,7 @@ GENERATION = {
     "extend_context": options.ExtendContext,
     **CACHE,
     **PLACEMENT,
+    "approximate": options.Approximate,
     "dry_run": options.DryRun,
     "profile": options.ProfileName,
     "device": options.Device,

@@ -21,6 +21,7 @@ from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..output.plan_flags import Argument
 from ..output.terminal import Terminal
+from .approximate import refuse_inexact
 from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def parse_request(ctx: typer.Context) -> Request:
         refuse_unverifiable(
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
+    refuse_inexact(settings, params)
     flags = {name: bool(params[name]) for name in ("raw", "verify", "dry_run", "extend_context")}
     warn_unused_draft(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)

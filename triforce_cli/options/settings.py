@@ -28,6 +28,7 @@ from offload.hardware import profiles
 from offload.hardware.calibration import default_folder
 from offload.hardware.driver import may_have_gpus
 from offload.hardware.profiles import Profile
+from offload.methods import PLAIN
 from offload.units import GIB
 
 NO_PROFILE = "none"  # the name for a GPU without a profile: it runs with the default settings
@@ -138,6 +139,8 @@ def resolve_with(
     """Return the settings with a loaded profile; one that was `chosen_by_name` also sets the device."""
     device = {"device": chosen.device} if chosen_by_name else {}
     values = device | dict(chosen.options) | dict(flags)
+    if "approximate" in flags and "method" not in flags:
+        values["method"] = PLAIN  # the only one; a profile's is for exact decoding
     generation = GenerationConfig(**_subset(GenerationConfig, values))
     if generation.seed is None:
         generation = replace(generation, seed=secrets.randbits(32))

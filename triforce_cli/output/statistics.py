@@ -17,10 +17,12 @@ _REASONS = {"eos": "end-of-sequence token", "stop": "stop string", "length": "to
 
 
 def statistics_line(summary: Summary) -> str:
-    """Return in one line what was read and written, whether weights were rounded, and which limit ended it, if any."""
+    """Return in one line what was read and written, what was rounded or approximated, and the limit that ended it."""
     parts = [_read(summary), _written(summary)]
     if summary.quantize is not None:
         parts.append(f"weights rounded to {summary.quantize}")
+    if summary.approximate is not None:
+        parts.append(f"approximate ({summary.approximate})")
     if summary.finish_reason in _ENDINGS:
         parts.append(_ENDINGS[summary.finish_reason])
     return SEPARATOR.join(parts)

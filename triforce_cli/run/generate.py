@@ -11,12 +11,13 @@ from offload.config import GenerationConfig
 from offload.decoder import QuantizedCopy
 from offload.engine import Engine
 from offload.events import Text
-from offload.levels import uses_copy
+from offload.levels import stored_tokens, uses_copy
 from offload.loading.tokenizer import StopStrings, StreamDecoder, held_text, stream_text
 from offload.metrics import Meter, Summary
 from offload.prompt_cache.prefill import PromptCache
 
 from ..exit_codes import DONE
+from ..options.approximate import approximation_warnings
 from ..options.request import OutputOptions, Request
 from ..output.agreement import quantized_warning
 from ..output.plan import print_plan
@@ -40,6 +41,7 @@ class TextGenerator:
         self._prompt_cache = prompt_cache
         self._agreement: float | None = None
         self._is_compared = False
+        self._is_warned = False
         self._copy: QuantizedCopy | None = None  # that drafts, once it has been made
 
     def generate(self, prompt: Prompt, renderer: Renderer, label: str = "") -> str:
@@ -53,6 +55,9 @@ class TextGenerator:
             renderer.loading(f"comparing {settings.engine.quantize} with the original weights")
             self._agreement, self._is_compared = opened.model.agreement(self._engine.model, prompt.ids), True
             renderer.warn(quantized_warning(settings.engine.quantize, self._agreement))
+        for warning in () if self._is_warned else approximation_warnings(settings):
+            renderer.warn(warning)
+        self._is_warned = True
         config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
         self._prepare_copy(prompt, config, renderer)
         meter = Meter(len(prompt.ids))
@@ -135,11 +140,12 @@ def run_request(
         report = replace(report, arguments=opened.request.arguments)
         renderer.close()  # the plan is the output
         return print_plan(report, opened.request.command, terminal, output.json)
-    tiers = plan_tiers(model, settings, longest, terminal)
+    is_exact = settings.speculation.approximate is None
+    tiers = plan_tiers(model, settings, stored_tokens(settings.speculation, longest), terminal)
     renderer.loading(f"loading {settings.engine.model}")
-    prompt_cache = open_prompt_cache(model, settings, opened.request.home)
+    prompt_cache = open_prompt_cache(model, settings, opened.request.home) if is_exact else None
     started = time.perf_counter()
-    engine = model.load(tiers=tiers, prompts=prompt_cache, capacity=longest)
+    engine = model.load(tiers=tiers, prompts=prompt_cache, capacity=longest if is_exact else 0)
     engine.reserve(longest)
     load_s = opened.open_s + time.perf_counter() - started
     work(TextGenerator(opened, engine, prompt_cache, load_s))

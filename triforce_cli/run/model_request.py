@@ -98,6 +98,8 @@ class ModelRequest:
             "seed": self.settings.generation.seed,
             "sampling": self.sampling.kind,
             "method": self.settings.speculation.method,
+            "exact": self.settings.speculation.approximate is None,
+            "approximate": self.settings.speculation.approximate,
             "model": self.settings.engine.model,
             "quantize": self.settings.engine.quantize,
             "peak_memory_bytes": peak_memory(self.model.device),

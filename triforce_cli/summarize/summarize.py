@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from offload.errors import PromptError
+from offload.levels import forgets
 from offload.system import default_home
 
 from ..input.documents import Document
@@ -105,7 +106,7 @@ def _tasks(summary: SummaryRequest, documents: Sequence[Document], opened: Model
 def _with_prompt(task: _Task, opened: ModelRequest, summary: SummaryRequest) -> _Task:
     """Return the task with its prompt, if it fits. Raises PromptError if it does not, without --map-reduce."""
     new = opened.settings.generation.max_new_tokens
-    if len(task.ids) + new <= opened.context:
+    if forgets(opened.settings.speculation) or len(task.ids) + new <= opened.context:
         return replace(task, prompt=Prompt(task.ids, new, task.document.name))
     if not summary.map_reduce:
         raise PromptError(

@@ -1,0 +1,107 @@
+"""The retrieval cache for a target that runs on nothing else: few keys are read, and all are kept for selections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .block_store import BlockStore
+from .full import FullCache
+from .store import PlainStore, Store, attend_stored
+from .tree import Tree
+
+ROOM = 64  # tokens of a pass, which share a selection
+
+
+class RetrievedCache:
+    """Attends to the first `sink` tokens, the latest `window` ones, and the chunks that a pass's queries score highest.
+
+    These are `budget` tokens before the pass, in whole chunks. Each layer and KV head selects with the queries of the
+    pass itself: a chunk's score is the sum over queries of the softmax of their products with the chunks' mean keys.
+    Positions are those of the sequence. Keys and values are never dropped.
+    """
+
+    held = 0
+    room = ROOM
+
+    def __init__(self, full: FullCache, sink: int, window: int, budget: int, chunk: int) -> None:
+        self._full, self._chunk = full, chunk
+        assert isinstance(full.store, BlockStore | PlainStore), "all keys are in one memory"
+        self._sink, self._recent = -(-sink // chunk), -(-window // chunk)  # chunks
+        self._scored = max(budget // chunk - self._sink - self._recent, 1)
+        shape, device = full.store.shape, full.store.device
+        size = (shape.layers, shape.kv_heads, full.capacity // chunk, shape.head_dim)
+        self._means = torch.empty(size, dtype=full.store.dtype, device=device)
+        self._num_means = self._whole = 0  # chunks whose mean keys are known; whole chunks before the pass
+        self._first = torch.arange(self._sink, device=device).expand(shape.kv_heads, -1)
+
+    @property
+    def store(self) -> Store:
+        return self._full.store
+
+    @property
+    def length(self) -> int:
+        return self._full.length
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        assert tree is None, "a tree shares no selection"
+        assert tokens <= ROOM, f"{tokens} tokens at once where {ROOM} are the most"
+        self._full.begin(tokens)
+        self._whole = self.length // self._chunk
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, start = self._full.append(layer, q, k, v)
+        if not self._selects:
+            return self.store.attend(layer, q, start)
+        tail = self._whole - self._recent
+        chosen = self._sink + self._scores(layer, q, tail).topk(self._scored, sorted=False).indices.sort().values
+        chunks = torch.cat((self._first, chosen), dim=1)
+        if isinstance(self.store, BlockStore):
+            return self._attend_blocks(layer, q, start, chunks, tail * self._chunk)
+        return self._attend_plain(layer, q, start, chunks, tail * self._chunk)
+
+    def _scores(self, layer: int, q: Tensor, tail: int) -> Tensor:
+        """Return the scores of the chunks between the sink and the tail, `[kv_heads, chunks]`."""
+        means = self._means[layer]
+        if self._whole > self._num_means:
+            known, end = self._num_means * self._chunk, self._whole * self._chunk
+            means[:, self._num_means : self._whole] = self.store.mean_keys(layer, known, end, self._chunk)
+        means = means[:, self._sink : tail]
+        grouped = q.unflatten(1, (len(means), -1)).permute(1, 0, 2, 3).flatten(1, 2)  # [kv_heads, queries, head_dim]
+        products = torch.bmm(grouped, means.transpose(1, 2)).float() * q.shape[-1] ** -0.5
+        return products.softmax(dim=-1).sum(dim=1)
+
+    def _attend_blocks(self, layer: int, q: Tensor, start: int, chunks: Tensor, tail: int) -> Tensor:
+        """Attend to chunks `[kv_heads, n]` and from position `tail` on, without a copy."""
+        grain = self.store.grain
+        each = self._chunk // grain
+        blocks = (chunks.unsqueeze(-1) * each + torch.arange(each)).flatten(1)
+        rest = torch.arange(tail // grain, -(-(start + len(q)) // grain)).expand(len(chunks), -1)
+        table = torch.cat((blocks, rest), dim=1).to(torch.int32)
+        return self.store.attend_table(layer, q, table, chunks.shape[1] * self._chunk + start - tail + 1)
+
+    def _attend_plain(self, layer: int, q: Tensor, start: int, chunks: Tensor, tail: int) -> Tensor:
+        """Attend as `_attend_blocks`, to copies."""
+        each = torch.arange(self._chunk, device=chunks.device)
+        tokens = (chunks.unsqueeze(-1) * self._chunk + each).flatten(1).unsqueeze(-1).expand(-1, -1, q.shape[-1])
+        kv = (torch.cat((x.gather(1, tokens), x[:, tail : start + len(q)]), dim=1) for x in self.store.layer(layer))
+        return attend_stored(q, *kv)
+
+    def hold(self) -> None:
+        raise NotImplementedError("a selection of this cache has no trees")
+
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        self._full.commit(keep)
+        if self._selects:  # with the mean keys of all whole chunks
+            self._num_means = max(self._num_means, self._whole)
+
+    @property
+    def _selects(self) -> bool:
+        """Return whether there are more tokens before the pass than the budget."""
+        return self._whole > self._sink + self._scored + self._recent
+
+    def truncate(self, length: int) -> int:
+        self._num_means = min(self._num_means, length // self._chunk)
+        return self._full.truncate(length)

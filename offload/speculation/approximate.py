@@ -1,0 +1,66 @@
+"""A target that runs on an approximate cache instead of all its keys and values: other answers, in less memory.
+
+A new cache that evicts tokens is one file in kv_cache, and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..config import Speculation
+from ..decoder import Model
+from ..kv_cache.evicting import EvictingCache
+from ..kv_cache.factory import new_store
+from ..kv_cache.h2o import H2OCache
+from ..kv_cache.retrieved import RetrievedCache
+from ..kv_cache.sink import SinkCache
+from ..levels import forgetting_capacity, selected_chunk
+from ..methods import H2O, RETRIEVAL, STREAMING_LLM
+from ..sequence import TokenSequence
+from .runner import Runner
+
+EVICTING: dict[str, type[EvictingCache]] = {STREAMING_LLM: SinkCache, H2O: H2OCache}
+
+
+class ApproximateRunner(Runner):
+    """A runner on a cache that limits the tokens of a pass."""
+
+    def __init__(self, model: Model, cache: EvictingCache | RetrievedCache, chunk: int) -> None:
+        super().__init__(model, cache, chunk)
+
+    def _run(self, ids: Sequence[int]) -> Tensor:
+        rows, start = [], 0
+        while start < len(ids):
+            end = start + min(self.cache.room, len(ids) - start)
+            rows.append(super()._run(ids[start:end]))
+            start = end
+        return torch.cat(rows)
+
+    def _matching_prefix(self, sequence: TokenSequence) -> int:
+        if self.cache.length < self.num_cached:  # an interrupted eviction has emptied it
+            self._cached.clear()
+            self._last = None
+        return super()._matching_prefix(sequence)
+
+
+def approximation(settings: Speculation | None) -> Hashable:
+    """Return everything that an approximate cache is made from, None for the full cache."""
+    if settings is None or settings.approximate is None:
+        return None
+    return settings.approximate, settings.sink, settings.window, settings.budget, settings.chunk
+
+
+def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk: int) -> ApproximateRunner:
+    """Return a runner on the cache that the settings ask for, of a sequence of up to `capacity` tokens."""
+    sizes = settings.sink, settings.window, settings.budget
+    if settings.approximate == RETRIEVAL:
+        full = model.new_cache(capacity)
+        cache = RetrievedCache(full, *sizes, selected_chunk(settings, full.store.grain))
+    else:
+        room = forgetting_capacity(settings)
+        store = new_store(model.operations.kernel, model.shape, room, model.dtype, model.device)
+        cache = EVICTING[settings.approximate](store, model.rope(room), *sizes, room)
+    return ApproximateRunner(model, cache, chunk)

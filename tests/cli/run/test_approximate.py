@@ -1,0 +1,75 @@
+"""`--approximate`: a lossy run says so everywhere, and is refused where an exact one was asked for."""
+
+import pytest
+
+from offload.methods import APPROXIMATIONS
+from tests.support.command import STATISTICS, assert_error, done
+
+PROMPT = ("generate", "Once upon a time " * 40, "-n", "8", "--temperature", "0", "--raw")
+SMALL = ("--budget", "64", "--sink", "2", "--window", "16")
+
+
+@pytest.mark.parametrize("mode", APPROXIMATIONS)
+def test_a_lossy_run_says_so(triforce, mode):
+    result = triforce(*PROMPT, *SMALL, "--json", "--approximate", mode)
+    last = done(result.stdout)
+    assert (last["exact"], last["approximate"], last["method"]) == (False, mode, "ar")
+    assert last["settings"]["approximate"] == mode
+    assert f"--approximate {mode} changes the answer" in result.stderr
+    assert result.stderr.count("warning: ") == 1 + (mode == "streaming-llm")  # which uses no --window
+    statistics = result.stderr.splitlines()[-1]
+    assert STATISTICS.search(statistics) and f"approximate ({mode})" in statistics
+    assert last["cached_tokens"] == 0
+
+
+def test_an_exact_run_says_nothing(triforce):
+    result = triforce(*PROMPT, "--json")
+    assert (done(result.stdout)["exact"], done(result.stdout)["approximate"]) == (True, None)
+    assert "approximate" not in result.stderr
+
+
+def test_a_prompt_beyond_the_context_is_read_and_nothing_of_it_is_kept_on_disk(triforce, tmp_path):
+    text = "the cat and the dog " * 900
+    wanted = ("-n", "4", "--raw", *SMALL, "--json")
+    assert_error(triforce("generate", text, *wanted), 2, "leaves no room in the model's context")
+    more = {"TRIFORCE_CACHE": "1"}  # for exact runs
+    result = triforce("generate", text, *wanted, "--approximate", "h2o", env=more)
+    assert result.returncode == 0, result.stderr
+    assert done(result.stdout)["prompt_tokens"] > 2048
+    assert done(result.stdout)["new_tokens"] > 0
+    assert not list((tmp_path / "home").rglob("prompts/*"))
+    again = triforce("generate", text, *wanted, "--approximate", "h2o", env=more)
+    assert done(again.stdout)["restored_tokens"] == 0
+
+
+def test_the_environment_asks_for_it_and_summarize_reads_any_document(triforce, tmp_path):
+    (tmp_path / "long.txt").write_text("the cat and the dog " * 900)
+    document = ("summarize", str(tmp_path / "long.txt"), "-n", "4", "--json", *SMALL)
+    result = triforce(*document, env={"TRIFORCE_APPROXIMATE": "streaming-llm"})
+    assert result.returncode == 0, result.stderr
+    assert done(result.stdout)["approximate"] == "streaming-llm"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--verify",), ("--verify compares with exact decoding", "leave one of the two out")),
+        (("--dry-run",), ("--dry-run plans exact decoding",)),
+        (("--cache",), ("--cache keeps exact prompts", "leave --cache out")),
+        (("--method", "triforce"), ("h2o decodes plainly, and the method is triforce", "leave --method out")),
+        (("--offload", "stream"), ("--offload stream offloads keys and values",)),
+        (("--link", "1"), ("--link 1.0 offloads keys and values",)),
+        (("--window", "62"), ("the budget of 64 tokens leaves none",)),
+        (("--approximate", "h20"), ("approximate is 'h20'", "streaming-llm, h2o, retrieval")),
+    ],
+)
+def test_refused_with_flags_that_need_exact_answers(triforce, more, words):
+    assert_error(triforce(*PROMPT, *SMALL, "--approximate", "h2o", *more), 2, *words)
+
+
+def test_no_profile_chooses_it(triforce, written):
+    path = written({"name": "mine", "description": "", "device": "cpu", "gpus": 0, "options": {"approximate": "h2o"}})
+    assert_error(triforce(*PROMPT, "--profile", path), 2, "approximate", "options")
+    plain = written({"name": "mine", "description": "", "device": "cpu", "gpus": 0, "options": {"method": "lookup"}})
+    result = triforce(*PROMPT, *SMALL, "--profile", plain, "--approximate", "h2o", "--json")
+    assert done(result.stdout)["method"] == "ar"
