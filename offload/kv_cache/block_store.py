@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +13,7 @@ from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
+from .host_memory import host_memory
 from .store import Store, gather_chunks
 from .tree import Tree
 
@@ -66,6 +65,10 @@ class BlockStore(Store):
 
     def copy_rows(self, source: Tensor, target: Tensor) -> None:
         self._kernel.copy(source, target)
+
+    def places(self, blocks: Tensor, position: int) -> Tensor:
+        """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""
+        return blocks
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move each token `start + keep[i]` to position `start + i`; `keep` increases.
@@ -122,22 +125,6 @@ class BlockStore(Store):
 def copy_bytes(target: Tensor, source: Tensor) -> None:
     """Copy host memory in this thread: torch's threads would take cores from those that read the next tokens."""
     np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
-
-
-def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return uninitialised memory that is committed on first write, in huge pages where the system has them.
-
-    Attention to a long context touches every memory page at every token: with pages of 4 KB, TLB misses cost a tenth of
-    the bandwidth.
-    """
-    count = torch.Size(size).numel()
-    if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=dtype)
-    # Private, because shared memory does not get huge pages.
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a Linux kernel built without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
 
 
 def _buffer_for(buffer: Tensor, like: Tensor) -> Tensor:

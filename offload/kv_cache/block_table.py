@@ -12,6 +12,7 @@ from ..kernels.native.recording import PassInputs
 from .block_store import BlockStore
 from .full import FullCache
 from .in_place import InPlaceCache
+from .quantized_store import QuantizedStore
 from .selection import Refresh, Selector
 from .tree import Tree
 
@@ -22,11 +23,12 @@ class TableCache(InPlaceCache):
     def __init__(
         self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
     ) -> None:
-        """Make a cache as in `SelectedCache`; chunks are whole blocks, and the full cache's store is a BlockStore."""
+        """Make a cache as in `SelectedCache`; chunks are whole blocks, and the full cache's store is one of blocks."""
         assert chunk % BLOCK == 0, "chunks are whole blocks"
         super().__init__(full, selector, refresh, budget, chunk, tail)
-        self._store: BlockStore = full.store
-        self._table = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
+        self._store: BlockStore | QuantizedStore = full.store
+        self._blocks = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
+        self._table = self._blocks  # of the pass: their places in the store
         self.selection = torch.empty((full.store.shape.layers * full.store.shape.kv_heads, 0), dtype=torch.long)
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
@@ -35,9 +37,13 @@ class TableCache(InPlaceCache):
         blocks = self.selection.unsqueeze(-1) * each + torch.arange(each)
         tail = torch.arange(start // BLOCK, -(-(start + self._room) // BLOCK)).expand(len(chosen), -1)
         table = torch.cat((blocks.flatten(1), tail), dim=1).view(shape.layers, shape.kv_heads, -1)
-        if self._table.shape != table.shape:  # else it stays where it is, for recorded passes
-            self._table = torch.empty(table.shape, dtype=torch.int32)
-        self._table.copy_(table)
+        if self._blocks.shape != table.shape:  # else it stays where it is, for recorded passes
+            self._blocks = torch.empty(table.shape, dtype=torch.int32)
+        self._blocks.copy_(table)
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        super().begin(tokens, tree)
+        self._table = self._store.places(self._blocks, self._length)
 
     @property
     def is_recordable(self) -> bool:

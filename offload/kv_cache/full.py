@@ -258,6 +258,7 @@ class FullCache(InFlight):
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        length = self.store.restartable(length)
         self._length = length
         self._leave()
         self.store.truncate(length)

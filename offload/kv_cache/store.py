@@ -58,6 +58,10 @@ class Store(Protocol):
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on."""
 
+    def restartable(self, length: int) -> int:
+        """Return the largest length, up to `length`, to which the store can be truncated."""
+        return length
+
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
         """Store new tokens from position `start` on, and return their rotated queries.
 

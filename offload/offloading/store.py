@@ -108,6 +108,10 @@ class TieredStore(TierReader):
         )  # the most likely order: one more pass
         self._running = False
 
+    def restartable(self, length: int) -> int:
+        """Return `length`: the store can be truncated anywhere."""
+        return length
+
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on, and prefetched pages that contain them."""
         if length // self.span < self._num_whole:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...architecture.dims import Dimensions
+from .kv_groups import Groups
 from .library import BLOCK, PIECE, Append, Attention, Format, Merge, Pack, Product, Rows, Unpack
 
 
@@ -89,6 +90,7 @@ class BlockCalls:
         lse: Tensor | None = None,
         partials: Tensor | None = None,
         parents: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> Attention:
         """Return a call that attends with rotated queries. It writes either `out` and, if given, `lse`, or `partials`.
 
@@ -103,7 +105,9 @@ class BlockCalls:
                 before it, or -1. The tree's keys are stored in this order; a token sees those before the tree, its
                 ancestors' and its own, and its result has the bits of that chain. `seen` is what a token without parent
                 sees. None for a chain.
+            groups: quantised keys and values, whose blocks are the table's entries below zero: ~b is block b.
         """
+        assert groups is None or table is not None
         dtype, tokens = kv.dtype, len(q)
         capacity = self.tokens if table is None else table.shape[1] * BLOCK
         more = (tokens - 1) * causal if parents is None else len(parents) - 1
@@ -132,6 +136,9 @@ class BlockCalls:
             partials=_address(partials),
             parents=_address(parents),
             nodes=0 if parents is None else len(parents),
+            quantized=None if groups is None else groups.memory.data_ptr(),
+            quantized_stride=0 if groups is None else groups.memory.stride(0),
+            kv_format=None if groups is None else ctypes.addressof(groups.format),
         )
 
 

@@ -10,7 +10,19 @@ import torch
 from torch import Tensor
 
 from .calls import pack_call, product_call, rows_call, unpack_call
-from .library import LEVELS, Append, Attention, Copy, Format, KernelUnavailable, Merge, Pass, Rounding, open_library
+from .library import (
+    LEVELS,
+    Append,
+    Attention,
+    Copy,
+    Format,
+    KernelUnavailable,
+    Merge,
+    Pass,
+    Quantize,
+    Rounding,
+    open_library,
+)
 from .recording import APPEND, ATTEND, COPY, GATE, LINEAR, NORM, recorder
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -48,6 +60,7 @@ class Kernel:
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
         self._copy, self._run = library.triforce_copy, library.triforce_run
+        self._quantize = library.triforce_quantize
         self._pick = library.triforce_pick
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
@@ -105,6 +118,10 @@ class Kernel:
     def round(self, call: Rounding) -> bool:
         """Round weights to fewer bits; return whether all are finite, and small enough for the format."""
         return self._round(self._handle, ctypes.byref(call)) == 0
+
+    def quantize(self, call: Quantize) -> None:
+        """Quantise groups of keys and values, or dequantise them if the call has room for those."""
+        self._quantize(ctypes.byref(call))
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""

@@ -5,6 +5,10 @@
 #include "amx.h"
 #endif
 
+#include "quantized.h"
+
+#include "quantized_kv.h"
+
 #include "attend.h"
 
 #if HAS_TILES
@@ -16,8 +20,6 @@
 #endif
 
 #include "share.h"
-
-#include "quantized.h"
 
 #include "round.h"
 

@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 10,     /* raise it with any change that Python sees */
+    LAYOUT = 11,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -25,6 +25,8 @@ enum {
     FLOAT8 = 9,         /* in place of the bits of a code: it is an e4m3 number (arXiv 2209.05433) without infinities */
     MOST_PARTIALS = 1 << 26, /* bytes of partial results up to which the keys are split in prefill */
 };
+
+struct format;
 
 /* Attention of `tokens` queries over stored keys and values; a row is a query of one head. */
 struct attention {
@@ -55,6 +57,14 @@ struct attention {
     const int32_t *parents;
     const int32_t *depths; /* NULL; the kernel's own: of the call's tokens */
     int32_t nodes;
+    /*
+     * NULL, or the first head's first quantised group of keys and values. A table must be given: its entry ~b, below
+     * zero, is block b of them. Both blocks of a group follow each other, at a multiple of SPAN of the order of reading,
+     * and all rows see them.
+     */
+    const char *quantized;
+    int64_t quantized_stride; /* bytes between the groups of consecutive heads */
+    const struct format *kv_format;
 };
 
 /* Merge `pieces` partial results over consecutive keys, in order, into the result over the keys before them. */
@@ -105,6 +115,26 @@ struct format {
     int32_t wide;        /* 0, or the groups that share an fp32 scale and minimum: 1, 2 or 4 */
     int32_t base;        /* at most 0: levels are code + base; 1: they are not evenly spaced */
     uint16_t levels[64]; /* bf16, for less than 8 bits; with 4 bits twice or more; FLOAT8: the subnormal ones, repeated */
+};
+
+/*
+ * Quantised keys and values (KIVI, arXiv 2402.02750) are stored in groups of SPAN tokens of one KV head. A number is
+ * scale * level + middle; keys have a scale and a middle for each dimension, values for each token. A group is
+ *
+ *     bf16  key scales [head_dim], key middles [head_dim], value scales [SPAN], value middles [SPAN]
+ *     key codes    [2][head_dim / 8] quads of 4 pairs of dimensions, for the 16 tokens of a block
+ *     value codes  [2][head_dim / 16][2] quads of 4 pairs of tokens of a block, for 16 dimensions
+ *
+ * A quad is that of quantised weights: [16][2] of 16 bits whose digits are the four pairs' codes, or [4][16][2] bytes.
+ */
+struct quantize {
+    char *kv;               /* blocks: the first head's first block */
+    char *quantized;        /* groups: the first head's first group */
+    const int32_t *groups;  /* [count][3]: KV head, block number of the first of two blocks, group number */
+    void *keys, *values;    /* NULL to quantise, or [count][SPAN][head_dim]: what the groups are dequantised to */
+    int64_t head_stride, quantized_stride, count;
+    int32_t head_dim, wide; /* of blocks and of `keys` and `values` */
+    const struct format *format;
 };
 
 /* Store the codes of a matrix in panels. */
