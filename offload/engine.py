@@ -11,7 +11,7 @@ from .errors import PromptError
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
-from .levels import forgets, forgetting_capacity, tree_nodes, uses_copy
+from .levels import check_forgetting, forgets, tree_nodes, uses_copy
 from .loading.quantized_copy import QuantizedCopies
 from .offloading import LINK_COST, TieredStoreFactory
 from .planning.self_draft import best_level, expected_agreements, relative_costs
@@ -90,12 +90,14 @@ class Engine:
         ends the run and is not emitted. Without a seed in `config`, the seed is 0. The text layer handles stop strings
         (`tokenizer.stream_text`): `send(n)` after Tokens keeps only the first n of all emitted tokens and ends the run.
         Closing the iterator at any point is safe. Raises PromptError, when it is started, for ids outside the
-        vocabulary and for more tokens than the model's context.
+        vocabulary and for more tokens than the model's context, which do not matter to a cache that forgets.
         """
         ids = _token_ids(ids)
         settings, breakers = speculation or Speculation(), self._breakers(sampling)
         length = len(ids) + config.max_new_tokens
-        self._check(ids, forgetting_capacity(settings) if forgets(settings) else length)
+        if forgets(settings):
+            check_forgetting(settings, self.model.shape.context)
+        self._check(ids, 0 if forgets(settings) else length)
         session = self._session(length, tree_nodes(settings), settings)
         try:
             copy = self.prepare(ids, config, settings)
@@ -166,7 +168,9 @@ class Engine:
         Raises PromptError as `generate` does, when it is started.
         """
         ids, settings = _token_ids(ids), speculation or Speculation()
-        self._check(ids, forgetting_capacity(settings) if forgets(settings) else len(ids))
+        if forgets(settings):
+            check_forgetting(settings, self.model.shape.context)
+        self._check(ids, 0 if forgets(settings) else len(ids))
         session = self._session(len(ids), settings=settings)
         try:
             return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))

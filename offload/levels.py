@@ -8,6 +8,7 @@ from __future__ import annotations
 from .config import LONGEST_GAMMA, Speculation
 from .methods import CHOSEN, H2O, LOOKUP, METHODS, MODEL, STREAMING_LLM
 from .tree_config import MOST_AUTO_NODES
+from .validation import require
 
 TAIL = 4 * LONGEST_GAMMA  # tokens in the retrieval cache beside its budget: drafts and the newest tokens
 PADDING = 32  # positions behind the tail that recorded passes may write to: they are filled up to a power of two
@@ -106,6 +107,17 @@ def forgets(settings: Speculation) -> bool:
 def forgetting_capacity(settings: Speculation) -> int:
     """Return the most tokens that a cache which forgets attends to; positions are below that."""
     return settings.budget + min(EVICT_EVERY, settings.budget)
+
+
+def check_forgetting(settings: Speculation, context: int) -> None:
+    """Raise SettingsError if a cache that forgets would have positions beyond a model's `context`."""
+    capacity = forgetting_capacity(settings)
+    require(
+        capacity <= context,
+        f"a budget of {settings.budget:,} tokens, and {capacity - settings.budget} until the next eviction, exceed the "
+        f"model's context of {context:,}",
+        f"use --budget {max(context - EVICT_EVERY, context // 2)} or less",
+    )
 
 
 def stored_tokens(settings: Speculation, tokens: int) -> int:

@@ -24,7 +24,7 @@ from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
 from .generation_config import DRY_BREAKERS
 from .kernels.ops import Operations, check_kernel, choose_operations
-from .levels import forgets, has_draft_model, uses_copy
+from .levels import check_forgetting, forgets, has_draft_model, uses_copy
 from .loading.agreement import agreement
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
 from .loading.quantization_checks import check_quantize, check_self_draft, quantized
@@ -119,11 +119,12 @@ class OpenModel:
         """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
 
         Raises PromptError with the numbers if the prompt exceeds the context, or with `exact` prompt and answer do.
-        On a cache that forgets, everything fits.
+        On a cache that forgets, everything fits; raises SettingsError if the cache exceeds the context.
         """
-        if forgets(self.speculation):
-            return wanted
         context = self.checkpoint.shape.context
+        if forgets(self.speculation):
+            check_forgetting(self.speculation, context)
+            return wanted
         limit = f"the model's context of {counted(context, 'token')}"
         if self.checkpoint.shape.sliding_window == context:
             limit += " (its sliding window)"

@@ -80,7 +80,11 @@ def draw(
     free = ["--method", method, *_placement(rng)]
     free += ["--draft", draft] if method == "naive" else maybe("--draft", "lookup", "none", draft)
     free += maybe("--gamma1", 1, 2, 5) + maybe("--gamma2", 1, 3, 8, 16) + maybe("--rebuild-every", 1, 7, 64)
-    free += maybe("--budget", 256, 512, 1024) + maybe("--chunk", 4, 8, 16, 64)
+    free += (
+        maybe("--middle", "retrieval", "streaming", "h2o")
+        + maybe("--budget", 256, 512, 1024)
+        + maybe("--chunk", 4, 8, 16, 64)
+    )
     free += maybe("--sink", 0, 1, 4, 16) + maybe("--window", 16, 64, 500)
     free += maybe("--tree", 1, 9, 64, "auto", "chain", "k-ary:2x3x1") + maybe("--tree-sampling", *TREE_SAMPLINGS)
     free += maybe("--prefill-chunk", 1 + rng.randrange(700)) + maybe("--threads", 1, 2, 3)

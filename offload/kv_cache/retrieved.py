@@ -13,6 +13,7 @@ from .store import PlainStore, Store, attend_stored
 from .tree import Tree
 
 ROOM = 64  # tokens of a pass, which share a selection
+REBUILD_EVERY = 8  # tokens of an answer that share one
 
 
 class RetrievedCache:
@@ -20,14 +21,17 @@ class RetrievedCache:
 
     These are `budget` tokens before the pass, in whole chunks. Each layer and KV head selects with the queries of the
     pass itself: a chunk's score is the sum over queries of the softmax of their products with the chunks' mean keys.
-    Positions are those of the sequence. Keys and values are never dropped.
+    A selection by a single token also serves the tokens that follow it one by one, `every` in all. Positions are those
+    of the sequence. Keys and values are never dropped.
     """
 
     held = 0
     room = ROOM
 
-    def __init__(self, full: FullCache, sink: int, window: int, budget: int, chunk: int) -> None:
-        self._full, self._chunk = full, chunk
+    def __init__(
+        self, full: FullCache, sink: int, window: int, budget: int, chunk: int, every: int = REBUILD_EVERY
+    ) -> None:
+        self._full, self._chunk, self._every = full, chunk, every
         assert isinstance(full.store, BlockStore | PlainStore), "all keys are in one memory"
         self._sink, self._recent = -(-sink // chunk), -(-window // chunk)  # chunks
         self._scored = max(budget // chunk - self._sink - self._recent, 1)
@@ -36,6 +40,10 @@ class RetrievedCache:
         self._means = torch.empty(size, dtype=full.store.dtype, device=device)
         self._num_means = self._whole = 0  # chunks whose mean keys are known; whole chunks before the pass
         self._first = torch.arange(self._sink, device=device).expand(shape.kv_heads, -1)
+        self._chunks: list[Tensor] = []  # of each layer, selected at the position `_selected_at`: [kv_heads, chunks]
+        self._tables: list[Tensor] = []  # the same as blocks, with those of the tail
+        self._tail, self._selected_at = 0, -1  # the chunk where the tail begins; -1: select again
+        self._reuses = False
 
     @property
     def store(self) -> Store:
@@ -50,17 +58,30 @@ class RetrievedCache:
         assert tokens <= ROOM, f"{tokens} tokens at once where {ROOM} are the most"
         self._full.begin(tokens)
         self._whole = self.length // self._chunk
+        age = self.length - self._selected_at
+        self._reuses = self._selected_at >= 0 and tokens == 1 and age < self._every
+        if not self._reuses:
+            self._selected_at = -1  # until `commit`
+            self._tail, self._chunks, self._tables = self._whole - self._recent, [], []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, start = self._full.append(layer, q, k, v)
         if not self._selects:
             return self.store.attend(layer, q, start)
-        tail = self._whole - self._recent
-        chosen = self._sink + self._scores(layer, q, tail).topk(self._scored, sorted=False).indices.sort().values
-        chunks = torch.cat((self._first, chosen), dim=1)
+        if not self._reuses:
+            self._select(layer, q)
         if isinstance(self.store, BlockStore):
-            return self._attend_blocks(layer, q, start, chunks, tail * self._chunk)
-        return self._attend_plain(layer, q, start, chunks, tail * self._chunk)
+            seen = self._chunks[layer].shape[1] * self._chunk + start - self._tail * self._chunk + 1
+            return self.store.attend_table(layer, q, self._tables[layer], seen)
+        return self._attend_plain(layer, q, start)
+
+    def _select(self, layer: int, q: Tensor) -> None:
+        """Select chunks of a layer, the next one after those selected."""
+        scores = self._scores(layer, q, self._tail)
+        chosen = self._sink + scores.topk(self._scored, sorted=False).indices.sort().values
+        self._chunks.append(torch.cat((self._first, chosen), dim=1))
+        if isinstance(self.store, BlockStore):
+            self._tables.append(self._table(self._chunks[layer], self.length + len(q) + self._every))
 
     def _scores(self, layer: int, q: Tensor, tail: int) -> Tensor:
         """Return the scores of the chunks between the sink and the tail, `[kv_heads, chunks]`."""
@@ -73,17 +94,18 @@ class RetrievedCache:
         products = torch.bmm(grouped, means.transpose(1, 2)).float() * q.shape[-1] ** -0.5
         return products.softmax(dim=-1).sum(dim=1)
 
-    def _attend_blocks(self, layer: int, q: Tensor, start: int, chunks: Tensor, tail: int) -> Tensor:
-        """Attend to chunks `[kv_heads, n]` and from position `tail` on, without a copy."""
+    def _table(self, chunks: Tensor, end: int) -> Tensor:
+        """Return the blocks of chunks `[kv_heads, n]` and of the tail, up to position `end`, in int32."""
         grain = self.store.grain
         each = self._chunk // grain
         blocks = (chunks.unsqueeze(-1) * each + torch.arange(each)).flatten(1)
-        rest = torch.arange(tail // grain, -(-(start + len(q)) // grain)).expand(len(chunks), -1)
-        table = torch.cat((blocks, rest), dim=1).to(torch.int32)
-        return self.store.attend_table(layer, q, table, chunks.shape[1] * self._chunk + start - tail + 1)
+        last = -(-min(end, self._full.capacity) // grain)
+        rest = torch.arange(self._tail * each, last).expand(len(chunks), -1)
+        return torch.cat((blocks, rest), dim=1).to(torch.int32)
 
-    def _attend_plain(self, layer: int, q: Tensor, start: int, chunks: Tensor, tail: int) -> Tensor:
-        """Attend as `_attend_blocks`, to copies."""
+    def _attend_plain(self, layer: int, q: Tensor, start: int) -> Tensor:
+        """Attend to copies of the chunks and to the tail."""
+        chunks, tail = self._chunks[layer], self._tail * self._chunk
         each = torch.arange(self._chunk, device=chunks.device)
         tokens = (chunks.unsqueeze(-1) * self._chunk + each).flatten(1).unsqueeze(-1).expand(-1, -1, q.shape[-1])
         kv = (torch.cat((x.gather(1, tokens), x[:, tail : start + len(q)]), dim=1) for x in self.store.layer(layer))
@@ -93,9 +115,11 @@ class RetrievedCache:
         raise NotImplementedError("a selection of this cache has no trees")
 
     def commit(self, keep: Sequence[int] | None = None) -> None:
+        before = self.length
         self._full.commit(keep)
-        if self._selects:  # with the mean keys of all whole chunks
+        if self._selects and not self._reuses:  # with the mean keys of all whole chunks
             self._num_means = max(self._num_means, self._whole)
+            self._selected_at = before if self.length == before + 1 else -1
 
     @property
     def _selects(self) -> bool:
@@ -104,4 +128,5 @@ class RetrievedCache:
 
     def truncate(self, length: int) -> int:
         self._num_means = min(self._num_means, length // self._chunk)
+        self._selected_at = -1
         return self._full.truncate(length)

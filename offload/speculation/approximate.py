@@ -15,7 +15,7 @@ from ..decoder import Model
 from ..kv_cache.evicting import EvictingCache
 from ..kv_cache.factory import new_store
 from ..kv_cache.h2o import H2OCache
-from ..kv_cache.retrieved import RetrievedCache
+from ..kv_cache.retrieved import REBUILD_EVERY, RetrievedCache
 from ..kv_cache.sink import SinkCache
 from ..levels import forgetting_capacity, selected_chunk
 from ..methods import H2O, RETRIEVAL, STREAMING_LLM
@@ -50,7 +50,8 @@ def approximation(settings: Speculation | None) -> Hashable:
     """Return everything that an approximate cache is made from, None for the full cache."""
     if settings is None or settings.approximate is None:
         return None
-    return settings.approximate, settings.sink, settings.window, settings.budget, settings.chunk
+    sizes = settings.sink, settings.window, settings.budget, settings.chunk, settings.rebuild_every
+    return settings.approximate, *sizes
 
 
 def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk: int) -> ApproximateRunner:
@@ -58,7 +59,8 @@ def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk
     sizes = settings.sink, settings.window, settings.budget
     if settings.approximate == RETRIEVAL:
         full = model.new_cache(capacity)
-        cache = RetrievedCache(full, *sizes, selected_chunk(settings, full.store.grain, tokens=capacity))
+        grain = selected_chunk(settings, full.store.grain, tokens=capacity)
+        cache = RetrievedCache(full, *sizes, grain, settings.rebuild_every or REBUILD_EVERY)
     else:
         room = forgetting_capacity(settings)
         store = new_store(model.operations.kernel, model.shape, room, model.dtype, model.device)

@@ -41,8 +41,9 @@ def test_prompt_and_answer_may_exceed_the_context(engine, mode):
     events = run(engine, longer, count=2, approximate=mode)  # the conversation goes on
     first = next(event for event in events if isinstance(event, Prefilled))
     assert first.done == len(longer) - 5  # all but the last token of the answer, which was not run yet
-    with pytest.raises(PromptError, match="exceed the model's context"):
-        run(engine, ids(context), approximate=mode, budget=context)
+    with pytest.raises(SettingsError, match=f"budget of {context:,} tokens, and 128 until the next eviction, exceed"):
+        run(engine, ids(20), approximate=mode, budget=context)
+    assert len(tokens(run(engine, ids(20), count=3, approximate=mode, budget=context - 128))) == 3
 
 
 def test_a_selection_is_bound_to_the_context(engine):

@@ -11,9 +11,9 @@ SINK, WINDOW, BUDGET = 4, 40, 8 * CHUNK  # a chunk of sink, three of window, fou
 IDS = [(11 * position) % 249 for position in range(CAPACITY)]
 
 
-def new_cache(store="plain", budget=BUDGET, dtype=torch.float32):
-    full = FullCache(new_store(store, dtype), new_rope(dtype), CAPACITY)
-    return RetrievedCache(full, SINK, WINDOW, budget, CHUNK)
+def new_cache(store="plain", budget=BUDGET, every=1):
+    full = FullCache(new_store(store), new_rope(torch.float32), CAPACITY)
+    return RetrievedCache(full, SINK, WINDOW, budget, CHUNK, every)
 
 
 def run(cache, ids):
@@ -70,6 +70,19 @@ def test_plain_memory_and_blocks_agree_in_longer_passes():
         cache = new_cache(store)
         results.append(torch.cat([run(cache, IDS[first : first + 60]) for first in range(0, 300, 60)], dim=1))
     assert close(results[0], results[1].double())
+
+
+@pytest.mark.parametrize("store", ["plain", "blocks"])
+def test_a_selection_serves_the_next_tokens_which_see_all_that_came_since(store):
+    cache, rope = new_cache(store, every=6), new_rope(torch.float32)
+    for first in range(0, 250, 50):
+        run(cache, IDS[first : first + 50])
+    for start in range(250, 268):
+        found = run(cache, IDS[start : start + 1])
+        selected_at = start - (start - 250) % 6
+        seen = [*chosen_tokens(selected_at, 1, 0), *range(selected_at + 1, start + 1)]
+        expected = definition(IDS[: start + 1], start, 1, rope, visible=seen)
+        assert close(found[1][:, : tiny_shape().group], expected[:, : tiny_shape().group])
 
 
 def test_after_a_rollback_all_is_as_if_the_tokens_had_never_been_run():

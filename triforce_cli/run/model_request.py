@@ -13,6 +13,7 @@ import torch
 from offload.config import Sampling, Speculation
 from offload.engine import Engine
 from offload.errors import PromptError
+from offload.levels import forgets
 from offload.loader import OpenModel, open_model
 from offload.metrics import Meter
 from offload.parallel import ALONE
@@ -81,7 +82,12 @@ class ModelRequest:
         return Prompt(ids, self.model.new_tokens(len(ids), self.settings.generation.max_new_tokens, exact), name)
 
     def stretched(self, prompts: Sequence[list[int]], terminal: Terminal) -> ModelRequest:
-        """Return the request with a context for the longest prompt and its answer; warn if that extends the model's."""
+        """Return the request with a context for the longest prompt and its answer; warn if that extends the model's.
+
+        A cache that forgets needs no longer context.
+        """
+        if forgets(self.settings.speculation):
+            return self
         longest = max(map(len, prompts)) + self.settings.generation.max_new_tokens
         return replace(self, model=stretch(self.model, longest, terminal))
 

@@ -37,6 +37,8 @@ def test_a_prompt_beyond_the_context_is_read_and_nothing_of_it_is_kept_on_disk(t
     assert result.returncode == 0, result.stderr
     assert done(result.stdout)["prompt_tokens"] > 2048
     assert done(result.stdout)["new_tokens"] > 0
+    stretched = triforce("generate", text, *wanted, "--approximate", "h2o", "--extend-context")
+    assert stretched.returncode == 0 and "YaRN" not in stretched.stderr
     assert not list((tmp_path / "home").rglob("prompts/*"))
     again = triforce("generate", text, *wanted, "--approximate", "h2o", env=more)
     assert done(again.stdout)["restored_tokens"] == 0
