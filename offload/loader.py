@@ -17,7 +17,7 @@ import torch
 from .architecture.config import ModelShape
 from .architecture.dims import WeightBits
 from .architecture.rope import check_frequencies
-from .architecture.yarn import factor_for, stretched
+from .architecture.yarn import beyond_dual_chunk, factor_for, stretched
 from .config import EngineConfig, Sampling, Speculation
 from .decoder import Model
 from .engine import Engine
@@ -127,6 +127,8 @@ class OpenModel:
         limit = f"the model's context of {counted(context, 'token')}"
         if self.checkpoint.shape.sliding_window == context:
             limit += " (its sliding window)"
+        if self.checkpoint.shape.dual_chunk == context and prompt_tokens + (wanted if exact else 1) > context:
+            raise beyond_dual_chunk(counted(prompt_tokens, "prompt token") + " and the answer do not fit", context)
         if prompt_tokens >= context:
             raise PromptError(
                 f"the prompt has {counted(prompt_tokens, 'token')}, which leaves no room in {limit}",
