@@ -18,6 +18,8 @@ SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single c
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
+EXACT = "exact"
+KV_FORMATS = (EXACT, "q8", "q4", "fp8")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
 METHODS = tuple(methods.METHODS)
@@ -76,6 +78,7 @@ class Speculation:
     `sink` and `window` are tokens of a draft model's StreamingLLM cache; `budget` and `chunk` are tokens of the
     retrieval cache and of one chunk. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per verification,
     lower and upper level) are adaptive if None.
+    `middle` is one of `methods.MIDDLES`: how the middle level selects its chunks; None as the method does.
     `tree` is the shape of the drafts, as `TreeShape.parse` reads it, and `tree_sampling` how their tokens are drawn.
     """
 
@@ -90,6 +93,7 @@ class Speculation:
     gamma2: int | None = None
     tree: str = "chain"
     tree_sampling: str = TreeSampling.WITHOUT_REPLACEMENT.value
+    middle: str | None = None
     approximate: str | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +125,11 @@ class Speculation:
             self.tree_sampling in TREE_SAMPLINGS,
             f"tree-sampling is {short_repr(self.tree_sampling)}",
             f"use one of: {', '.join(TREE_SAMPLINGS)}",
+        )
+        require(
+            self.middle is None or self.middle in methods.MIDDLES,
+            f"middle is {short_repr(self.middle)}",
+            f"use one of: {', '.join(methods.MIDDLES)}, or leave it out",
         )
         if methods.METHODS[self.method].needs_draft_model:
             hint = "give --draft one, or use --method lookup"
@@ -175,6 +184,9 @@ class Placement:
     for all free memory. `resident_layers` keep their KV on the device, None for as many as fit. `host_share` is the
     fraction of the other layers' KV that the host attends to, None to balance host and device. `link_gb_s` simulates a
     link of so many 10^9 bytes per second to a device on the CPU, to try offloading without a GPU.
+
+    `disk` is a folder: on a CPU, KV for which `host_memory` is too small lies in a file there, of at most `disk_limit`
+    bytes (None: as much as is free), which has no name and is gone after the run.
     """
 
     offload: str = "auto"
@@ -183,12 +195,18 @@ class Placement:
     resident_layers: int | None = None
     host_share: float | None = None
     link_gb_s: float | None = None
+    disk: str | None = None
+    disk_limit: int | None = None
 
     def __post_init__(self) -> None:
         require(
             self.offload in OFFLOADS, f"offload is {short_repr(self.offload)}", f"use one of: {', '.join(OFFLOADS)}"
         )
-        for name, size in (("memory", self.memory), ("host-memory", self.host_memory)):
+        for name, size in (
+            ("memory", self.memory),
+            ("host-memory", self.host_memory),
+            ("disk-limit", self.disk_limit),
+        ):
             require(
                 size is None or 1 <= size <= MOST_BYTES,
                 f"{name} is {short_repr(size)}",
@@ -211,6 +229,7 @@ class Placement:
             f"link is {link} GB/s",
             f"use a number from {SLOWEST_LINK}, such as 25",
         )
+        require(self.disk != "", "the name of the folder on disk is empty", "name a folder on a disk, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,7 +233,10 @@ class Engine:
             where += " (blocks of rows in float32)"
         if self.model.group.size > 1:
             where += f", {self.model.group.size} ranks"
-        return where if self.stores is None else f"{where}, KV offloaded ({self.stores.settings.mode})"
+        if self.stores is None:
+            return where
+        settings = self.stores.settings
+        return f"{where}, KV offloaded ({settings.mode if settings.disk is None else 'disk'})"
 
 
 def _token_ids(ids: Iterable[int]) -> list[int]:

@@ -64,7 +64,14 @@ def has_middle(settings: Speculation, tokens: int) -> bool:
 
 def has_alternative(settings: Speculation, tokens: int) -> bool:
     """Return whether a sequence that may reach `tokens` gets a second retrieval cache, if that needs no copy of KV."""
-    return METHODS[settings.method].alternative is not None and _is_long(settings, tokens)
+    alternative = METHODS[settings.method].alternative
+    return alternative not in (None, middle_kind(settings)) and _is_long(settings, tokens)
+
+
+def middle_kind(settings: Speculation) -> str | None:
+    """Return how the middle level selects chunks: one of methods.MIDDLES, None for a method without that level."""
+    kind = METHODS[settings.method].middle
+    return kind and (settings.middle or kind)
 
 
 def _is_long(settings: Speculation, tokens: int) -> bool:

@@ -12,6 +12,7 @@ LOOKUP, MODEL = "lookup", "model"  # drafters: n-gram lookup and a draft model
 CHOSEN = "chosen"  # the drafter that `Speculation.draft` names
 RETRIEVAL, STREAMING = "retrieval", "streaming"  # how a middle level selects chunks: by score, or the latest
 STREAMING_LLM, H2O = "streaming-llm", "h2o"  # caches that forget tokens
+MIDDLES = (RETRIEVAL, STREAMING, H2O)  # h2o: those chunks that have received the most attention so far
 APPROXIMATIONS = (STREAMING_LLM, H2O, RETRIEVAL)  # what the target can run on instead of all its keys and values
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
 from .events import Event, Finished, Pinned, Tokens
-from .levels import draft_chunk, drafter_kind, forgets, has_alternative, has_draft_model, has_middle
+from .levels import draft_chunk, drafter_kind, forgets, has_alternative, has_draft_model, has_middle, middle_kind
 from .methods import LOOKUP, METHODS
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
@@ -134,11 +134,11 @@ class Session:
         self.full.settle(self.sequence)
 
     def _runners(self, settings: Speculation, tokens: int, copy: QuantizedCopy | None) -> Runners:
-        method, middle, alternative = METHODS[settings.method], None, None
+        middle = alternative = None
         if has_middle(settings, tokens):
-            middle = self._middle_for("middle", method.middle, settings, copy)
+            middle = self._middle_for("middle", middle_kind(settings), settings, copy)
         if has_alternative(settings, tokens) and needs_no_copy(self.full.cache):
-            alternative = self._middle_for("alternative", method.alternative, settings, None)
+            alternative = self._middle_for("alternative", METHODS[settings.method].alternative, settings, None)
         draft = self._draft_for(settings) if has_draft_model(settings) else None
         return Runners(self.full, middle, draft, self._lookup, alternative)
 

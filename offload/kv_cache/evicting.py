@@ -116,10 +116,11 @@ class EvictingCache:
         first = stored - tokens
         keys = rotate(self._keys[layer, :stored], self._rope.rows(0, stored)).float()
         queries = rotate(self._queries[layer, :tokens], self._rope.rows(first, stored)).float()
-        hidden = torch.ones((tokens, stored), dtype=torch.bool, device=keys.device).triu(first + 1)
+        later = torch.ones((tokens, tokens), dtype=torch.bool, device=keys.device).triu(1)
         for head, group in enumerate(queries.split(shape.group, dim=1)):
             scores = (group.transpose(0, 1) @ keys[:, head].T) * shape.head_dim**-0.5
-            yield scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+            scores[:, :, first:].masked_fill_(later, float("-inf"))
+            yield scores.softmax(dim=-1)
 
     def _evict(self) -> int:
         """Keep `budget` of the tokens in the full store, at new positions; return how many they are."""

@@ -6,14 +6,16 @@ The decoder calls the cache for attention. The cache also rotates keys and queri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from ..architecture.rope import Rope
 from ..kernels import triton
+from ..kernels.native.recording import PassInputs
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .static_step import StoreStep
@@ -79,11 +81,30 @@ class KVCache(Attends, Protocol):
         ...
 
 
+class RecordableCache(KVCache, Protocol):
+    """A cache whose passes can be recorded as native kernel calls and repeated."""
+
+    is_recordable: bool
+
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""
+        ...
+
+
+class Follower(Protocol):
+    """Whoever wants to see the queries of a prompt."""
+
+    def observe(self, full: FullCache) -> None:
+        """Observe the newest queries of a pass over a prompt that has just been committed."""
+        ...
+
+
 class FullCache(InFlight):
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
     All caches of the sequence share `rope`. `marks` records rollbacks, for caches that copy from the store; `writes`
-    counts passes, for caches that use the store's memory behind the committed tokens.
+    counts passes, for caches that use the store's memory behind the committed tokens. `followers` observe the passes of
+    prompts.
     """
 
     def __init__(self, store: Store, rope: Rope, capacity: int) -> None:
@@ -98,6 +119,7 @@ class FullCache(InFlight):
         self._queries: Tensor | None = None
         self._tree_queries: Tensor | None = None  # of all tokens of a tree in flight
         self._num_queries, self._queries_end = 0, -1  # number of kept queries, and the position behind the last one
+        self.followers: WeakSet[Follower] = WeakSet()
 
     @property
     def length(self) -> int:
@@ -132,7 +154,7 @@ class FullCache(InFlight):
     def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = self.store.append(layer, self.start, q, k, v, self.rows)
         if self._queries is not None:
-            self._tree_queries[layer, self._held : self._held + len(q)] = q
+            self.store.copy_rows(q, self._tree_queries[layer, self._held : self._held + len(q)])
         return self.store.attend(layer, q, self._length, self.tree)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -151,7 +173,7 @@ class FullCache(InFlight):
         q = self.store.append(layer, start, q, k, v, rows)
         if self._queries is not None:
             self._num_queries = min(len(q), KEPT_QUERIES)
-            self._queries[layer, : self._num_queries] = q[-self._num_queries :]
+            self.store.copy_rows(q[-self._num_queries :], self._queries[layer, : self._num_queries])
         return q, start
 
     def hold(self) -> None:
@@ -161,9 +183,12 @@ class FullCache(InFlight):
     def commit(self, keep: Sequence[int] | None = None) -> None:
         if keep is None:
             self.store.end()
-            self._length += self._inflight
-            self._inflight = 0
+            tokens, self._inflight = self._inflight, 0
+            self._length += tokens
             self._queries_end = self._length if self._queries is not None else -1
+            if tokens > KEPT_QUERIES:
+                for follower in self.followers:
+                    follower.observe(self)
         else:
             self._commit_path(keep)
 
@@ -177,6 +202,20 @@ class FullCache(InFlight):
             self._num_queries, self._queries_end = len(newest), self._length + len(keep)
         self._length += len(keep)
         self._leave()
+
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as in `RecordableCache`; at most KEPT_QUERIES tokens."""
+        self.begin(tokens, tree)
+        if tree is None:
+            self._num_queries = tokens
+            return self._queries is not None, PassInputs(self._length, self._length + 1, self.rows)
+        queries = None if self._queries is None else (self._held, self._tree_queries.data_ptr())
+        parents = tree.on(self.store.device).parents
+        return ("tree", queries), PassInputs(self.start, self._length + 1, self.rows, parents=parents)
+
+    @property
+    def is_recordable(self) -> bool:
+        return self.store.is_recordable
 
     @property
     def has_static_steps(self) -> bool:
@@ -219,6 +258,7 @@ class FullCache(InFlight):
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        length = self.store.restartable(length)
         self._length = length
         self._leave()
         self.store.truncate(length)
@@ -239,7 +279,13 @@ class FullCache(InFlight):
 
         Returns None if it was not kept: the token was run before `keep_queries`, or the rollback to it was too long.
         """
+        newest = self.queries(1)
+        return newest[0] if newest else None
+
+    def queries(self, most: int) -> list[Tensor]:
+        """Return the rotated queries of up to `most` of the newest committed tokens, each as `query`, newest first."""
         behind = self._queries_end - self._length
         if self._queries is None or not 0 <= behind < self._num_queries:
-            return None
-        return self._queries[:, self._num_queries - 1 - behind]
+            return []
+        newest = self._num_queries - 1 - behind
+        return [self._queries[:, index] for index in range(newest, max(newest - most, -1), -1)]

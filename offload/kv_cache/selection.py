@@ -69,6 +69,7 @@ class RetrievalSelector:
     """Selects the chunks that score highest with the newest query, in O(context / chunk) time on a CPU."""
 
     cost = 1.0
+    recent_share = 16  # of the slots, one in so many is for the most recent chunks
 
     def __init__(self, sink: int, chunk: int, scores: Callable[[Store, int, int], ChunkScores] = chunk_scores) -> None:
         """`scores` makes the scores of a store's chunks: of (store, chunk, chunks that the cache has room for)."""
@@ -78,7 +79,7 @@ class RetrievalSelector:
         self._scores: ChunkScores | None = None
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
-        recent = max(1, slots // 16)
+        recent = max(1, slots // self.recent_share)
         sink = min(self._sink, slots - recent)
         chosen = []
         for scores in self._batches(full, chunks):
@@ -92,10 +93,13 @@ class RetrievalSelector:
         if query is None:  # no query was kept: prefer recent chunks
             recency = torch.arange(chunks, dtype=torch.float32, device=device)
             return iter([recency.repeat(shape.layers * shape.kv_heads, 1)])
+        return self._scores_of(query, full, chunks)
+
+    def _scores_of(self, query: Tensor, full: FullCache, chunks: int) -> Iterator[Tensor]:
         if self._scores is None:
             self._scores = self._new_scores(full.store, self._chunk, full.capacity // self._chunk)
         # The product with the mean query equals the mean of the products, and is cheaper.
-        grouped = query.unflatten(1, (shape.kv_heads, -1)).float().mean(2)
+        grouped = query.unflatten(1, (full.store.shape.kv_heads, -1)).float().mean(2)
         return self._scores.scores(grouped, chunks)
 
     def missing(self, chunks: int) -> float:

@@ -13,7 +13,7 @@ from ..architecture.footprint import page_tokens
 from ..config import LONGEST_GAMMA
 from ..hardware.rates import READ
 from ..levels import TAIL, drafter_kind, has_draft_model, has_middle
-from ..methods import CHOSEN, LOOKUP, METHODS, RETRIEVAL
+from ..methods import CHOSEN, LOOKUP, METHODS, STREAMING
 from ..speculation.estimators import expected_tokens
 from .placement import Placed, PlanRequest
 from .roofline import SAMPLE_S, Pass, Time, pass_time, quantized_rows
@@ -71,7 +71,9 @@ class Passes:
         if request.copy_bits is None:
             return None, 1.0
         agreements, budget = typical_agreements(shape), request.speculation.budget
-        kv_cost = request.hardware.bandwidth / request.hardware.link if self._streams_kv else 1.0
+        hardware = request.hardware
+        source = hardware.disk_rate if self.placed.uses_disk else hardware.link
+        kv_cost = hardware.bandwidth / source if self._streams_kv else 1.0
         costs = relative_costs(shape, shape.read_bytes(request.bits), request.itemsize, request.tokens, budget, kv_cost)
         level = request.speculation.self_level or best_level(agreements, costs)
         return bits_at(shape, level), agreements[level]
@@ -90,8 +92,8 @@ class Passes:
         return self._full[rows]
 
     def _shares(self) -> list[float]:
-        placement = self.request.placement
-        if placement.offload == "stream" or self.placed.resident_layers == self.request.shape.layers:
+        placement, placed = self.request.placement, self.placed
+        if placement.offload == "stream" or placed.uses_disk or placed.resident_layers == self.request.shape.layers:
             return [0.0]
         if placement.offload == "host":
             return [1.0]
@@ -102,13 +104,15 @@ class Passes:
         kv, gpus = shape.kv_bytes(request.tokens, request.itemsize), request.hardware.gpus
         layers = shape.layers - self.placed.resident_layers
         offloaded = kv * (layers / shape.layers)
+        copied = 0.0 if self.placed.uses_disk else offloaded
         hosted = share * offloaded
         scoring = attention_flops(shape, request.tokens, rows)
         base = self._linears(rows)
         return replace(
             base,
             kv=(kv - hosted) / gpus,
-            copied=base.copied + (offloaded - hosted) / gpus,
+            copied=base.copied + max(copied - hosted, 0) / gpus,
+            disk=self.on_disk,
             hosted=hosted,
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
@@ -132,11 +136,21 @@ class Passes:
         work = replace(linears, kv=kv / gpus, attention_flops=scoring / gpus)
         return pass_time(work, request.hardware).seconds
 
+    @property
+    def on_disk(self) -> float:
+        """Return the bytes of KV on disk, of all tokens."""
+        request, placed = self.request, self.placed
+        share = 1 - placed.resident_layers / request.shape.layers if placed.uses_disk else 0.0
+        return share * request.shape.kv_bytes(request.tokens, request.itemsize)
+
     def scoring(self) -> float:
-        """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys."""
+        """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys.
+
+        From disk, new chunks are read page by page: at most all of it.
+        """
         request, hardware = self.request, self.request.hardware
         if hardware.shared:
-            return 0.0
+            return self.on_disk / hardware.disk_rate if self.on_disk else 0.0
         resident = self.placed.resident_layers / request.shape.layers
         keys = resident * request.shape.kv_bytes(request.tokens, request.itemsize) / 2 / hardware.gpus
         return keys / hardware.bandwidth / READ
@@ -172,12 +186,16 @@ class Passes:
         """Predict speculative decoding. Levels do not overlap: while one drafts, the link prefetches only one page."""
         time, share = self.full(gamma2 + 1)
         tokens = expected_tokens(acceptance, gamma2)
-        selecting = self.scoring() * tokens / SELECTION_TOKENS if METHODS[method].middle == RETRIEVAL else 0.0
+        selecting = self.scoring() * tokens / SELECTION_TOKENS if self._selects_by_score(method) else 0.0
         drafting, verifying = gamma2 * token + selecting, time.seconds + 2 * self._sample
         resources = {name: seconds / tokens for name, seconds in time.resources.items()}
         bound = time.bound if verifying >= drafting else "drafting"
         tbt = Time((drafting + verifying) / tokens, bound, resources | {"drafting": drafting / tokens})
         return Decoding(method, tbt, share, verifying, drafting, tokens, gamma1, gamma2)
+
+    def _selects_by_score(self, method: str) -> bool:
+        middle = METHODS[method].middle
+        return middle is not None and (self.request.speculation.middle or middle) != STREAMING
 
     def _tree(self, method: str, acceptance: float) -> Decoding:
         """Predict decoding with token trees, whose first children are accepted at a rate; a draft step a depth."""

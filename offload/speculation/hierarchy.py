@@ -19,13 +19,15 @@ from ..kv_cache.block_store import BlockStore
 from ..kv_cache.block_table import TableCache
 from ..kv_cache.chunk_table import ChunkTableCache
 from ..kv_cache.full import FullCache
+from ..kv_cache.heavy_hitters import HeavyHitterSelector
+from ..kv_cache.quantized_store import QuantizedStore
 from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from ..kv_cache.store import PlainStore, Store
 from ..kv_cache.streaming_llm import StreamingCache
-from ..levels import draft_chunk, drafter_kind, selected_chunk, tail_tokens
-from ..methods import LOOKUP, METHODS, MODEL, STREAMING
+from ..levels import draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
+from ..methods import H2O, LOOKUP, METHODS, MODEL, RETRIEVAL, STREAMING
 from ..parallel import ALONE, Group
 from ..tree_config import TreeSampling
 from .adaptive import HORIZON, AdaptiveScheduler
@@ -38,6 +40,7 @@ from .runner import Runner, SelectedRunner
 from .sampling import Sampler
 from .verifier import ModelVerifier
 
+SELECTORS = {RETRIEVAL: RetrievalSelector, STREAMING: RecencySelector, H2O: HeavyHitterSelector}
 Clock = Callable[[], float]  # seconds
 
 
@@ -65,17 +68,19 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
 def selected_cache(full: FullCache, settings: Speculation, middle: str | None = None) -> SelectedCache:
     """Return the cache of a middle level over a full one; its chunks are multiples of the store's grain.
 
-    `middle` is methods.RETRIEVAL or STREAMING; without it, the one of the method.
+    `middle` is one of methods.MIDDLES; without it, the one of the settings.
     """
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
     grain = max(store.grain, PAGE_GRAIN) if is_paged else store.grain
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
-    is_streaming = (middle or METHODS[settings.method].middle) == STREAMING
-    selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
-    if not is_streaming:
+    middle = middle or middle_kind(settings)
+    selector = SELECTORS[middle](settings.sink, chunk)
+    if middle != STREAMING:
         store.keep_mean_keys(chunk)
+    if middle == H2O:
+        full.followers.add(selector)
     budget = max(settings.budget, 2 * chunk)
     return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), budget, chunk, tail_tokens(settings))
 
@@ -87,7 +92,7 @@ def needs_no_copy(full: FullCache) -> bool:
 
 def _selected_class(store: Store) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
-    if isinstance(store, BlockStore):
+    if isinstance(store, BlockStore | QuantizedStore):
         return TableCache
     in_place = isinstance(store, PlainStore) and triton.serves(store.layer(0)[0][:1])
     return ChunkTableCache if in_place else CopiedCache
@@ -139,7 +144,8 @@ def build(
     if runners.middle is None:
         top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
-    name = _middle_name(method.middle, runners.middle)
+    kind = middle_kind(settings)
+    name = _middle_name(kind, runners.middle)
     if trees is not None and not drafters:
         top = level(full, [SelectedDrafter(name, runners.middle, sampler)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
@@ -149,7 +155,7 @@ def build(
         verifier = ModelVerifier(_middle_name(kind, runner), runner, sampler)
         return level(verifier, drafters, settings.gamma1, prior, None if method.adaptive else trees)
 
-    middles = [lower(method.middle, runners.middle)]
+    middles = [lower(kind, runners.middle)]
     if runners.alternative is not None:
         middles.append(lower(method.alternative, runners.alternative))
     over = [*drafters, *middles] if method.adaptive else middles

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from offload.config import DRAFTS, Speculation
 from offload.errors import SettingsError
-from offload.methods import METHODS
+from offload.methods import METHODS, MIDDLES
 from offload.tree_config import TreeShape
 
 BASE = "ar"  # the baseline
@@ -22,14 +22,15 @@ TREES = {
     ),
 }
 NAMES = (*METHODS, *TREES)
-_TREE = "tree="
+_MIDDLE, _TREE = "middle=", "tree="
 
 
 class Combination(NamedTuple):
-    """A method's name, and the values of --draft and --tree for it alone; "" for those of the command line."""
+    """A method's name, and the values of some options for it alone; "" for those of the command line."""
 
     name: str
     draft: str = ""
+    middle: str = ""
     tree: str = ""
 
 
@@ -37,19 +38,23 @@ def parse(names: str) -> tuple[str, ...]:
     """Return the methods in a list with commas, each once. Raises SettingsError for unknown ones.
 
     A method is a name, or a name with values for it alone: of --draft, such as `retrieval:self` or `triforce:none`; of
-    --tree, such as `lookup:tree=16`; or of both, such as `triforce:none:tree=k-ary:2x2`.
+    --middle, such as `retrieval:middle=h2o`; of --tree, such as `lookup:tree=16`; or of several, in this order, such as
+    `triforce:none:middle=h2o:tree=k-ary:2x2`.
     """
     parsed = [name.strip() for name in names.split(",")]
     for each in parsed:
-        name, draft, tree = _combination(each)
+        name, draft, middle, tree = _combination(each)
         if name not in NAMES:
             close = get_close_matches(name.lower(), NAMES, 1)
             meant = f"did you mean {close[0]}? " if close else ""
             raise SettingsError(f"there is no method {name!r}", f"{meant}methods: {', '.join(NAMES)}")
         if f":{_TREE}" in each:
             TreeShape.parse(tree)
+        if f":{_MIDDLE}" in each and (middle not in MIDDLES or METHODS[name_of(each)].middle is None):
+            hint = f"use one of: {', '.join(MIDDLES)}; with a method that has a middle level, such as retrieval"
+            raise SettingsError(f"{each}: {middle!r} cannot be its middle level", hint)
         if draft not in ("", *DRAFTS) or each.endswith(":"):
-            hint = f"use one of: {', '.join(DRAFTS)}; or {_TREE} and a shape"
+            hint = f"use one of: {', '.join(DRAFTS)}; or {_MIDDLE} and a cache, or {_TREE} and a shape"
             raise SettingsError(f"{each}: {draft!r} cannot be its drafter here", hint)
     return tuple(dict.fromkeys(parsed))
 
@@ -62,8 +67,9 @@ def name_of(method: str) -> str:
 
 def _combination(text: str) -> Combination:
     text, _, tree = text.partition(f":{_TREE}")
+    text, _, middle = text.partition(f":{_MIDDLE}")
     name, _, draft = text.partition(":")
-    return Combination(name, draft, tree)
+    return Combination(name, draft, middle, tree)
 
 
 def speculations(methods: Sequence[str] | None, settings: Speculation) -> dict[str, Speculation]:
@@ -77,12 +83,13 @@ def speculations(methods: Sequence[str] | None, settings: Speculation) -> dict[s
 
 
 def _speculation(method: str, settings: Speculation) -> Speculation:
-    name, draft, tree = _combination(method)
+    name, draft, middle, tree = _combination(method)
     trees = TREES.get(name, settings)
     return replace(
         settings,
         method=name_of(method),
         draft=draft or settings.draft,
+        middle=middle or settings.middle,
         tree=tree or trees.tree,
         tree_sampling=trees.tree_sampling,
     )

@@ -24,7 +24,7 @@ from ..input.documents import check_files
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft
+from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft, warn_unused_middle
 from ..options.settings import given_options, resolve
 from ..output.progress import ProgressDisplay
 
@@ -84,6 +84,7 @@ def bench(
     coupled: options.Coupled = None,
     seed: options.Seed = None,
     draft: options.Draft = None,
+    middle: options.Middle = None,
     sink: options.Sink = None,
     window: options.Window = None,
     budget: options.Budget = None,
@@ -161,6 +162,8 @@ def bench(
 
       triforce bench -f book.txt --methods retrieval,retrieval:self
 
+      triforce bench -f book.txt --methods retrieval,retrieval:middle=h2o,retrieval:middle=streaming
+
       triforce bench -f book.txt --draft Qwen/Qwen3-0.6B --plot bench.png
 
       triforce bench -f book.txt --context 4096 --quality --modes h2o,quantize=q8
@@ -178,8 +181,8 @@ def bench(
     terminal = ctx.obj.terminal
     settings = resolve(flags, origins, profile)
     resolve_model(settings.engine.model)
-    if not quality:
-        warn_unused_draft(settings, [name_of(each) for each in names or ["auto"]], terminal)
+    for warn in () if quality else (warn_unused_draft, warn_unused_middle):
+        warn(settings, [name_of(each) for each in names or ["auto"]], terminal)
     rest = {"dry_run": dry_run, "extend_context": extend_context, "arguments": given_arguments(ctx)}
     request = Request(settings, ctx.obj.home, ctx.info_name, **rest)
     request, code = start_or_join_ranks(request, terminal)

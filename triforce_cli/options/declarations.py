@@ -9,7 +9,7 @@ import typer
 
 from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS, QUANTIZE
 from offload.generation_config import COUPLED, FASTEST, parse_sampling
-from offload.methods import APPROXIMATIONS
+from offload.methods import APPROXIMATIONS, MIDDLES
 from offload.tree_config import TREE_SAMPLINGS
 from offload.units import parse_size, parse_tokens
 
@@ -26,10 +26,11 @@ PANELS = {
     **dict.fromkeys(("dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "no_repeat_ngram"), SAMPLING),
     "coupled": SAMPLING,
     **dict.fromkeys(("method", "draft", "gamma1", "gamma2", "budget", "chunk", "rebuild_every"), SPECULATION),
-    **dict.fromkeys(("sink", "window", "tree", "tree_sampling"), SPECULATION),
+    **dict.fromkeys(("sink", "window", "middle", "tree", "tree_sampling"), SPECULATION),
     **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
     **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
     "approximate": MEMORY,
+    **dict.fromkeys(("disk", "disk_limit"), MEMORY),
     **dict.fromkeys(
         ("device", "dtype", "kernel", "quantize", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"),
         MACHINE,
@@ -39,7 +40,7 @@ PANELS = {
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _NUMBERS += ("dry_multiplier", "dry_base", "host_share")
-_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling", "approximate")
+_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling", "middle", "approximate")
 _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
 _METAVARS |= {"tree": "TREE"}
 
@@ -166,6 +167,10 @@ Draft = Annotated[
         autocompletion=_complete_from(*DRAFTS),
     ),
 ]
+Middle = Annotated[
+    str | None,
+    _setting("middle", "retrieval, streaming or h2o.", "the method's", autocompletion=_complete_from(*MIDDLES)),
+]
 Sink = Annotated[int | None, _setting("sink", "First tokens that small caches keep.")]
 Window = Annotated[int | None, _setting("window", "Latest tokens that a draft model sees.")]
 Budget = Annotated[int | None, _setting("budget", "Tokens in the retrieval cache.")]
@@ -205,6 +210,8 @@ LinkRate = Annotated[
     float | None,
     _setting("link_gb_s", "Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
 ]
+Disk = Annotated[str | None, _setting("disk", "Folder for KV beyond host memory.", "none", metavar="PATH")]
+DiskLimit = Annotated[int | None, _setting("disk_limit", "Disk space for it.", "free", **_SIZE)]
 Cache = Annotated[
     bool | None,
     typer.Option(

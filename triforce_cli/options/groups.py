@@ -16,6 +16,8 @@ PLACEMENT = {
     "resident_layers": options.ResidentLayers,
     "host_share": options.HostShare,
     "link_gb_s": options.LinkRate,
+    "disk": options.Disk,
+    "disk_limit": options.DiskLimit,
 }
 TREES = {"tree": options.Tree, "tree_sampling": options.TreeDraws}
 CACHE = {"cache": options.Cache, "cache_limit": options.CacheLimit}
@@ -46,6 +48,7 @@ GENERATION = {
     "coupled": options.Coupled,
     "method": options.Method,
     "draft": options.Draft,
+    "middle": options.Middle,
     "sink": options.Sink,
     "window": options.Window,
     "budget": options.Budget,

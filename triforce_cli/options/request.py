@@ -98,6 +98,13 @@ def warn_unused_draft(settings: Settings, methods: Iterable[str], terminal: Term
     terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")
 
 
+def warn_unused_middle(settings: Settings, methods: Iterable[str], terminal: Terminal) -> None:
+    """Warn if the middle level that was asked for is part of none of the methods."""
+    if settings.origins.get("middle") == "flag" and not any(METHODS[name].middle for name in methods):
+        middle = settings.speculation.middle
+        terminal.warn(f"--middle {middle} is not used: --method {', '.join(methods)} has no middle level")
+
+
 def check_flags(ctx: typer.Context) -> None:
     """Raise SettingsError for flags that are wrong whatever prompt and profile are found."""
     params: Mapping[str, Any] = ctx.params
@@ -122,7 +129,8 @@ def parse_request(ctx: typer.Context) -> Request:
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
     flags = {name: bool(params[name]) for name in ("raw", "verify", "dry_run", "extend_context")}
-    warn_unused_draft(settings, [settings.speculation.method], ctx.obj.terminal)
+    for warn in (warn_unused_draft, warn_unused_middle):
+        warn(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
     return Request(settings, ctx.obj.home, ctx.info_name, params["system"], **flags, arguments=arguments)
 

@@ -281,6 +281,18 @@ def test_methods_with_trees():
         "triforce:none:tree=auto": ("triforce", "none", "auto", "without-replacement"),
         "retrieval:self:q4": ("retrieval", "self:q4", "16", "without-replacement"),
     }
-    for wrong, words in (("lookup:tree=bush", "'bush'"), ("lookup:tree=", "tree is ''"), ("lookup:", "drafter")):
+    found = speculations(parse("triforce:none:middle=h2o:tree=4,auto:middle=streaming"), Speculation(middle="h2o"))
+    assert [(each.draft, each.middle, each.tree) for each in found.values()] == [
+        ("lookup", "h2o", "chain"),
+        ("none", "h2o", "4"),
+        ("lookup", "streaming", "chain"),
+    ]
+    for wrong, words in (
+        ("lookup:middle=h2o", "middle level"),
+        ("triforce:middle=h20", "'h20' cannot be its middle level"),
+        ("lookup:tree=bush", "'bush'"),
+        ("lookup:tree=", "tree is ''"),
+        ("lookup:", "drafter"),
+    ):
         with pytest.raises(SettingsError, match=words):
             parse(wrong)

@@ -59,3 +59,15 @@ def test_a_combination_may_come_from_flag_environment_and_profile(triforce, tiny
     monkeypatch.setenv("TRIFORCE_DRAFT", str(tiny_model_dir))
     code, out, err = triforce("generate", "hi", "--raw", "-n", "3", "--json", "--method", "naive")
     assert (code, done(out)["method"]) == (0, "naive"), err
+
+
+def test_the_cache_of_the_middle_level_is_chosen_and_an_unused_one_is_named(triforce):
+    text = ("generate", "the cat and the dog " * 60, "--raw", "-n", "12", "--temperature", "0", "--budget", "64")
+    plain = triforce(*text, "--method", "ar")
+    result = triforce(*text, "--method", "retrieval", "--middle", "h2o", "-v")
+    assert result.stdout == plain.stdout
+    assert "h2o→full" in result.stderr and "warning" not in result.stderr
+    unused = triforce(*text, "--method", "lookup", "--middle", "h2o")
+    assert (unused.returncode, unused.stdout) == (0, plain.stdout)
+    assert "--middle h2o is not used: --method lookup" in unused.stderr
+    assert triforce(*text, "--middle", "h20").returncode == 2
