@@ -35,7 +35,8 @@ class EngineConfig:
     """Where and how the model runs. `auto` is resolved from the hardware when the engine is loaded.
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
-    the level to which the weights are rounded while they are loaded, which changes the model; None leaves them.
+    the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
+    the format of the full KV cache: EXACT, or one to which keys and values are quantised, which changes the answer.
     """
 
     model: str = DEFAULT_MODEL
@@ -45,12 +46,14 @@ class EngineConfig:
     prefill_chunk: int = 512
     kernel: str = "auto"
     quantize: str | None = None
+    kv: str = EXACT
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("device", self.device, DEVICES),
             ("dtype", self.dtype, DTYPES),
             ("kernel", self.kernel, KERNELS),
+            ("kv", self.kv, KV_FORMATS),
         ):
             require(value in allowed, f"{name} is {short_repr(value)}", f"use one of: {', '.join(allowed)}")
         require(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .architecture.config import ModelShape
 from .architecture.rope import Rope
+from .config import EXACT
 from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
 from .kv_cache.full import Attends, FullCache, KVCache
@@ -65,6 +66,7 @@ class Model:
         self.shape = shape
         self.group = group
         self.operations = operations
+        self.kv = EXACT  # the format of a new cache's keys and values
         self._embedding = embedding
         self._layers = layers
         self._norm = norm
@@ -94,7 +96,7 @@ class Model:
     def new_cache(self, capacity: int, rope: Rope | None = None, store: Store | None = None) -> FullCache:
         """Return an empty full cache for `capacity` tokens; unless given, its rotations are for that length."""
         if store is None:
-            store = new_store(self.operations.kernel, self.shape, capacity, self.dtype, self.device)
+            store = new_store(self.operations.kernel, self.shape, capacity, self.dtype, self.device, self.kv)
         return FullCache(store, rope or self.rope(capacity), capacity)
 
     @torch.inference_mode()

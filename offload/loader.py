@@ -17,8 +17,8 @@ import torch
 from .architecture.config import ModelShape
 from .architecture.dims import WeightBits
 from .architecture.rope import check_frequencies
-from .architecture.yarn import factor_for, stretched
-from .config import EngineConfig, Sampling, Speculation
+from .architecture.yarn import beyond_dual_chunk, factor_for, stretched
+from .config import EXACT, EngineConfig, Sampling, Speculation
 from .decoder import Model
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
@@ -128,6 +128,8 @@ class OpenModel:
         limit = f"the model's context of {counted(context, 'token')}"
         if self.checkpoint.shape.sliding_window == context:
             limit += " (its sliding window)"
+        if self.checkpoint.shape.dual_chunk == context and prompt_tokens + (wanted if exact else 1) > context:
+            raise beyond_dual_chunk(counted(prompt_tokens, "prompt token") + " and the answer do not fit", context)
         if prompt_tokens >= context:
             raise PromptError(
                 f"the prompt has {counted(prompt_tokens, 'token')}, which leaves no room in {limit}",
@@ -178,6 +180,7 @@ class OpenModel:
             in_place=self.kernel != "off" if self.device.type == "cpu" else find_spec("triton") is not None,
             weight_bits=self.weight_bits,
             copy_bits=self.copy_bits,
+            kv=self.config.kv,
         )
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
@@ -213,6 +216,7 @@ class OpenModel:
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         model, draft = self._load(progress, do, weights), self._load_draft(progress)
+        model.kv = self.config.kv
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
@@ -261,6 +265,13 @@ class OpenModel:
         if uses_copy(settings):
             check_self_draft(settings, self.config, self.checkpoint, self.device, self.dtype)
 
+    def check_kv(self) -> None:
+        """Raise SettingsError if keys and values are to be quantised, and the native kernel does not attend to them."""
+        if self.config.kv != EXACT and self.kernel == "off":
+            raise SettingsError(
+                f"--kv {self.config.kv} needs the native kernel, on a CPU", "leave --kv out; triforce doctor says more"
+            )
+
     def check_kernel(self) -> None:
         """Raise SettingsError if the configured level cannot run both models."""
         for name, shape in (("", self.shape), ("the draft model: ", self.draft and self.draft.shape)):
@@ -303,6 +314,7 @@ def open_model(
     opened = OpenModel(config, checkpoint, device, dtype, settings, draft, group)
     opened.check_kernel()
     opened.check_self_draft(settings)
+    opened.check_kv()
     if draft is not None:
         check_draft(opened.tokenizer, draft.load_tokenizer(), draft.shape, settings)
     return opened

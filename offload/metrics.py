@@ -32,8 +32,9 @@ class Summary:
     seed: int | None = None
     sampling: str | None = None  # "greedy", "coupled" or "fastest"
     method: str | None = None
-    exact: bool = True  # whether attention was to all tokens
+    exact: bool = True  # whether attention was to all tokens, and to their keys and values as they are
     approximate: str | None = None  # otherwise, the cache that took the place of all keys and values
+    kv: str | None = None  # the format to which keys and values were quantised
     model: str | None = None
     peak_memory_bytes: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import UnsupportedModel
 from ..short_repr import short_repr, short_text
+from ..units import MOST_TOKENS
 from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
 from .dims import Dimensions
 
@@ -68,7 +69,8 @@ class ModelShape(Dimensions):
     """The dimensions and features of a decoder.
 
     `context` is the longest sequence, in tokens, that the model supports with full attention:
-    `max_position_embeddings` times its RoPE scaling, or its sliding window if that is shorter.
+    `max_position_embeddings` times its RoPE scaling, or its sliding window if that is shorter, or as far as dual chunk
+    attention is full attention.
     """
 
     family: str
@@ -83,6 +85,7 @@ class ModelShape(Dimensions):
     rope: Mapping[str, Any] = field(hash=False)  # transformers' `rope_parameters`
     max_positions: int  # `max_position_embeddings`
     rope_divisors: tuple[float, ...] | None = None  # one per frequency, from the tensor of a GGUF file
+    dual_chunk: int | None = None  # tokens up to which dual chunk attention is full attention; None: it has none
 
     @property
     def rope_type(self) -> str:
@@ -104,6 +107,24 @@ def positions_of(rope: Mapping[str, Any], positions: int) -> int:
     if kind == "yarn":
         return max(positions, int((rope.get("original_max_position_embeddings") or positions) * factor))
     return int(positions * factor) if kind in ("linear", "dynamic") else positions
+
+
+def dual_chunk_tokens(config: Mapping[str, Any], check: ConfigCheck) -> int | None:
+    """Return how many tokens a model with dual chunk attention attends to as full attention does; None without it.
+
+    Beyond them, Qwen2.5-1M maps positions back to those that it was trained for (arXiv 2402.17463 and 2501.15383).
+    Raises CheckpointError for parameters that are wrong.
+    """
+    name = "dual_chunk_attention_config"
+    parameters = config.get(name)
+    if not parameters:
+        return None
+    names = ("chunk_size", "original_max_position_embeddings")
+    limits = [parameters.get(each) for each in names] if isinstance(parameters, Mapping) else []
+    found = [each for each in limits if each is not None]
+    if not found or not all(type(each) is int and 0 < each <= MOST_TOKENS for each in found):
+        raise check.error(name, parameters, "parameters with a chunk_size")
+    return min(found)
 
 
 def shape_from_config(
@@ -133,6 +154,7 @@ def shape_from_config(
     family, heads = values["model_type"], values["num_attention_heads"]
     window = window_in_use(family, values["sliding_window"], values["use_sliding_window"])
     context = positions_of(rope, values["max_position_embeddings"])
+    dual_chunk = dual_chunk_tokens(config, check)
     return ModelShape(
         **_features(values),
         family=family,
@@ -144,13 +166,14 @@ def shape_from_config(
         intermediate=values["intermediate_size"],
         vocab=values["vocab_size"],
         norm_eps=values["rms_norm_eps"],
-        context=min(context, window or context),
+        context=min(context, window or context, dual_chunk or context),
         sliding_window=window,
         tied_embeddings=values["tie_word_embeddings"],
         eos_ids=_eos_ids(values, generation, check),
         rope=rope,
         max_positions=values["max_position_embeddings"],
         rope_divisors=rope_divisors,
+        dual_chunk=dual_chunk,
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
-from .config import FAMILIES, default_of, positions_of
-from .config_checks import check_of_config, window_in_use
+from .config import FAMILIES, default_of, dual_chunk_tokens, positions_of
+from .config_checks import ConfigCheck, check_of_config, window_in_use
 from .dims import Dimensions
 
 
@@ -23,6 +23,7 @@ class PlanShape(Dimensions):
     """Dimensions of a decoder. `context` is the longest sequence that it was trained for, in tokens."""
 
     context: int
+    dual_chunk: bool = False  # whether a longer context needs dual chunk attention, which is not supported
 
 
 def _known(
@@ -42,8 +43,9 @@ KNOWN = {
     "Llama-3.1-70B": _known(80, 8192, 64, 8, 28672, 128256),
     "Llama-3.2-1B": _known(16, 2048, 32, 8, 8192, 128256, head_dim=64, tied_embeddings=True),
     "Llama-3.2-3B": _known(28, 3072, 24, 8, 8192, 128256, tied_embeddings=True),
-    "Qwen2.5-7B-1M": _known(28, 3584, 28, 4, 18944, 152064, context=1010000),
-    "Qwen2.5-14B-1M": _known(48, 5120, 40, 8, 13824, 152064, context=1010000),
+    # Up to 1,010,000 tokens with dual chunk attention.
+    "Qwen2.5-7B-1M": _known(28, 3584, 28, 4, 18944, 152064, context=262144, dual_chunk=True),
+    "Qwen2.5-14B-1M": _known(48, 5120, 40, 8, 13824, 152064, context=262144, dual_chunk=True),
     "Qwen3-0.6B": _known(28, 1024, 16, 8, 3072, 151936, tied_embeddings=True, context=40960),
     "Qwen3-4B-2507": _known(36, 2560, 32, 8, 9728, 151936, tied_embeddings=True, context=262144),
     "Qwen3-8B": _known(36, 4096, 32, 8, 12288, 151936, context=40960),  # four times that with YaRN, as its card says
@@ -118,11 +120,13 @@ def _shape(config: dict[str, Any], file: Path) -> PlanShape:
         intermediate=number("intermediate_size"),
         vocab=number("vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        context=_context(config, check.rope_of(config), number("max_position_embeddings")),
+        context=_context(config, check, number("max_position_embeddings")),
+        dual_chunk=dual_chunk_tokens(config, check) is not None,
     )
 
 
-def _context(config: dict[str, Any], rope: dict[str, Any], positions: int) -> int:
-    context = positions_of(rope, positions)
+def _context(config: dict[str, Any], check: ConfigCheck, positions: int) -> int:
+    context = positions_of(check.rope_of(config), positions)
+    context = min(context, dual_chunk_tokens(config, check) or context)
     window = window_in_use(config["model_type"], config.get("sliding_window"), config.get("use_sliding_window"))
     return min(context, window or context)

@@ -11,6 +11,14 @@ from ..errors import UnsupportedModel
 from .config import ModelShape
 
 
+def beyond_dual_chunk(what: str, tokens: int) -> UnsupportedModel:
+    """Return the error for a sequence that needs dual chunk attention; full attention would give wrong answers."""
+    return UnsupportedModel(
+        f"{what}: beyond {tokens:,} tokens this model needs dual chunk attention, which is not supported",
+        "shorten the prompt, use `triforce summarize --map-reduce`, or use a model with a longer context",
+    )
+
+
 def factor_for(shape: ModelShape, tokens: int) -> int:
     """Return how often the model's context fits into `tokens`, rounded up: similar lengths share one factor."""
     return -(-tokens // shape.context)
@@ -19,7 +27,8 @@ def factor_for(shape: ModelShape, tokens: int) -> int:
 def stretched(shape: ModelShape, factor: int) -> ModelShape:
     """Return the shape with a context `factor` times as long, by YaRN; the weights stay the same.
 
-    Raises UnsupportedModel for a model that already scales its positions, or that uses a sliding window.
+    Raises UnsupportedModel for a model that already scales its positions, that uses a sliding window, or that
+    needs dual chunk attention.
     """
     if shape.rope_type != "default" or shape.rope_divisors is not None:
         raise UnsupportedModel(
@@ -31,6 +40,8 @@ def stretched(shape: ModelShape, factor: int) -> ModelShape:
             f"the context cannot be stretched: this model attends to a window of {shape.sliding_window:,} tokens",
             "use a model without one",
         )
+    if shape.dual_chunk is not None:
+        raise beyond_dual_chunk("the context cannot be stretched", shape.dual_chunk)
     rope = {
         **shape.rope,
         "rope_type": "yarn",

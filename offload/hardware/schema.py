@@ -30,7 +30,7 @@ _MAXIMA = {  # no hardware has more: a larger number is in another unit
     "host.cores": 10_000,
     "host.disk_gb_s": 10_000,
 }
-_ASKED_FOR = ("stop", "coupled", "approximate")  # by a request alone: no hardware chooses them
+_ASKED_FOR = ("stop", "coupled", "approximate", "kv")  # by a request alone: no hardware chooses them
 _OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name not in _ASKED_FOR]
 _KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.kv_formats import BLOCK, GROUP, group_bytes
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.kv_groups import Groups, dequantize_call, group_bytes, kv_format, quantize_call
-from ..kernels.native.library import BLOCK, GROUP
+from ..kernels.native.kv_groups import Groups, dequantize_call, kv_format, quantize_call
 from .host_memory import host_memory
 
 GROUP_BLOCKS = GROUP // BLOCK

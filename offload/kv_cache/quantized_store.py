@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, ring_blocks
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import keys_of, move_tokens, values_of
-from ..kernels.native.library import BLOCK, GROUP
 from .host_memory import host_memory
 from .quantized_groups import GROUP_BLOCKS, QuantizedGroups, group_items
 from .store import Store
 from .tree import Tree
 
-WINDOW = 128  # tokens that are quantised together, as soon as they are complete (KIVI's residual length)
-SINK = GROUP  # first tokens, which are never quantised
 _SINK_BLOCKS, _WINDOW_BLOCKS = SINK // BLOCK, WINDOW // BLOCK
 
 
@@ -49,7 +47,7 @@ class QuantizedStore(Store):
 
     def _grow(self, tokens: int) -> None:
         """Make the ring large enough for `tokens` tokens, and for rollbacks of two windows."""
-        ring = -(-tokens // WINDOW) * _WINDOW_BLOCKS + 2 * _WINDOW_BLOCKS
+        ring = ring_blocks(tokens)
         if ring <= self._ring:
             return
         old, self._lost = None, self._oldest

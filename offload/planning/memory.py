@@ -13,8 +13,9 @@ from ..architecture.footprint import (
     retrieval_bytes,
     selection_bytes,
 )
+from ..architecture.kv_formats import quantized_layer_bytes
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
-from ..config import Speculation
+from ..config import EXACT, Speculation
 from ..errors import OutOfMemory
 from ..levels import (
     draft_capacity,
@@ -92,6 +93,7 @@ def estimate(
     by_layers: bool = False,
     weight_bits: WeightBits | None = None,
     copy_bits: WeightBits | None = None,
+    kv: str = EXACT,
 ) -> MemoryEstimate:
     """Estimate the memory for a sequence of `tokens`, prompt and answer together.
 
@@ -106,6 +108,7 @@ def estimate(
         by_layers: prefill runs layer by layer.
         weight_bits: of quantised weights; None for weights of `itemsize` bytes.
         copy_bits: of a quantised copy of the weights, counted if the method uses one; None for no copy.
+        kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
     share, retrieval, selection = shape.share(gpus), 0, 0
@@ -119,7 +122,7 @@ def estimate(
         layers=shape.layers,
         outer_weights=shape.outer_bytes(bits) // gpus,
         layer_weights=shape.layer_bytes(bits) // gpus,
-        layer_kv=shape.layer_kv_bytes(tokens + tree_nodes(settings), itemsize) // gpus,
+        layer_kv=_layer_kv(shape, tokens + tree_nodes(settings), prefill_chunk, itemsize, kv) // gpus,
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection) + dequantized,
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
@@ -150,6 +153,13 @@ def _graph_bytes(settings: Speculation, tokens: int, gpus: int, offloaded: int) 
     """Return the bytes of recorded CUDA graphs: of each level without offloaded KV, on a single GPU."""
     levels = (not offloaded) + has_middle(settings, tokens) + has_draft_model(settings)
     return levels * GRAPHS * GRAPH_BYTES if gpus == 1 else 0
+
+
+def _layer_kv(shape: Dimensions, tokens: int, chunk: int, itemsize: int, kv: str) -> int:
+    """Return the bytes of the full cache in one layer."""
+    if kv == EXACT:
+        return shape.layer_kv_bytes(tokens, itemsize)
+    return quantized_layer_bytes(shape, kv, tokens, chunk, itemsize)
 
 
 def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int, on_cpu: bool) -> int:

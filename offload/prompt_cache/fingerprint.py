@@ -24,7 +24,7 @@ LEAST = 2000  # tokens; shorter prompts are not saved
 VERSION = 4  # of the file format and of the arithmetic
 _PIECE = 1 << 24  # bytes that are hashed at a time
 # Fields of the shape that do not change the KV. RoPE is hashed by its angles, not by its settings.
-_IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab")
+_IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "dual_chunk")
 
 
 def weights_digest(files: Sequence[Path], notes: Path) -> str:

@@ -5,9 +5,10 @@ import random
 import pytest
 import torch
 
+from offload.architecture.kv_formats import SINK, WINDOW
 from offload.architecture.rope import rotate
 from offload.kv_cache.full import FullCache
-from offload.kv_cache.quantized_store import SINK, WINDOW, QuantizedStore
+from offload.kv_cache.quantized_store import QuantizedStore
 from offload.kv_cache.store import PlainStore
 from offload.kv_cache.tree import tree_of
 from tests.support.offloading import CPU, native_kernel

@@ -150,7 +150,7 @@ def bench(
 
     With --quality, the modes that change the answer are compared with the exact one instead: the perplexity of the
     text's last tokens, agreement with exact greedy decoding, and a needle test. A mode is exact,
-    streaming-llm, h2o, retrieval, quantize=q4 to quantize=q8, or several joined by +.
+    streaming-llm, h2o, retrieval, kv=q8, kv=q4, kv=fp8, quantize=q4 to quantize=q8, or several joined by +.
 
     [bold]Examples[/bold]
 

@@ -1,10 +1,11 @@
-"""`--approximate`: what it cannot be combined with, and what is said of it."""
+"""`--approximate` and `--kv`: what they cannot be combined with, and what is said of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from offload.config import EXACT
 from offload.errors import SettingsError
 from offload.levels import forgets, forgetting_capacity
 from offload.methods import STREAMING_LLM
@@ -13,25 +14,34 @@ from offload.units import counted
 from .settings import Settings
 
 
+def lossy_modes(settings: Settings) -> tuple[str, ...]:
+    """Return the flags that change the answer, such as `--kv q8`; none for an exact run."""
+    found = {"--approximate": settings.speculation.approximate, "--kv": quantized_kv(settings)}
+    return tuple(f"{flag} {mode}" for flag, mode in found.items() if mode is not None)
+
+
+def quantized_kv(settings: Settings) -> str | None:
+    """Return the format to which keys and values are quantised, or None."""
+    return None if settings.engine.kv == EXACT else settings.engine.kv
+
+
 def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
     """Raise SettingsError for flags that need an exact answer, or all keys and values, where there are none."""
-    mode = settings.speculation.approximate
-    if mode is None:
+    modes = lossy_modes(settings)
+    if not modes:
         return
+    mode = " and ".join(modes)
     if params["verify"]:
         raise SettingsError(
-            f"--verify compares with exact decoding, and --approximate {mode} changes the answer",
+            f"--verify compares with exact decoding, and {mode} changes the answer",
             "leave one of the two out",
         )
+    if len(modes) > 1:
+        raise SettingsError(f"{mode} cannot be used together", "leave one of the two out")
     if params["dry_run"]:
-        raise SettingsError(
-            f"--dry-run plans exact decoding, not --approximate {mode}",
-            "leave one of the two out",
-        )
+        raise SettingsError(f"--dry-run plans exact decoding, not {mode}", "leave one of the two out")
     if settings.caching.cache and settings.origins.get("cache") == "flag":
-        raise SettingsError(
-            f"--cache keeps exact prompts, and --approximate {mode} computes others", "leave --cache out"
-        )
+        raise SettingsError(f"--cache keeps exact prompts, and {mode} computes others", "leave --cache out")
     _refuse_offloading(settings, mode)
 
 
@@ -46,7 +56,7 @@ def _refuse_offloading(settings: Settings, mode: str) -> None:
     for name, value in asked.items():
         if value is not None:
             raise SettingsError(
-                f"--{name} {value} offloads keys and values, and those of --approximate {mode} stay on the device",
+                f"--{name} {value} offloads keys and values, and those of {mode} stay on the device",
                 "leave one of the two out",
             )
 
@@ -55,6 +65,8 @@ def approximation_warnings(settings: Settings) -> Iterator[str]:
     """Yield what a lossy run has to say before its text."""
     speculation = settings.speculation
     mode = speculation.approximate
+    if kv := quantized_kv(settings):
+        yield f"--kv {kv} changes the answer: the model attends to rounded keys and values"
     if mode is None:
         return
     if forgets(speculation):

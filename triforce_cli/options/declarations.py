@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, OFFLOADS, QUANTIZE
+from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, KV_FORMATS, METHODS, OFFLOADS, QUANTIZE
 from offload.generation_config import COUPLED, FASTEST, parse_sampling
 from offload.methods import APPROXIMATIONS, MIDDLES
 from offload.tree_config import TREE_SAMPLINGS
@@ -31,6 +31,7 @@ PANELS = {
     **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
     "approximate": MEMORY,
     **dict.fromkeys(("disk", "disk_limit"), MEMORY),
+    "kv": MEMORY,
     **dict.fromkeys(
         ("device", "dtype", "kernel", "quantize", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"),
         MACHINE,
@@ -40,7 +41,7 @@ PANELS = {
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _NUMBERS += ("dry_multiplier", "dry_base", "host_share")
-_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling", "middle", "approximate")
+_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling", "middle", "approximate", "kv")
 _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
 _METAVARS |= {"tree": "TREE"}
 
@@ -235,6 +236,10 @@ Approximate = Annotated[
         "no",
         autocompletion=_complete_from(*APPROXIMATIONS),
     ),
+]
+Kv = Annotated[
+    str | None,
+    _setting("kv", "Lossy: keys and values in q8, q4, fp8.", autocompletion=_complete_from(*KV_FORMATS)),
 ]
 TensorParallel = Annotated[
     int | None,

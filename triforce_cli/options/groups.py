@@ -63,6 +63,7 @@ GENERATION = {
     **CACHE,
     **PLACEMENT,
     "approximate": options.Approximate,
+    "kv": options.Kv,
     "dry_run": options.DryRun,
     "profile": options.ProfileName,
     "device": options.Device,

@@ -33,8 +33,10 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return `120 ms` or `3.4 s`."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    """Return `120 ms`, `3.4 s`, `51 min` or `5.5 h`."""
+    if seconds < 1000:
+        return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
 
 
 def milliseconds(seconds: float) -> str:

@@ -23,6 +23,8 @@ def statistics_line(summary: Summary) -> str:
         parts.append(f"weights rounded to {summary.quantize}")
     if summary.approximate is not None:
         parts.append(f"approximate ({summary.approximate})")
+    if summary.kv is not None:
+        parts.append(f"approximate ({summary.kv} keys and values)")
     if summary.finish_reason in _ENDINGS:
         parts.append(_ENDINGS[summary.finish_reason])
     return SEPARATOR.join(parts)

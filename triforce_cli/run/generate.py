@@ -17,7 +17,7 @@ from offload.metrics import Meter, Summary
 from offload.prompt_cache.prefill import PromptCache
 
 from ..exit_codes import DONE
-from ..options.approximate import approximation_warnings
+from ..options.approximate import approximation_warnings, lossy_modes
 from ..options.request import OutputOptions, Request
 from ..output.agreement import quantized_warning
 from ..output.plan import print_plan
@@ -140,7 +140,7 @@ def run_request(
         report = replace(report, arguments=opened.request.arguments)
         renderer.close()  # the plan is the output
         return print_plan(report, opened.request.command, terminal, output.json)
-    is_exact = settings.speculation.approximate is None
+    is_exact = not lossy_modes(settings)
     tiers = plan_tiers(model, settings, stored_tokens(settings.speculation, longest), terminal)
     renderer.loading(f"loading {settings.engine.model}")
     prompt_cache = open_prompt_cache(model, settings, opened.request.home) if is_exact else None

@@ -20,6 +20,7 @@ from offload.parallel import ALONE
 
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import broadcast, check_same_command
+from ..options.approximate import lossy_modes, quantized_kv
 from ..options.request import Request
 from ..options.settings import Settings, refuse_unverifiable
 from ..output.download_bar import DownloadBar
@@ -104,8 +105,9 @@ class ModelRequest:
             "seed": self.settings.generation.seed,
             "sampling": self.sampling.kind,
             "method": self.settings.speculation.method,
-            "exact": self.settings.speculation.approximate is None,
+            "exact": not lossy_modes(self.settings),
             "approximate": self.settings.speculation.approximate,
+            "kv": quantized_kv(self.settings),
             "model": self.settings.engine.model,
             "quantize": self.settings.engine.quantize,
             "peak_memory_bytes": peak_memory(self.model.device),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.architecture.dims import Dimensions
+from offload.architecture.yarn import beyond_dual_chunk
 from offload.config import DEFAULT_MODEL
 from offload.errors import ModelNotFound, PromptError, SettingsError
 from offload.hardware import profiles
@@ -119,6 +120,8 @@ def _plan(
     model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
     shape = dimensions(model, options.home)
     tokens = min(shape.context, LONGEST_DEFAULT) if options.context is None else options.context
+    if tokens > shape.context and shape.dual_chunk:
+        raise beyond_dual_chunk(f"{model}: {counted(tokens, 'token')} do not fit", shape.context)
     if tokens > shape.context and not options.extend_context:
         raise PromptError(
             f"a context of {counted(tokens, 'token')} exceeds the {shape.context:,} of {model}",

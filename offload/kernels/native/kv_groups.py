@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .library import BLOCK, FLOAT8, GROUP, LEVEL_COUNT, Format, Quantize
+from .library import BLOCK, FLOAT8, LEVEL_COUNT, Format, Quantize
 
 _BITS = {"q4": 4, "q8": 8, "fp8": FLOAT8}
 
@@ -24,11 +24,6 @@ def kv_format(name: str) -> Format:
     result = Format(_BITS[name], 0, 0, 0, -8 if name == "q4" else 0)
     result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]
     return result
-
-
-def group_bytes(name: str, head_dim: int) -> int:
-    """Return the bytes of a group's keys and values of one head."""
-    return 4 * head_dim + 4 * GROUP + GROUP * head_dim * (1 if name == "q4" else 2)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
 LAYOUT = 11  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
-GROUP = 32  # tokens of quantised keys and values that share their scales
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
 FOLDER = Path(__file__).parent
 

@@ -14,7 +14,7 @@ from triforce_cli.bench.plot import check_plot
 from triforce_cli.bench.quality.modes import EXACT, MODES, parse, settings_of, values_of
 from triforce_cli.bench.quality.report import ModeQuality, QualityReport
 from triforce_cli.bench.quality.table import report_text
-from triforce_cli.options.settings import resolve
+from triforce_cli.options.settings import option_names, resolve
 
 TEXT = "the cat and the dog and the cat and the dog and " * 12
 SMALL = ("--quality", "--context", "160", "--last", "12", "--new", "8", "--needles", "2")
@@ -81,6 +81,10 @@ def test_what_is_refused_before_any_work(triforce_here, tmp_path):
     ):
         assert_error(triforce_here("bench", TEXT, *SMALL, *args), 2, *words)
     assert_error(triforce_here("bench", TEXT, "--needles", "3"), 2, "--needles has no effect without --quality")
+
+
+def test_every_mode_is_made_of_settings_that_there_are():
+    assert {name for values in MODES.values() for name in values} <= option_names()
 
 
 def test_modes():

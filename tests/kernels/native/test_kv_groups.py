@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from offload.kernels.native.kv_groups import Groups, dequantize_call, group_bytes, kv_format, quantize_call
-from offload.kernels.native.library import GROUP
+from offload.architecture.kv_formats import GROUP, group_bytes
+from offload.kernels.native.kv_groups import Groups, dequantize_call, kv_format, quantize_call
 from tests.support.native_kernel import DTYPES, NAN, attention, definition, distance, draw, fill_blocks
 
 pytestmark = pytest.mark.xdist_group("native")

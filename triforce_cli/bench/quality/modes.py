@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from offload.config import QUANTIZE
+from offload.config import KV_FORMATS, QUANTIZE
 from offload.errors import SettingsError
 from offload.methods import APPROXIMATIONS
 
@@ -18,6 +18,7 @@ DEFAULT = "all that can run"
 MODES: dict[str, Mapping[str, Any]] = {
     EXACT: {},
     **{name: {"approximate": name} for name in APPROXIMATIONS},
+    **{f"kv={kind}": {"kv": kind} for kind in KV_FORMATS if kind != EXACT},
     **{f"quantize={level}": {"quantize": level} for level in reversed(QUANTIZE)},
 }
 

@@ -1,0 +1,29 @@
+"""Bytes of quantised keys and values: groups of 32 tokens, and a ring of blocks as they are. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from .dims import Dimensions
+
+GROUP = 32  # tokens of keys and values that share their scales
+BLOCK = 16  # tokens of a block of those that are not quantised
+WINDOW = 128  # tokens that are quantised together, as soon as they are complete (KIVI's residual length)
+SINK = GROUP  # first tokens, which are never quantised
+
+
+def group_bytes(kind: str, head_dim: int) -> int:
+    """Return the bytes of a group's keys and values of one head: bf16 scales and middles, and codes of 4 or 8 bits."""
+    return 4 * head_dim + 4 * GROUP + GROUP * head_dim * (1 if kind == "q4" else 2)
+
+
+def ring_blocks(tokens: int) -> int:
+    """Return the blocks of a ring for passes of so many tokens, which leaves room for rollbacks of two windows."""
+    return (-(-tokens // WINDOW) + 2) * WINDOW // BLOCK
+
+
+def quantized_layer_bytes(shape: Dimensions, kind: str, tokens: int, chunk: int, itemsize: int) -> int:
+    """Return the bytes of one layer's keys and values of `tokens` tokens that are prefilled in chunks."""
+    groups = -(-tokens // WINDOW) * WINDOW // GROUP
+    # The window before a chunk, the sink, and room for a path across the end of a window.
+    blocks = ring_blocks(min(tokens, chunk) + WINDOW - 1) + (SINK + 2 * WINDOW) // BLOCK
+    block = 2 * BLOCK * shape.head_dim * itemsize
+    return shape.kv_heads * (groups * group_bytes(kind, shape.head_dim) + blocks * block)
