@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..architecture.footprint import PAGE_GRAIN
-from ..config import Speculation
+from ..architecture.kv_formats import GROUP
+from ..config import EXACT, Speculation
 from ..decoder import Model
 from ..events import Speculated
 from ..kernels import triton
@@ -20,6 +21,7 @@ from ..kv_cache.block_table import TableCache
 from ..kv_cache.chunk_table import ChunkTableCache
 from ..kv_cache.full import FullCache
 from ..kv_cache.quantized_store import QuantizedStore
+from ..kv_cache.quantized_table import QuantizedTableCache
 from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
@@ -71,13 +73,18 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
-    chunk = selected_chunk(settings, max(store.grain, PAGE_GRAIN) if is_paged else store.grain, store.span)
     is_streaming = (middle or METHODS[settings.method].middle) == STREAMING
+    quantizes = settings.retrieval_kv != EXACT and not is_streaming and isinstance(store, BlockStore)
+    grain = GROUP if quantizes else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
+    chunk = selected_chunk(settings, grain, store.span)
     selector = (RecencySelector if is_streaming else RetrievalSelector)(settings.sink, chunk)
     if not is_streaming:
         store.keep_mean_keys(chunk)
     budget = max(settings.budget, 2 * chunk)
-    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), budget, chunk, tail_tokens(settings))
+    sizes = budget, chunk, tail_tokens(settings)
+    if quantizes:
+        return QuantizedTableCache(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)
+    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), *sizes)
 
 
 def needs_no_copy(full: FullCache) -> bool:
