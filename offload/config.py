@@ -82,6 +82,7 @@ class Speculation:
     retrieval cache and of one chunk. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per verification,
     lower and upper level) are adaptive if None.
     `middle` is one of `methods.MIDDLES`: how the middle level selects its chunks; None as the method does.
+    `retrieval_kv` is the format of the retrieval cache's selected keys and values: EXACT, or a quantised one.
     `tree` is the shape of the drafts, as `TreeShape.parse` reads it, and `tree_sampling` how their tokens are drawn.
     """
 
@@ -97,6 +98,7 @@ class Speculation:
     tree: str = "chain"
     tree_sampling: str = TreeSampling.WITHOUT_REPLACEMENT.value
     middle: str | None = None
+    retrieval_kv: str = EXACT
     approximate: str | None = None
 
     def __post_init__(self) -> None:
@@ -123,6 +125,11 @@ class Speculation:
                 f"{name} is {short_repr(gamma)}",
                 f"use 1 to {LONGEST_GAMMA} tokens, or leave it out",
             )
+        require(
+            self.retrieval_kv in KV_FORMATS,
+            f"retrieval-kv is {short_repr(self.retrieval_kv)}",
+            f"use one of: {', '.join(KV_FORMATS)}",
+        )
         TreeShape.parse(self.tree)
         require(
             self.tree_sampling in TREE_SAMPLINGS,

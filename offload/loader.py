@@ -271,6 +271,12 @@ class OpenModel:
             raise SettingsError(
                 f"--kv {self.config.kv} needs the native kernel, on a CPU", "leave --kv out; triforce doctor says more"
             )
+        copied = self.speculation.retrieval_kv
+        if copied != EXACT and (self.kernel == "off" or self.config.kv != EXACT):
+            raise SettingsError(
+                f"--retrieval-kv {copied} needs the native kernel, and keys and values without --kv",
+                "leave --retrieval-kv out",
+            )
 
     def check_kernel(self) -> None:
         """Raise SettingsError if the configured level cannot run both models."""

@@ -145,7 +145,15 @@ class Session:
     def _middle_for(self, use: str, kind: str, settings: Speculation, copy: QuantizedCopy | None) -> SelectedRunner:
         """Return the runner of a middle level: the last one for this use, "middle" or "alternative", if it serves."""
         level = None if copy is None else copy.level
-        key = (level, kind, settings.sink, settings.budget, settings.chunk, settings.rebuild_every)
+        key = (
+            level,
+            kind,
+            settings.sink,
+            settings.budget,
+            settings.chunk,
+            settings.rebuild_every,
+            settings.retrieval_kv,
+        )
         if use not in self._middles or self._middles[use][0] != key:
             self._middles.pop(use, None)  # free its memory first
             self._middles[use] = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings, kind), copy)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
+from ..kernels.native.kv_groups import Groups
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from .host_memory import host_memory
@@ -26,7 +27,7 @@ class BlockStore(Store):
 
     def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device("cpu")
-        self._kernel = kernel
+        self.kernel = self._kernel = kernel
         blocks = -(-capacity // BLOCK)
         self._calls = BlockCalls(shape, blocks)
         self._blocks = host_memory((shape.layers, shape.kv_heads, blocks, 2 * BLOCK * shape.head_dim), dtype)
@@ -46,25 +47,45 @@ class BlockStore(Store):
         """Attend as in `Store`; with a `tree`, a token's result has the bits of the chain that its path is."""
         return self._attend(layer, q, start + 1, tree=tree)
 
-    def attend_table(self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None) -> Tensor:
+    def attend_table(
+        self,
+        layer: int,
+        q: Tensor,
+        table: Tensor,
+        seen: int,
+        tree: Tree | None = None,
+        groups: Groups | None = None,
+    ) -> Tensor:
         """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
 
         The first token sees the first `seen` tokens of that order, each further token one more. With a `tree`, whose
-        tokens come behind the first `seen - 1` of that order, queries are as in `attend`.
+        tokens come behind the first `seen - 1` of that order, queries are as in `attend`. An entry ~b is block b of
+        quantised `groups`.
         """
-        return self._attend(layer, q, seen, table, tree)
+        return self._attend(layer, q, seen, table, tree, groups)
 
     def _attend(
-        self, layer: int, q: Tensor, seen: int, table: Tensor | None = None, tree: Tree | None = None
+        self,
+        layer: int,
+        q: Tensor,
+        seen: int,
+        table: Tensor | None = None,
+        tree: Tree | None = None,
+        groups: Groups | None = None,
     ) -> Tensor:
         parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
-        call = self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out, parents=parents)
-        self._kernel.attend(call, q, table, self._out)
+        more = {"table": table, "out": self._out, "parents": parents, "groups": groups}
+        call = self._calls.attention(self._layers[layer], q, seen, **more)
+        self._kernel.attend(call, q, table, self._out, groups)
         return self._out
 
     def copy_rows(self, source: Tensor, target: Tensor) -> None:
         self._kernel.copy(source, target)
+
+    def layer(self, layer: int) -> Tensor:
+        """Return a layer's blocks `[kv_heads, blocks, 2 * 16 * head_dim]`, not to be written to."""
+        return self._layers[layer]
 
     def places(self, blocks: Tensor, position: int) -> Tensor:
         """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""

@@ -115,6 +115,8 @@ def estimate(
     if has_middle(settings, tokens):
         retrieval = retrieval_bytes(share, settings, tokens, itemsize, device, offloaded, in_place)
         selection = selection_bytes(share, settings, tokens, device, offloaded, in_place)
+        if settings.retrieval_kv != EXACT:
+            retrieval += share.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
     prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu) if offloaded else 0
     dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(

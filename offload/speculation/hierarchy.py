@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..architecture.footprint import PAGE_GRAIN
-from ..config import Speculation
+from ..architecture.kv_formats import GROUP
+from ..config import EXACT, Speculation
 from ..decoder import Model
 from ..events import Speculated
 from ..kernels import triton
@@ -21,6 +22,7 @@ from ..kv_cache.chunk_table import ChunkTableCache
 from ..kv_cache.full import FullCache
 from ..kv_cache.heavy_hitters import HeavyHitterSelector
 from ..kv_cache.quantized_store import QuantizedStore
+from ..kv_cache.quantized_table import QuantizedTableCache
 from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
@@ -73,16 +75,20 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
-    grain = max(store.grain, PAGE_GRAIN) if is_paged else store.grain
-    chunk = selected_chunk(settings, grain, store.span, full.capacity)
     middle = middle or middle_kind(settings)
+    quantizes = settings.retrieval_kv != EXACT and middle != STREAMING and isinstance(store, BlockStore)
+    grain = GROUP if quantizes else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
+    chunk = selected_chunk(settings, grain, store.span, full.capacity)
     selector = SELECTORS[middle](settings.sink, chunk)
     if middle != STREAMING:
         store.keep_mean_keys(chunk)
     if middle == H2O:
         full.followers.add(selector)
     budget = max(settings.budget, 2 * chunk)
-    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), budget, chunk, tail_tokens(settings))
+    sizes = budget, chunk, tail_tokens(settings)
+    if quantizes:
+        return QuantizedTableCache(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)
+    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), *sizes)
 
 
 def needs_no_copy(full: FullCache) -> bool:

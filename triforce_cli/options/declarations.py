@@ -26,6 +26,7 @@ PANELS = {
     **dict.fromkeys(("dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "no_repeat_ngram"), SAMPLING),
     "coupled": SAMPLING,
     **dict.fromkeys(("method", "draft", "gamma1", "gamma2", "budget", "chunk", "rebuild_every"), SPECULATION),
+    "retrieval_kv": SPECULATION,
     **dict.fromkeys(("sink", "window", "middle", "tree", "tree_sampling"), SPECULATION),
     **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
     **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
@@ -42,6 +43,7 @@ PANELS = {
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _NUMBERS += ("dry_multiplier", "dry_base", "host_share")
 _NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling", "middle", "approximate", "kv")
+_NAMES += ("retrieval_kv",)
 _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
 _METAVARS |= {"tree": "TREE"}
 
@@ -236,6 +238,10 @@ Approximate = Annotated[
         "no",
         autocompletion=_complete_from(*APPROXIMATIONS),
     ),
+]
+RetrievalKv = Annotated[
+    str | None,
+    _setting("retrieval_kv", "Retrieval cache in q8, q4, fp8.", autocompletion=_complete_from(*KV_FORMATS)),
 ]
 Kv = Annotated[
     str | None,

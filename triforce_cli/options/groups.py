@@ -53,6 +53,7 @@ GENERATION = {
     "window": options.Window,
     "budget": options.Budget,
     "chunk": options.Chunk,
+    "retrieval_kv": options.RetrievalKv,
     "rebuild_every": options.RebuildEvery,
     "gamma1": options.Gamma1,
     "gamma2": options.Gamma2,

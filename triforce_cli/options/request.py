@@ -22,7 +22,15 @@ from ..distributed.rank import join_group
 from ..output.plan_flags import Argument
 from ..output.terminal import Terminal
 from .approximate import refuse_inexact
-from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
+from .settings import (
+    Settings,
+    given_options,
+    refuse_both,
+    refuse_broken_text,
+    refuse_unread_format,
+    refuse_unverifiable,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from offload.parallel import Group
@@ -128,6 +136,7 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
+    refuse_unread_format(settings)
     flags = {name: bool(params[name]) for name in ("raw", "verify", "dry_run", "extend_context")}
     for warn in (warn_unused_draft, warn_unused_middle):
         warn(settings, [settings.speculation.method], ctx.obj.terminal)

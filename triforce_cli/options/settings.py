@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from offload.config import (
+    EXACT,
     GROUPS,
     Caching,
     EngineConfig,
@@ -178,6 +179,16 @@ def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> 
     if flags.get(first) and flags.get(second):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         raise SettingsError(f"{names[0]} and {names[1]} contradict each other", why)
+
+
+def refuse_unread_format(settings: Settings) -> None:
+    """Raise SettingsError if the retrieval cache is to be quantised where it lies on a device over a link."""
+    kind, link = settings.speculation.retrieval_kv, settings.placement.link_gb_s
+    if kind != EXACT and link is not None:
+        raise SettingsError(
+            f"--retrieval-kv {kind} is for keys and values in memory, and --link {link} offloads them",
+            "leave one of the two out",
+        )
 
 
 def refuse_unverifiable(settings: Settings, sampling: Sampling) -> None:

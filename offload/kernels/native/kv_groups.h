@@ -35,43 +35,52 @@ static inline float from_float8(uint8_t code) {
 }
 
 struct grid { /* of numbers that share a scale */
-    float scale, middle;
+    float scale, middle, inverse;
 };
 
+/* With the inverse of the scale; without it, all codes are 0: the numbers are equal, too close, or not finite. */
+static inline struct grid make_grid(float scale, float middle) {
+    return (struct grid){scale, middle, scale >= 0x1p-126f ? 1 / scale : 0};
+}
+
 /* Choose the scale and the middle of `count` numbers, `stride` apart, as bf16; NaN if one of them is not finite. */
-static struct grid fit_grid(const struct format *f, const float *x, int count, int stride) {
+static inline __attribute__((always_inline)) struct grid fit_grid(const struct format *f, const float *x, int count, int stride) {
     float least = x[0], most = x[0], width = 0;
     for (int i = 0; i < count; i++) {
         least = x[i * stride] < least ? x[i * stride] : least;
         most = x[i * stride] > most ? x[i * stride] : most;
         width += x[i * stride] - x[i * stride]; /* NaN stays */
     }
-    struct grid grid = {NAN, NAN};
     if (width != 0)
-        return grid;
+        return (struct grid){NAN, NAN, 0};
     float below = f->bits == 4 ? 8 : 128, above = below - 1; /* levels on both sides of the middle */
     if (f->bits == FLOAT8) { /* a power of two: multiplying by it rounds nothing */
         float size = most > -least ? most : -least, scale = 0x1p-126f;
         while (scale * 448 < size)
             scale *= 2;
-        return (struct grid){size > 0 ? scale : 0, 0};
+        return make_grid(size > 0 ? scale : 0, 0);
     }
     float share = below / (below + above);
-    grid.middle = widen(narrow(least + (most * share - least * share)));
-    float up = (most - grid.middle) / above, down = (grid.middle - least) / below;
-    grid.scale = widen(narrow_up(up > down ? up : down));
-    return grid;
+    float middle = widen(narrow(least + (most * share - least * share)));
+    float up = (most - middle) / above, down = (middle - least) / below;
+    return make_grid(widen(narrow_up(up > down ? up : down)), middle);
+}
+
+/* Round to the nearest integer, ties to even; |x| is below 2^22. The library's function is a call on old processors. */
+static inline float round_even(float x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23 */
+    return (x + magic) - magic;
 }
 
 /* Return the code of a number, with a sign. */
-static inline int grid_code(const struct format *f, struct grid grid, float x) {
-    if (!(grid.scale > 0))
+static inline __attribute__((always_inline)) int grid_code(const struct format *f, struct grid grid, float x) {
+    if (!(grid.inverse > 0))
         return 0;
-    float steps = (x - grid.middle) / grid.scale;
+    float steps = (x - grid.middle) * grid.inverse;
     if (f->bits == FLOAT8)
         return to_float8(steps);
     float most = f->bits == 4 ? 7 : 127;
-    return (int)rintf(steps > most ? most : steps < -most - 1 ? -most - 1 : steps);
+    return (int)round_even(steps > most ? most : steps < -most - 1 ? -most - 1 : steps);
 }
 
 /* Add a code to a quad, which is zero at first. */
@@ -99,8 +108,9 @@ static inline char *value_quad(const struct format *f, char *group, int dim, int
     return codes + (d / BLOCK * 2 + t % BLOCK / 8) * quad_bytes(f);
 }
 
-static void quantize_group(const struct quantize *j, const int32_t *item) {
-    const struct format *f = j->format;
+/* Quantise a group to one format, a constant where this is inlined. */
+static inline __attribute__((always_inline)) void quantize_group(const struct quantize *j, const struct format *f,
+                                                                 const int32_t *item) {
     int dim = j->head_dim, wide = j->wide;
     int64_t half = (int64_t)BLOCK * dim * (wide ? 4 : 2);
     const char *blocks = j->kv + item[0] * j->head_stride + item[1] * 2 * half;
@@ -150,7 +160,11 @@ static int quantize_groups(const void *call, int64_t first, int64_t last) {
     for (int64_t i = first; i < last; i++)
         if (j->keys)
             dequantize_group(j, j->groups + 3 * i, i);
+        else if (j->format->bits == 4)
+            quantize_group(j, &(const struct format){.bits = 4}, j->groups + 3 * i);
+        else if (j->format->bits == 8)
+            quantize_group(j, &(const struct format){.bits = 8}, j->groups + 3 * i);
         else
-            quantize_group(j, j->groups + 3 * i);
+            quantize_group(j, &(const struct format){.bits = FLOAT8}, j->groups + 3 * i);
     return 0;
 }
