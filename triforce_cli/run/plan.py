@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from offload.architecture.dims import Dimensions, WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.config import Placement
-from offload.errors import SettingsError
+from offload.errors import Degraded, SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied
 from offload.hardware.profiles import AUTO, Profile, undescribed
@@ -24,7 +25,7 @@ from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion, suggestions
 from offload.scratch_file import ScratchFile
-from offload.system import cores, free_host_memory, free_memory
+from offload.system import cores, file_system, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
 from ..options.settings import NO_PROFILE, Settings, gpu_names
@@ -166,7 +167,7 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     if placement.disk is not None:
         refuse_disk_beside_a_link(not on_cpu, placement)
-        refuse_unusable_folder(Path(placement.disk))
+        check_folder(Path(placement.disk))
     if not on_cpu or link is not None:
         return
     asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
@@ -196,9 +197,11 @@ def free_on_disk(folder: Path) -> int:
         raise SettingsError(f"--disk {folder}: {(error.strerror or str(error)).lower()}", "name a folder") from error
 
 
-def refuse_unusable_folder(folder: Path) -> None:
-    """Raise SettingsError for a folder in which no file for KV can be made."""
+def check_folder(folder: Path) -> None:
+    """Raise SettingsError for a folder in which no file for KV can be made; emit a warning for one in memory."""
     ScratchFile(folder, 1)
+    if (kind := file_system(folder)) in ("tmpfs", "ramfs"):
+        warnings.warn(f"{folder} is in memory ({kind}), and no memory is saved there", Degraded, stacklevel=2)
 
 
 def request_on_this_machine(

@@ -1,13 +1,17 @@
 """KV on disk on the command line: the same text, a plan that says where what lies, and refusals with a hint."""
 
 import json
+import warnings
+from types import SimpleNamespace
 
 import pytest
 
 from offload.hardware.calibration import Measured, load, save
 from offload.hardware.microbenchmarks import BenchmarkSizes
 from offload.hardware.schema import Host
+from offload.system import file_system
 from tests.support.models import make_hf_model, make_tokenizer
+from triforce_cli.app import settle_libraries
 from triforce_cli.run.plan import free_on_disk
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a page has
@@ -93,3 +97,17 @@ def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, m
     found = [json.loads(triforce_here(*args)[1])["plan"]["hardware"]["disk"] for _ in range(2)]
     assert found[0] == found[1] == pytest.approx(load(tmp_path).host.disk_gb_s * 1e9)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["measured.yaml"]
+
+
+def test_a_folder_in_memory_is_a_warning(triforce_here, tmp_path, monkeypatch):
+    monkeypatch.setattr("triforce_cli.run.plan.file_system", lambda folder: "tmpfs")
+    with warnings.catch_warnings():
+        settle_libraries()
+        code, _, err = triforce_here("generate", PROMPT, *GREEDY, "--disk", tmp_path, "--dry-run")
+    assert code == 0 and f"warning: {tmp_path} is in memory (tmpfs)" in err
+
+
+def test_the_file_system_of_a_folder_is_that_of_its_mount(tmp_path, monkeypatch):
+    mounts = [SimpleNamespace(mountpoint=path, fstype=kind) for path, kind in (("/", "ext4"), (str(tmp_path), "tmpfs"))]
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
+    assert file_system(tmp_path / "absent") == "tmpfs" and file_system(tmp_path.parent) == "ext4"
