@@ -204,7 +204,14 @@ class OpenModel:
             tiers: how the full KV cache is split between memories; None if it stays on the device.
             prompts: the cache of prompts on disk; None for none.
             capacity: tokens of the longest sequence, if it is known: host memory for them is pinned meanwhile.
+
+        Raises SettingsError for tiers or a prompt cache of quantised keys and values, which neither has.
         """
+        if self.config.kv != EXACT and not (tiers is None and prompts is None):
+            raise SettingsError(
+                f"--kv {self.config.kv} is for keys and values in memory, neither offloaded nor cached on disk",
+                "leave --kv out, or offloading and --cache",
+            )
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         link = weights = None

@@ -1,9 +1,11 @@
-"""Draft models that do not go with a model: refused before anything is loaded."""
+"""Draft models and caches that do not go with a model: refused before anything is loaded."""
 
 import pytest
 
 from offload import EngineConfig, Speculation, open_model
 from offload.errors import SettingsError
+from offload.offloading import TierSettings
+from offload.prompt_cache.folder import PromptFolder
 from tests.support.models import make_hf_model, make_tokenizer
 
 
@@ -20,3 +22,11 @@ def test_a_window_beyond_the_draft_s_context_is_refused(tiny_model_dir, draft_mo
     wanted = Speculation("naive", str(draft_model_dir), window=4000)
     with pytest.raises(SettingsError, match="2,048 tokens is shorter than its cache"):
         open_model(EngineConfig(model=str(tiny_model_dir)), speculation=wanted)
+
+
+def test_quantised_keys_and_values_are_neither_offloaded_nor_cached_on_disk(tiny_model_dir, tmp_path):
+    opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", kv="q8"))
+    prompts = opened.prompt_cache(PromptFolder(tmp_path, 1000))
+    for more in ({"tiers": TierSettings("stream", 0, link_gb_s=1.0)}, {"prompts": prompts}):
+        with pytest.raises(SettingsError, match="--kv q8 is for keys and values in memory"):
+            opened.load(**more)
