@@ -18,6 +18,8 @@ SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single c
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
+EXACT = "exact"
+KV_FORMATS = (EXACT, "q8", "q4", "fp8")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
 METHODS = tuple(methods.METHODS)
@@ -182,6 +184,9 @@ class Placement:
     for all free memory. `resident_layers` keep their KV on the device, None for as many as fit. `host_share` is the
     fraction of the other layers' KV that the host attends to, None to balance host and device. `link_gb_s` simulates a
     link of so many 10^9 bytes per second to a device on the CPU, to try offloading without a GPU.
+
+    `disk` is a folder: on a CPU, KV for which `host_memory` is too small lies in a file there, of at most `disk_limit`
+    bytes (None: as much as is free), which has no name and is gone after the run.
     """
 
     offload: str = "auto"
@@ -190,12 +195,18 @@ class Placement:
     resident_layers: int | None = None
     host_share: float | None = None
     link_gb_s: float | None = None
+    disk: str | None = None
+    disk_limit: int | None = None
 
     def __post_init__(self) -> None:
         require(
             self.offload in OFFLOADS, f"offload is {short_repr(self.offload)}", f"use one of: {', '.join(OFFLOADS)}"
         )
-        for name, size in (("memory", self.memory), ("host-memory", self.host_memory)):
+        for name, size in (
+            ("memory", self.memory),
+            ("host-memory", self.host_memory),
+            ("disk-limit", self.disk_limit),
+        ):
             require(
                 size is None or 1 <= size <= MOST_BYTES,
                 f"{name} is {short_repr(size)}",
@@ -218,6 +229,7 @@ class Placement:
             f"link is {link} GB/s",
             f"use a number from {SLOWEST_LINK}, such as 25",
         )
+        require(self.disk != "", "the name of the folder on disk is empty", "name a folder on a disk, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .architecture.config import ModelShape
@@ -122,10 +121,17 @@ class Model:
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
-        x = self._embedding(ids)
+        return self.through_layers(self.embed(ids), cache)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
+        return self._embedding(ids)
+
+    def through_layers(self, x: Tensor, cache: Attends) -> Tensor:
+        """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`."""
         for index, layer in enumerate(self._layers):
             x = self._forward_layer(index, layer, x, cache)
-            self._progress = (len(ids), index + 1)
+            self._progress = (len(x), index + 1)
         self._progress = (0, 0)
         return x
 
@@ -150,6 +156,11 @@ class Model:
         """Return whether the weights of all layers stay at fixed addresses, as CUDA graphs require."""
         return isinstance(self._layers, list)
 
+    @property
+    def is_recordable(self) -> bool:
+        """Return whether the layers' operations are native kernel calls alone, on memory that stays where it is."""
+        return self.operations.kernel is not None and self.group.size == 1 and self.keeps_weights
+
     def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
         """Run `forward` layer by layer, each in chunks of `chunk` tokens: a layer's offloaded KV is then read once, not
         once a chunk.
@@ -173,7 +184,7 @@ class Model:
         heads = layer.qkv(do.norm(x, layer.input_norm, epsilon)).view(len(x), -1, shape.head_dim)
         q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
         if layer.q_norm is not None:
-            q, k = (F.rms_norm(h, w.shape, w, epsilon) for h, w in ((q, layer.q_norm), (k, layer.k_norm)))
+            q, k = do.norm_heads(q, layer.q_norm, epsilon), do.norm_heads(k, layer.k_norm, epsilon)
         x = layer.o(cache.attend(index, q, k, v).reshape(len(x), -1), onto=x)
         return layer.down(do.gated(layer.gate_up(do.norm(x, layer.mlp_norm, epsilon))), onto=x)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import TypeVar
 
 from .config import QUANTIZE, GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
 from .errors import PromptError
-from .events import Event
+from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .levels import check_forgetting, forgets, tree_nodes, uses_copy
@@ -18,7 +19,11 @@ from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .short_repr import short_repr
 from .speculation.lossless import Replay, replay
+from .speculation.runner import Runner
 from .speculation.sampling import Sampler
+
+_Result = TypeVar("_Result")
+Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]
 
 
 class Engine:
@@ -153,6 +158,25 @@ class Engine:
         finally:
             self.idle_session = session
 
+    def evaluate(
+        self, ids: Sequence[int], run: Evaluation[_Result], speculation: Speculation | None = None
+    ) -> Generator[Prefilled, None, _Result]:
+        """Return what `run` returns: an evaluation of package `evaluation`, given the runner of the target.
+
+        The target runs on the full cache, or on the approximate one that `speculation` asks for. `ids` are the longest
+        text that it runs, in one session as `generate` does. Yields the progress of reading.
+        Raises PromptError as `generate` does, when it is started.
+        """
+        ids, settings = _token_ids(ids), speculation or Speculation()
+        if forgets(settings):
+            check_forgetting(settings, self.model.shape.context)
+        self._check(ids, 0 if forgets(settings) else len(ids))
+        session = self._session(len(ids), settings=settings)
+        try:
+            return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
+        finally:
+            self.idle_session = session
+
     def forget(self) -> None:
         """Drop all cached tokens but keep the memory: the next request runs its whole prompt."""
         if self.idle_session is not None:
@@ -213,12 +237,17 @@ class Engine:
             where += " (blocks of rows in float32)"
         if self.model.group.size > 1:
             where += f", {self.model.group.size} ranks"
-        return where if self.stores is None else f"{where}, KV offloaded ({self.stores.settings.mode})"
+        if self.stores is None:
+            return where
+        settings = self.stores.settings
+        return f"{where}, KV offloaded ({settings.mode if settings.disk is None else 'disk'})"
 
 
 def _token_ids(ids: Iterable[int]) -> list[int]:
     """Return token ids as a list of ints, from any integers or a tensor or array with one axis. Raises PromptError."""
     result = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if set(map(type, result)) <= {int}:
+        return result  # a million tokens are checked ten times as fast so
     for position, token in enumerate(result):
         if type(token) is not int:
             if isinstance(token, bool) or not hasattr(token, "__index__"):

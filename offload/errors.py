@@ -45,6 +45,10 @@ class OutOfMemory(TriforceError):
     """The model and its KV cache do not fit the memory that is there."""
 
 
+class OutOfDisk(TriforceError):
+    """There is no room on the disk for the KV cache."""
+
+
 class RankLost(TriforceError):
     """Another rank of the group has ended, so that nothing can be computed any more."""
 

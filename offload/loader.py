@@ -206,7 +206,7 @@ class OpenModel:
             torch.set_num_threads(self.config.threads)
         link = weights = None
         if tiers is not None:
-            link = make_link(self.device, tiers.link_gb_s)
+            link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
         do = self._operations(self.shape)
         stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link)

@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,10 @@ from bench_peers import machine
 
 from offload import EngineConfig, open_model
 from offload.decoder import Model
+from offload.kernels.native import Kernel
+from offload.kernels.native.threads import torch_on_one_thread
 from offload.kv_cache.full import FullCache
+from offload.speculation.recorded_passes import recorded_passes
 
 Row = dict[str, float | int | str]
 ROWS = (1, 2, 4, 8, 16)
@@ -43,13 +47,15 @@ def fill(cache: FullCache, tokens: int) -> None:
         cache.commit()
 
 
-def medians(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each function over interleaved runs, after one warm-up run."""
+def medians(contenders: dict[str, Callable[[], None]], repeats: int, kernel: Kernel) -> dict[str, float]:
+    """Return the median seconds of each function over interleaved pairs of runs, of which the second counts."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(repeats + 1):
         for name, run in contenders.items():
-            start = time.perf_counter()
-            run()
+            with torch_on_one_thread(kernel if name == "native" else None):
+                run()  # torch's threads spin for a while after another contender's run
+                start = time.perf_counter()
+                run()
             if turn:
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
@@ -70,10 +76,12 @@ def attention(cache: FullCache, rows: int) -> Callable[[], None]:
 def step(model: Model, cache: FullCache, rows: int) -> Callable[[], None]:
     """Return a function that runs a forward pass of `rows` tokens with all logits, then truncates the cache."""
     ids = torch.arange(rows) + 1000
+    recorded = recorded_passes(model, cache)
+    forward = partial(model.forward, cache=cache) if recorded is None else recorded.forward
 
     def run() -> None:
         length = cache.length
-        model.logits(model.forward(ids, cache))
+        model.logits(forward(ids))
         cache.truncate(length)
 
     return run
@@ -94,7 +102,7 @@ def measure(kind: str, models: dict[str, Model], caches: dict[str, FullCache], r
             runs = {"read": read} | {name: attention(cache, rows) for name, cache in caches.items()}
         else:
             runs = {name: step(model, caches[name], rows) for name, model in models.items()}
-        found = medians(runs, repeats)
+        found = medians(runs, repeats, models["native"].operations.kernel)
         first = first or found["native"]
         row: Row = {"what": kind, "context": length, "tokens": rows}
         row |= {f"{name}_ms": value * 1e3 for name, value in found.items()}

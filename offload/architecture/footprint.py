@@ -54,7 +54,7 @@ def retrieval_bytes(
         offloaded: layers whose KV is in host memory.
         in_place: the selected chunks are a list of the full cache's blocks or chunks, not a copy.
     """
-    chunk = _chunk(settings, device, offloaded, in_place)
+    chunk = _chunk(settings, tokens, device, offloaded, in_place)
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     selected = (
@@ -66,9 +66,10 @@ def retrieval_bytes(
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 
 
-def _chunk(settings: Speculation, device: str, offloaded: int, in_place: bool) -> int:
+def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool) -> int:
     """Return how many tokens are selected together: a block of the native kernel, where it attends or could."""
-    return selected_chunk(settings, PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1)
+    grain = PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1
+    return selected_chunk(settings, grain, tokens=tokens)
 
 
 def kept_mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: str, offloaded: int) -> int:
@@ -82,7 +83,7 @@ def selection_bytes(
     shape: Dimensions, settings: Speculation, tokens: int, device: str, offloaded: int = 0, in_place: bool = False
 ) -> int:
     """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
-    chunk = _chunk(settings, device, offloaded, in_place)
+    chunk = _chunk(settings, tokens, device, offloaded, in_place)
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
     rows = shape.layers * shape.kv_heads
     if device == "cpu":

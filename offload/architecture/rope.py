@@ -99,6 +99,9 @@ def check_frequencies(shape: ModelShape) -> None:
         )
 
 
+_PIECE = 2**14  # positions
+
+
 class Rope:
     """Tables of cos and sin for sequences of up to `length` tokens.
 
@@ -109,14 +112,21 @@ class Rope:
     def __init__(self, shape: ModelShape, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self._inverse, self._factor = _frequencies(shape, length)
         self._dtype, self._device = dtype, device
+        self._cos, self._sin = (torch.empty((0, shape.head_dim), dtype=dtype, device=device) for _ in range(2))
         self._grow(length)
 
     def _grow(self, length: int) -> None:
-        """Compute the tables for `length` positions."""
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), self._inverse)  # [length, head_dim / 2]
-        both = torch.cat((angles, angles), dim=-1)
-        self._cos = (both.cos() * self._factor).to(self._device, self._dtype)
-        self._sin = (both.sin() * self._factor).to(self._device, self._dtype)
+        """Extend the tables to `length` positions, in pieces: whole, angles in fp32 take several times their memory."""
+        done = len(self._cos)
+        cos, sin = (table.new_empty((length, table.shape[1])) for table in (self._cos, self._sin))
+        cos[:done], sin[:done] = self._cos, self._sin
+        for start in range(done, length, _PIECE):
+            positions = torch.arange(start, min(start + _PIECE, length), dtype=torch.float32)
+            angles = torch.outer(positions, self._inverse)  # [positions, head_dim / 2]
+            for table, of in ((cos, torch.cos), (sin, torch.sin)):
+                half = (of(angles) * self._factor).to(self._device, self._dtype)
+                table[start : start + len(half)] = torch.cat((half, half), dim=-1)
+        self._cos, self._sin = cos, sin
 
     def identity(self) -> bytes:
         """Return the frequencies and the factor as bytes; they determine all angles."""
@@ -125,7 +135,7 @@ class Rope:
     def rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Return cos and sin of positions `start` to `end - 1`, each `[tokens, 1, head_dim]`, for `rotate`."""
         if end > len(self._cos):
-            self._grow(2 * end)
+            self._grow(end + min(end, _PIECE))
         return self._cos[start:end].unsqueeze(1), self._sin[start:end].unsqueeze(1)
 
 

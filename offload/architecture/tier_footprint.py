@@ -9,6 +9,12 @@ from .dims import Dimensions
 
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 SLOTS = 2  # for open pages, of every offloaded layer
+DISK_READ_BYTES = 4 * 2**20  # that are read from disk at once: large enough for the full rate of an NVMe drive
+
+
+def disk_buffers(page_bytes: int) -> int:
+    """Return the pages that are prefetched from disk: enough for two large reads, one in use while the other comes."""
+    return min(max(2, 2 * DISK_READ_BYTES // page_bytes), 16)
 
 
 def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from time import perf_counter
 
 import psutil
 import torch
 
 from ..kernels.linear import TorchLinear
+from ..scratch_file import ScratchFile
 from ..system import free_memory
 from ..units import GIB, counted
 from .calibration import Measured
@@ -18,18 +22,20 @@ from .schema import Gpu, Host, Link
 
 _MIN_READ = 2**26  # bytes: less would measure the caches
 _RUNS = (3, 15)  # at least, at most
+_DISK_READ = 2**22  # bytes at once
 _LATENCY_COPY = 4  # bytes of a copy that takes the latency alone
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkSizes:
-    """Sizes of the measurements: bytes to read and to copy, rows of the square matrices to multiply.
+    """Sizes of the measurements: bytes to read, to copy and on disk, rows of the square matrices to multiply.
 
     `seconds` is the time for the runs of each measurement, beside the memory that it fills first.
     """
 
     read: int = 2**29  # many times the size of caches
     copy: int = 2**28
+    disk: int = 2**27
     host_rows: int = 1024
     device_rows: int = 8192  # enough to saturate the largest GPU
     seconds: float = 0.4
@@ -78,6 +84,21 @@ def link_rate(
     size = min(sizes.copy, free // 4, free_memory(torch.device("cpu")) // 4)
     run = _copy(device, size, pinned, to_host)
     return run and _rate(size, run, sizes.seconds)
+
+
+def disk_rate(folder: Path, sizes: BenchmarkSizes = BenchmarkSizes()) -> float:
+    """Return the GB/s of large reads from a file in a folder, past the page cache where the file system can.
+
+    The file is gone afterwards. Raises SettingsError, OutOfDisk and OSError.
+    """
+    file = ScratchFile(folder, sizes.disk)
+    with mmap.mmap(-1, _DISK_READ) as memory, memoryview(memory) as view:
+        view[:] = os.urandom(_DISK_READ)  # some disks compress
+        offsets = range(0, sizes.disk, _DISK_READ)
+        for offset in offsets:
+            file.write([view], offset)
+        rate = _rate(sizes.disk, lambda: [file.read([view], offset) for offset in offsets], sizes.seconds)
+    return rate
 
 
 def _host(sizes: BenchmarkSizes) -> Host:

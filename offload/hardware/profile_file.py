@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MAX_BYTES = 2**16  # of a file; a profile has about 1,000
 _MAX_VALUES = 10_000  # in a file with its aliases expanded
 _DEPTH = 2  # mappings in a profile: itself, and its parts
-_SIZES = ("memory", "host_memory")  # options in bytes, which may be written as 22GiB
+_SIZES = ("memory", "host_memory", "disk_limit")  # options in bytes, which may be written as 22GiB
 _SMALL_FILE = "a profile is a small YAML file"
 _EXAMPLES = "see the profiles that come with the program"
 

@@ -17,6 +17,7 @@ READ = 0.85
 ASSUMED_HOST_GB_S = 51.2
 ASSUMED_CORE_GFLOPS = 96.0
 ASSUMED_CORES = 8
+ASSUMED_DISK_GB_S = 2.0  # large reads: NVMe drives reach 2 to 7, SATA ones 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,18 @@ class Hardware:
     host_flops: float
     assumed: tuple[str, ...] = ()  # names of rates that were neither given nor measured
     dtype: str = "bf16"  # in which `flops` is counted: fp16 for a GPU without bf16
+    disk: float | None = None  # bytes a second that are read from disk; None: not known
+    disk_free: int | None = None  # bytes
 
     @property
     def shared(self) -> bool:
         """Return whether device and host are the same memory."""
         return self.device == "cpu"
+
+    @property
+    def disk_rate(self) -> float:
+        """Return the bytes a second that are read from disk, assumed if they were not measured."""
+        return self.disk or ASSUMED_DISK_GB_S * 1e9
 
 
 def describe(profile: Profile, host_memory: int | None = None, cores: int | None = None) -> Hardware:
@@ -70,7 +78,8 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
         sizes = (int(gpu.memory_gib * GIB), gpu.bandwidth_gb_s * 1e9, gpu.bf16_tflops * 1e12, link.bandwidth_gb_s * 1e9)
     assumed = tuple(name for name, rate in rates.items() if rate is None)
     dtype = "fp16" if profile.options.get("dtype") == "float16" else "bf16"
-    return Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed, dtype)
+    disk = None if host.disk_gb_s is None else host.disk_gb_s * 1e9
+    return Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed, dtype, disk)
 
 
 def placed(hardware: Hardware, placement: Placement) -> Hardware:

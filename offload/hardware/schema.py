@@ -28,6 +28,7 @@ _MAXIMA = {  # no hardware has more: a larger number is in another unit
     "host.bandwidth_gb_s": 100_000,
     "host.bf16_gflops": 10_000_000,
     "host.cores": 10_000,
+    "host.disk_gb_s": 10_000,
 }
 _ASKED_FOR = ("stop", "coupled", "approximate")  # by a request alone: no hardware chooses them
 _OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name not in _ASKED_FOR]
@@ -82,13 +83,15 @@ class Link:
 class Host:
     """The host's memory in GiB, its read bandwidth in 10^9 bytes a second, its bf16 rate in 10^9 operations a second.
 
-    `cores` are physical. None: that of the machine. Raises SettingsError.
+    `cores` are physical; `disk_gb_s` is the rate of large reads from disk, past the page cache. None: that of the
+    machine. Raises SettingsError.
     """
 
     memory_gib: float | None = None
     bandwidth_gb_s: float | None = None
     bf16_gflops: float | None = None
     cores: int | None = None
+    disk_gb_s: float | None = None
 
     def __post_init__(self) -> None:
         _check(self, ("host",))

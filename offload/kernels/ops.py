@@ -64,6 +64,10 @@ class Operations(Protocol):
         """Return the RMSNorm of rows `[tokens, width]`."""
         ...
 
+    def norm_heads(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Return the RMSNorm of each head of `x` `[tokens, heads, head_dim]`; any stride between tokens."""
+        ...
+
     def gated(self, x: Tensor) -> Tensor:
         """Return silu(gate) * up, `[tokens, width]`, of rows `[tokens, gate and up]`."""
         ...
@@ -84,6 +88,9 @@ class TorchOperations:
         raise NotImplementedError("torch multiplies with dequantised weights")
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, epsilon)
+
+    def norm_heads(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, epsilon)
 
     def gated(self, x: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +13,7 @@ from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
+from .host_memory import host_memory
 from .store import Store, gather_chunks
 from .tree import Tree
 
@@ -23,6 +22,7 @@ class BlockStore(Store):
     """A store that the native kernel attends to in place, whole or by a block table."""
 
     grain = BLOCK
+    is_recordable = True
 
     def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device("cpu")
@@ -38,7 +38,8 @@ class BlockStore(Store):
     ) -> Tensor:
         """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
         self._rotated = _buffer_for(self._rotated, q)
-        self._kernel.append(self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored))
+        call = self._calls.append(self._layers[layer], start, q, k, v, rows, self._rotated, stored)
+        self._kernel.append(call, q, k, v, self._rotated)
         return self._rotated
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
@@ -59,8 +60,15 @@ class BlockStore(Store):
         parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
         call = self._calls.attention(self._layers[layer], q, seen, table=table, out=self._out, parents=parents)
-        self._kernel.attend(call)
+        self._kernel.attend(call, q, table, self._out)
         return self._out
+
+    def copy_rows(self, source: Tensor, target: Tensor) -> None:
+        self._kernel.copy(source, target)
+
+    def places(self, blocks: Tensor, position: int) -> Tensor:
+        """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""
+        return blocks
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move each token `start + keep[i]` to position `start + i`; `keep` increases.
@@ -117,22 +125,6 @@ class BlockStore(Store):
 def copy_bytes(target: Tensor, source: Tensor) -> None:
     """Copy host memory in this thread: torch's threads would take cores from those that read the next tokens."""
     np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
-
-
-def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return uninitialised memory that is committed on first write, in huge pages where the system has them.
-
-    Attention to a long context touches every memory page at every token: with pages of 4 KB, TLB misses cost a tenth of
-    the bandwidth.
-    """
-    count = torch.Size(size).numel()
-    if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=dtype)
-    # Private, because shared memory does not get huge pages.
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a Linux kernel built without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
 
 
 def _buffer_for(buffer: Tensor, like: Tensor) -> Tensor:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
 from ..kernels.native.library import BLOCK
+from ..kernels.native.recording import PassInputs
 from .block_store import BlockStore
 from .full import FullCache
 from .in_place import InPlaceCache
+from .quantized_store import QuantizedStore
 from .selection import Refresh, Selector
+from .tree import Tree
 
 
 class TableCache(InPlaceCache):
@@ -18,11 +23,12 @@ class TableCache(InPlaceCache):
     def __init__(
         self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
     ) -> None:
-        """Make a cache as in `SelectedCache`; chunks are whole blocks, and the full cache's store is a BlockStore."""
+        """Make a cache as in `SelectedCache`; chunks are whole blocks, and the full cache's store is one of blocks."""
         assert chunk % BLOCK == 0, "chunks are whole blocks"
         super().__init__(full, selector, refresh, budget, chunk, tail)
-        self._store: BlockStore = full.store
-        self._table = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
+        self._store: BlockStore | QuantizedStore = full.store
+        self._blocks = torch.empty(0, dtype=torch.int32)  # [layers, kv_heads, blocks]
+        self._table = self._blocks  # of the pass: their places in the store
         self.selection = torch.empty((full.store.shape.layers * full.store.shape.kv_heads, 0), dtype=torch.long)
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
@@ -31,7 +37,24 @@ class TableCache(InPlaceCache):
         blocks = self.selection.unsqueeze(-1) * each + torch.arange(each)
         tail = torch.arange(start // BLOCK, -(-(start + self._room) // BLOCK)).expand(len(chosen), -1)
         table = torch.cat((blocks.flatten(1), tail), dim=1).view(shape.layers, shape.kv_heads, -1)
-        self._table = table.to(torch.int32).contiguous()
+        if self._blocks.shape != table.shape:  # else it stays where it is, for recorded passes
+            self._blocks = torch.empty(table.shape, dtype=torch.int32)
+        self._blocks.copy_(table)
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        super().begin(tokens, tree)
+        self._table = self._store.places(self._blocks, self._length)
+
+    @property
+    def is_recordable(self) -> bool:
+        return self._store.is_recordable
+
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as in `RecordableCache`."""
+        self.begin(tokens, tree)
+        parents = None if tree is None else tree.on(self._store.device).parents
+        key = self._table.data_ptr(), self._table.shape, tree is None
+        return key, PassInputs(self.start, self.seen, self.rows, self.stored, parents)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = self._store.append(layer, self.start, q, k, v, self.rows, self.stored)

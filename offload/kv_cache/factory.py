@@ -5,15 +5,27 @@ from __future__ import annotations
 import torch
 
 from ..architecture.config import ModelShape
+from ..config import EXACT
 from ..kernels.native import Kernel
 from .block_store import BlockStore
+from .quantized_store import QuantizedStore
 from .store import PlainStore, Store
 
 
 def new_store(
-    kernel: Kernel | None, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device
+    kernel: Kernel | None,
+    shape: ModelShape,
+    capacity: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv: str = EXACT,
 ) -> Store:
-    """Return an empty store for a sequence of up to `capacity` tokens, all in one memory."""
+    """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
+
+    `kv` is EXACT, or the format of quantised keys and values, which needs the native kernel.
+    """
+    if kv != EXACT:
+        return QuantizedStore(kernel, shape, capacity, dtype, kv)
     if kernel is not None:
         return BlockStore(kernel, shape, capacity, dtype)
     return PlainStore(shape, capacity, dtype, device)

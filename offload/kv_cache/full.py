@@ -6,7 +6,7 @@ The decoder calls the cache for attention. The cache also rotates keys and queri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..architecture.rope import Rope
 from ..kernels import triton
+from ..kernels.native.recording import PassInputs
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .static_step import StoreStep
@@ -77,6 +78,16 @@ class KVCache(Attends, Protocol):
 
         Returns the new length, 0 if the cache has dropped tokens that it would need and has to start over.
         """
+        ...
+
+
+class RecordableCache(KVCache, Protocol):
+    """A cache whose passes can be recorded as native kernel calls and repeated."""
+
+    is_recordable: bool
+
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""
         ...
 
 
@@ -143,7 +154,7 @@ class FullCache(InFlight):
     def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = self.store.append(layer, self.start, q, k, v, self.rows)
         if self._queries is not None:
-            self._tree_queries[layer, self._held : self._held + len(q)] = q
+            self.store.copy_rows(q, self._tree_queries[layer, self._held : self._held + len(q)])
         return self.store.attend(layer, q, self._length, self.tree)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -162,7 +173,7 @@ class FullCache(InFlight):
         q = self.store.append(layer, start, q, k, v, rows)
         if self._queries is not None:
             self._num_queries = min(len(q), KEPT_QUERIES)
-            self._queries[layer, : self._num_queries] = q[-self._num_queries :]
+            self.store.copy_rows(q[-self._num_queries :], self._queries[layer, : self._num_queries])
         return q, start
 
     def hold(self) -> None:
@@ -191,6 +202,20 @@ class FullCache(InFlight):
             self._num_queries, self._queries_end = len(newest), self._length + len(keep)
         self._length += len(keep)
         self._leave()
+
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as in `RecordableCache`; at most KEPT_QUERIES tokens."""
+        self.begin(tokens, tree)
+        if tree is None:
+            self._num_queries = tokens
+            return self._queries is not None, PassInputs(self._length, self._length + 1, self.rows)
+        queries = None if self._queries is None else (self._held, self._tree_queries.data_ptr())
+        parents = tree.on(self.store.device).parents
+        return ("tree", queries), PassInputs(self.start, self._length + 1, self.rows, parents=parents)
+
+    @property
+    def is_recordable(self) -> bool:
+        return self.store.is_recordable
 
     @property
     def has_static_steps(self) -> bool:
@@ -233,6 +258,7 @@ class FullCache(InFlight):
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        length = self.store.restartable(length)
         self._length = length
         self._leave()
         self.store.truncate(length)

@@ -28,6 +28,7 @@ class Store(Protocol):
     device: torch.device
     grain: int  # tokens that are always selected together
     span: int = 0  # tokens per page, whose borders no chunk may cross; 0: no pages
+    is_recordable = False  # whether passes are native kernel calls alone, over memory that stays where it is
 
     @property
     def resident_layers(self) -> int:
@@ -50,8 +51,16 @@ class Store(Protocol):
     def end(self) -> None:
         """End the pass; its tokens are committed."""
 
+    def copy_rows(self, source: Tensor, target: Tensor) -> None:
+        """Copy contiguous rows that a layer of the pass has computed, such as queries."""
+        target.copy_(source)
+
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on."""
+
+    def restartable(self, length: int) -> int:
+        """Return the largest length, up to `length`, to which the store can be truncated."""
+        return length
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
         """Store new tokens from position `start` on, and return their rotated queries.

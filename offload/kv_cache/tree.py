@@ -54,6 +54,14 @@ class Tree:
                 sees[index] |= sees[parent]
         return sees
 
+    def path_to(self, token: int) -> list[int]:
+        """Return a token and its ancestors, from the root down."""
+        path = []
+        while token >= 0:
+            path.append(token)
+            token = self.parents[token]
+        return path[::-1]
+
     def follow(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Return the longest path from the root along which the tree's tokens `ids` are the first of `tokens`."""
         path: list[int] = []

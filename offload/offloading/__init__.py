@@ -1,5 +1,6 @@
 """Tiers of memory for the full KV cache: resident on the device, streamed over the link, attended to on the host."""
 
+from .disk_link import DiskFailed, DiskLink
 from .factory import TieredStoreFactory, TierSettings
 from .host_memory import make_link
 from .link import LINK_COST, LinkStatistics, SimulatedLink, TransferFailed
@@ -7,6 +8,8 @@ from .weights import StreamedLayers, WeightTier
 
 __all__ = [
     "LINK_COST",
+    "DiskFailed",
+    "DiskLink",
     "LinkStatistics",
     "SimulatedLink",
     "StreamedLayers",

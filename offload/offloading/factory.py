@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.footprint import page_tokens
+from ..architecture.tier_footprint import disk_buffers
 from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
+from ..kv_cache.block_store import host_memory
 from ..kv_cache.factory import new_store
 from ..kv_cache.store import Store
+from ..scratch_file import ALIGNMENT, ScratchFile
 from .balance import HOST_ROWS, Balance
+from .disk_pages import DiskPages
 from .host_attention import HostAttention
 from .host_memory import begin_allocation, make_link
 from .link import Link
@@ -43,6 +49,7 @@ class TierSettings:
         weight_layers: layers whose weights stay on the device; None for all.
         link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
         host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
+        disk: a folder; pages of layers that are not resident lie in a file there instead of host memory. On a CPU.
     """
 
     mode: str = "stream"
@@ -55,6 +62,11 @@ class TierSettings:
     weight_layers: int | None = None
     link_gb_s: float | None = None
     host_bandwidth: float | None = None
+    disk: Path | None = None
+
+    def buffers_for(self, page_bytes: int) -> int:
+        """Return how many pages of so many bytes are prefetched."""
+        return self.buffers if self.disk is None else max(self.buffers, disk_buffers(page_bytes))
 
 
 class TieredStoreFactory:
@@ -62,14 +74,20 @@ class TieredStoreFactory:
 
     Args:
         operations: the model's operations, for the resident layers.
-        link: None for a simulated link of `settings.link_gb_s`, or the device's own.
+        link: None for a simulated link of `settings.link_gb_s`, the device's own, or that to the disk.
+        new_file: makes the file on disk, from the arguments of ScratchFile.
     """
 
     def __init__(
-        self, operations: Operations, device: torch.device, settings: TierSettings, link: Link | None = None
+        self,
+        operations: Operations,
+        device: torch.device,
+        settings: TierSettings,
+        link: Link | None = None,
+        new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
     ) -> None:
-        self.settings = settings
-        self.link = link or make_link(device, settings.link_gb_s)
+        self.settings, self._new_file = settings, new_file
+        self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
         self._operations, self._device = operations, device
         self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
 
@@ -88,13 +106,14 @@ class TieredStoreFactory:
         resident_layers = settings.resident_layers
         away = shape.layers - resident_layers
         pages, pinning = self._pages(self._pages_size(shape, capacity, format), dtype)
+        count = settings.buffers_for(format.numbers * dtype.itemsize)
         resident = None
         if resident_layers:
             resident = new_store(
                 self._operations.kernel, replace(shape, layers=resident_layers), capacity, dtype, device
             )
         with torch.inference_mode(False):
-            buffers = torch.empty((settings.buffers, format.numbers), dtype=dtype, device=device).unbind()
+            buffers = self._device_pages((count, format.numbers), dtype).unbind()
             share = _HOST_SHARES[settings.mode] if settings.share is None else settings.share
             tiers = Tiers(
                 format=format,
@@ -106,7 +125,7 @@ class TieredStoreFactory:
                 resident_layers=resident_layers,
                 near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
                 pages=pages,
-                open=torch.empty((away, 2, format.numbers), dtype=dtype, device=device),
+                open=self._device_pages((away, 2, format.numbers), dtype),
                 pinning=pinning,
                 prefills_plainly=device.type == "cuda",
             )
@@ -119,8 +138,18 @@ class TieredStoreFactory:
     def _pages_size(self, shape: ModelShape, capacity: int, format: PageFormat) -> tuple[int, int, int]:
         return shape.layers - self.settings.resident_layers, -(-capacity // format.tokens), format.numbers
 
-    def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
-        """Return host memory for pages, the reserved one if it is of that size."""
+    def _device_pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return uninitialised memory for pages on the device, aligned for reads from disk."""
+        if self.settings.disk is None:
+            return torch.empty(size, dtype=dtype, device=self._device)
+        return host_memory(size, dtype)
+
+    def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor | DiskPages, Pinning | None]:
+        """Return a file or host memory for pages, the reserved one if it is of that size."""
+        if self.settings.disk is not None:
+            nbytes = torch.Size(size).numel() * dtype.itemsize
+            is_aligned = size[2] * dtype.itemsize % ALIGNMENT == 0
+            return DiskPages(self._new_file(self.settings.disk, nbytes, is_aligned), size, dtype), None
         reserved, self._reserved = self._reserved, None
         if reserved is not None and (reserved[0].shape, reserved[0].dtype) == (size, dtype):
             return reserved

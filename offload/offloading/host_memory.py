@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kv_cache.block_store import host_memory
+from .disk_link import DiskLink
 from .link import Link, SimulatedLink
 from .pinning import Pinning
 
@@ -29,8 +30,11 @@ def begin_allocation(size: tuple[int, ...], dtype: torch.dtype, device: torch.de
     return memory, Pinning(memory) if device.type == "cuda" and memory.nbytes else None
 
 
-def make_link(device: torch.device, gb_s: float | None = None) -> Link:
-    """Return a simulated link of `gb_s` 10^9 bytes/s, or the device's own if None; a CPU has none."""
+def make_link(device: torch.device, gb_s: float | None = None, to_disk: bool = False) -> Link:
+    """Return a simulated link of `gb_s` 10^9 bytes/s, or if None the device's own; a CPU has one to the disk only."""
+    if to_disk:
+        assert device.type == "cpu" and gb_s is None, "pages on disk are read to a CPU's memory"
+        return DiskLink()
     if gb_s is not None:
         return SimulatedLink(gb_s * 1e9)
     assert device.type == "cuda", "a CPU has no link but a simulated one"

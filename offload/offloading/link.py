@@ -67,13 +67,14 @@ class Link(Protocol):
         ...
 
 
-class _Ticket:
-    """A submitted copy."""
+class Ticket:
+    """A submitted copy of a `BackgroundLink`."""
 
-    __slots__ = ("done", "error", "pairs", "poison", "seconds", "size", "submitted")
+    __slots__ = ("after", "done", "error", "pairs", "poison", "seconds", "size", "submitted")
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
+    def __init__(self, pairs: Sequence[Pair], after: Any = None) -> None:
         self.pairs: Sequence[Pair] = pairs
+        self.after = after
         self.size = sum(source.nbytes for _, source in pairs)
         self.submitted = time.perf_counter()
         self.poison = False  # the link's thread fills the targets with NaN first
@@ -81,15 +82,84 @@ class _Ticket:
         self.error: BaseException | None = None
         self.seconds: float | None = None
 
+    def end(self, error: BaseException | None = None) -> None:
+        """Wake those that wait for the copies, which have ended or failed."""
+        self.error, self.pairs, self.after = error, (), None
+        self.done.set()
 
-class SimulatedLink:
-    """A link from host memory to host memory, run by a thread, no faster than a given rate.
+
+class BackgroundLink:
+    """The base of links whose copies are run by a thread, on a device that computes at once: a CPU.
+
+    `poison`: fill targets with NaN from the submission of a copy on, so that tests notice a missing wait.
+    """
+
+    def __init__(self, poison: bool = False) -> None:
+        self.statistics = LinkStatistics()
+        self._poison = poison
+        self._pending: deque[Ticket] = deque()  # for `poison`: submitted copies that may not have ended
+        self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        work = (weakref.proxy(self), self._queue)
+        threading.Thread(target=type(self)._work, args=work, daemon=True, name="link").start()
+        weakref.finalize(self, self._queue.put, None)
+
+    @staticmethod
+    def _work(link: Any, submitted: queue.SimpleQueue[Ticket | None]) -> None:
+        """Run the copies of a link, to which it has only a weak reference, until None comes."""
+        raise NotImplementedError
+
+    def copy(self, pairs: Sequence[Pair], after: Any = None) -> Ticket:
+        self._check(pairs)
+        ticket = Ticket(pairs, after)
+        if self._poison:
+            self._poison_targets(ticket)
+        self._queue.put(ticket)
+        return ticket
+
+    def _check(self, pairs: Sequence[Pair]) -> None:
+        for target, source in pairs:
+            assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
+
+    def _poison_targets(self, ticket: Ticket) -> None:
+        """Fill the targets with NaN, unless an earlier copy has yet to read them: then its thread does it in turn."""
+        while self._pending and self._pending[0].done.is_set():
+            self._pending.popleft()
+        sources = [source for earlier in self._pending for _, source in earlier.pairs if isinstance(source, Tensor)]
+        targets = [target for target, _ in ticket.pairs if isinstance(target, Tensor)]
+        ticket.poison = any(_overlap(target, source) for target in targets for source in sources)
+        if not ticket.poison:
+            fill_with_nan(ticket.pairs)
+        self._pending.append(ticket)
+
+    def wait(self, ticket: Ticket) -> None:
+        ticket.done.wait()
+        if ticket.error is not None:
+            raise self._failure(ticket) from ticket.error
+
+    def _failure(self, ticket: Ticket) -> TransferFailed:
+        return TransferFailed(
+            f"a copy of {ticket.size:,} bytes over the link has failed: {ticket.error}",
+            "try again; the output so far is intact",
+        )
+
+    def finish(self, ticket: Ticket) -> None:
+        ticket.done.wait()
+
+    def mark(self) -> Any:
+        return None  # this device computes at once
+
+    def seconds(self, ticket: Ticket) -> float | None:
+        return ticket.seconds
+
+
+class SimulatedLink(BackgroundLink):
+    """A link from host memory to host memory, no faster than a given rate.
 
     Args:
         bandwidth: bytes/s.
         latency: extra seconds per call of `copy`.
         before: called with the pairs before they are copied, by the link's thread, so that tests can delay or fail.
-        poison: fill targets with NaN from the submission of a copy on, so that tests notice a missing wait.
+        poison: as in BackgroundLink.
     """
 
     def __init__(
@@ -100,54 +170,29 @@ class SimulatedLink:
         poison: bool = False,
     ) -> None:
         self.bandwidth, self.latency = bandwidth, latency
-        self.statistics = LinkStatistics()
-        self._before, self._poison = before, poison
-        self._pending: deque[_Ticket] = deque()  # for `poison`: submitted copies that may not have ended
-        self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(weakref.proxy(self), self._queue), daemon=True, name="link").start()
-        weakref.finalize(self, self._queue.put, None)
+        self._before = before
+        super().__init__(poison)
 
-    def copy(self, pairs: Sequence[Pair], after: Any = None) -> _Ticket:
-        for target, source in pairs:
-            assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
-        ticket = _Ticket(pairs)
-        if self._poison:
-            self._poison_targets(ticket)
-        self._queue.put(ticket)
-        return ticket
+    @staticmethod
+    def _work(link: SimulatedLink, submitted: queue.SimpleQueue[Ticket | None]) -> None:
+        free = 0.0
+        while (ticket := submitted.get()) is not None:
+            error = None
+            try:
+                free = link.transfer(ticket, free)
+            except ReferenceError:  # the link is gone, so nobody waits
+                return
+            except Exception as failed:
+                error = failed
+            finally:
+                ticket.end(error)
+                del ticket, error
 
-    def _poison_targets(self, ticket: _Ticket) -> None:
-        """Fill the targets with NaN, unless an earlier copy has yet to read them: then its thread does it in turn."""
-        while self._pending and self._pending[0].done.is_set():
-            self._pending.popleft()
-        sources = [source for earlier in self._pending for _, source in earlier.pairs]
-        ticket.poison = any(_overlap(target, source) for target, _ in ticket.pairs for source in sources)
-        if not ticket.poison:
-            _fill_with_nan(ticket.pairs)
-        self._pending.append(ticket)
-
-    def wait(self, ticket: _Ticket) -> None:
-        ticket.done.wait()
-        if ticket.error is not None:
-            raise TransferFailed(
-                f"a copy of {ticket.size:,} bytes over the link has failed: {ticket.error}",
-                "try again; the output so far is intact",
-            ) from ticket.error
-
-    def finish(self, ticket: _Ticket) -> None:
-        ticket.done.wait()
-
-    def mark(self) -> None:
-        return None  # this device computes at once
-
-    def seconds(self, ticket: _Ticket) -> float | None:
-        return ticket.seconds
-
-    def transfer(self, ticket: _Ticket, free: float) -> float:
+    def transfer(self, ticket: Ticket, free: float) -> float:
         """Run one copy in the link's thread; `free` is when the last one ended. Return when this one ended."""
         start = max(ticket.submitted, free)
         if ticket.poison:
-            _fill_with_nan(ticket.pairs)
+            fill_with_nan(ticket.pairs)
         if self._before is not None:
             self._before(ticket.pairs)
         for target, source in ticket.pairs:  # torch would take threads from the computation
@@ -165,21 +210,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
-def _fill_with_nan(pairs: Sequence[Pair]) -> None:
+def fill_with_nan(pairs: Sequence[Pair]) -> None:
     for target, _ in pairs:
-        ctypes.memset(target.data_ptr(), 255, target.nbytes)  # NaN in every floating-point type
-
-
-def _work(link: SimulatedLink, submitted: queue.SimpleQueue[_Ticket | None]) -> None:
-    free = 0.0
-    while (ticket := submitted.get()) is not None:
-        try:
-            free = link.transfer(ticket, free)
-        except ReferenceError:  # the link is gone, so nobody waits
-            return
-        except Exception as error:
-            ticket.error = error
-        finally:
-            ticket.pairs = ()
-            ticket.done.set()
-            del ticket
+        if isinstance(target, Tensor):
+            ctypes.memset(target.data_ptr(), 255, target.nbytes)  # NaN in every floating-point type

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .disk_pages import FileRange
 from .page import PageRun
 from .tiers import Tiers
 
@@ -32,9 +33,40 @@ class OpenPages:
         """Return one or two consecutive pages of a layer, which are in their slots."""
         return PageRun(self._tiers.open[layer], tuple(page % 2 for page in pages))
 
-    def newest(self, page: int) -> Tensor:
-        """Return the newest copy of a page, `[layers, numbers]`: in its slot on the device, or else in host memory."""
-        return self._tiers.open[:, page % 2] if page in self else self._tiers.pages[:, page]
+    def newest(self, page: int, layers: slice = slice(None)) -> Tensor:
+        """Return the newest copy of a page in some layers, `[layers, numbers]`, to be read.
+
+        It is in its slot on the device, or else in host memory, to which a page on disk is read. Raises TransferFailed.
+        """
+        if page in self:
+            return self._tiers.open[layers, page % 2]
+        pages = self._tiers.pages
+        if isinstance(pages, Tensor):
+            return pages[layers, page]
+        sources = pages[layers, page]
+        memory = pages.new_memory(len(sources))
+        self._copy(memory, sources)
+        return memory
+
+    def edited(self, page: int, whole: bool = False) -> Tensor:
+        """Return the newest copy of a page in all layers, `[layers, numbers]`, to be written to; all of it if `whole`.
+
+        A page on disk is opened, and stays open until its slot is needed: a prompt is restored in parts of a page.
+        Raises TransferFailed.
+        """
+        pages, slot = self._tiers.pages, page % 2
+        if page not in self and not isinstance(pages, Tensor):
+            self._close(slot)
+            if not whole:
+                self._copy(self._tiers.open[:, slot], pages[:, page])
+            self.open(page)
+        return self.newest(page)
+
+    def _close(self, slot: int) -> None:
+        """Copy the page in a slot, if there is one, to where its host copy is, and empty the slot."""
+        if self._pages[slot] is not None:
+            self._copy(self._tiers.pages[:, self._pages[slot]], self._tiers.open[:, slot])
+            self._pages[slot] = None
 
     def contains(self, pages: Tensor) -> Tensor:
         """Return which of some page numbers are in their slots, as booleans."""
@@ -63,9 +95,8 @@ class OpenPages:
 
     def flush(self) -> None:
         """Copy all open pages to the host, and empty the slots."""
-        for slot, page in self._occupied():
-            self._copy(self._tiers.pages[:, page], self._tiers.open[:, slot])
-        self.clear()
+        for slot in range(2):
+            self._close(slot)
 
     def clear(self) -> None:
         """Empty the slots: host memory has the newest copies."""
@@ -74,7 +105,7 @@ class OpenPages:
     def _occupied(self) -> Iterator[tuple[int, int]]:
         return ((slot, page) for slot, page in enumerate(tuple(self._pages)) if page is not None)
 
-    def _copy(self, targets: Tensor, sources: Tensor) -> None:
+    def _copy(self, targets: Tensor | list[FileRange], sources: Tensor | list[FileRange]) -> None:
         link = self._tiers.link
         link.wait(ticket := link.copy(list(zip(targets, sources, strict=True)), link.mark()))
         link.finish(ticket)

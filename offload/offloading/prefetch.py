@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from .disk_pages import DiskPages
 from .link import Link, Pair, TransferFailed
 
 
@@ -16,7 +17,7 @@ class PrefetchItem(NamedTuple):
     """A copy of `source[key]` to the device. Items with the same `key` have the same content."""
 
     key: Any
-    source: Tensor
+    source: Tensor | DiskPages
 
     def copies(self, buffer: Tensor) -> list[Pair]:
         """Return the copy that fills a buffer."""
@@ -51,6 +52,11 @@ class PrefetchRing:
         self.seconds: float | None = (
             None  # the newest known time of an item on the link; None if unknown since the last
         )
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Return all buffers."""
+        return self._buffers
 
     def expect(self, items: Iterable[PrefetchItem]) -> None:
         """Set the items that will be taken, in order. Copies in flight that match the new order are kept.

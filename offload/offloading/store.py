@@ -19,6 +19,7 @@ from ..kernels.accumulate import Accumulator
 from ..kv_cache.block_store import copy_bytes
 from ..kv_cache.store import Store, first_moved
 from ..kv_cache.tree import Tree
+from .disk_pages import DiskPages
 from .host_attention import HostResult
 from .link import LINK_COST
 from .mean_keys import HostMeanKeys
@@ -34,6 +35,8 @@ class TieredStore(TierReader):
     """A `Store` (kv_cache/store.py) over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
 
     read_cost = LINK_COST
+    is_recordable = False
+    copy_rows = Store.copy_rows
     mean_keys_cost = 1.0  # prefill has kept most of them
 
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
@@ -105,6 +108,10 @@ class TieredStore(TierReader):
         )  # the most likely order: one more pass
         self._running = False
 
+    def restartable(self, length: int) -> int:
+        """Return `length`: the store can be truncated anywhere."""
+        return length
+
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on, and prefetched pages that contain them."""
         if length // self.span < self._num_whole:
@@ -130,7 +137,7 @@ class TieredStore(TierReader):
         if tiers.resident is not None:
             tiers.resident.write(start, keys[:resident], values[:resident])
         for page, at, tokens in self._pages_between(start, start + keys.shape[2]):
-            for layer, target in enumerate(self.open_pages.newest(page), resident):
+            for layer, target in enumerate(self.open_pages.edited(page, self._is_whole(tokens)), resident):
                 tiers.format.write(target, at, *(x[layer, :, tokens].to(target.device) for x in (keys, values)))
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
@@ -153,12 +160,18 @@ class TieredStore(TierReader):
         for page, at, tokens in self._pages_between(start, start + kv.shape[2] * grain):
             blocks = kv[resident:, :, tokens.start // grain : tokens.stop // grain]
             first = at // grain
-            copy_bytes(tiers.format.grains(tiers.pages[:, page])[:, :, first : first + blocks.shape[2]], blocks)
+            grains = tiers.format.grains(self.open_pages.edited(page, self._is_whole(tokens)))
+            copy_bytes(grains[:, :, first : first + blocks.shape[2]], blocks)
 
     def _close_pages(self) -> None:
-        """Move the open pages to host memory, after a pass that may have been interrupted."""
+        """Move the open pages to host memory, after a pass that may have been interrupted; not to disk."""
         self._recover()
-        self.open_pages.flush()
+        if isinstance(self.tiers.pages, Tensor):
+            self.open_pages.flush()
+
+    def _is_whole(self, tokens: slice) -> bool:
+        """Return whether tokens fill a page."""
+        return tokens.stop - tokens.start == self.span
 
     def _pages_between(self, start: int, end: int) -> Iterator[tuple[int, int, slice]]:
         """Yield the pages of tokens: number, first position in the page, and which of the tokens it has."""
@@ -260,7 +273,7 @@ class TieredStore(TierReader):
             result.add_state(found.state)
 
 
-def _prefetch_order(pages: Tensor, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
+def _prefetch_order(pages: Tensor | DiskPages, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
     """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it."""
     for layer in range(len(pages)):
         for _ in range(passes):

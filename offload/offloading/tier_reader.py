@@ -7,6 +7,8 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.tier_footprint import GATHERED_BYTES
+from .disk_gather import read_grains
+from .disk_pages import DiskPages
 from .host_memory import allocator
 from .mean_keys import HostMeanKeys
 from .open_pages import OpenPages
@@ -124,10 +126,13 @@ class TierReader:
         layer, head = (x.unsqueeze(1) for x in (rows // self.shape.kv_heads, rows % self.shape.kv_heads))
         tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, format.grain)
         page, grain = tokens // self.span, tokens % self.span // format.grain
-        grains = format.grains(tiers.pages)  # [layers, pages, kv_heads, grains, ...]
-        _, pages, heads, each = grains.shape[:4]
-        at = ((layer * pages + page) * heads + head) * each + grain
-        picked = self._fetched(self._staged(grains.flatten(0, 3), at.flatten())).unflatten(0, at.shape)
+        if isinstance(tiers.pages, DiskPages):
+            picked = read_grains(tiers, *torch.broadcast_tensors(layer, page, head, grain))
+        else:
+            grains = format.grains(tiers.pages)  # [layers, pages, kv_heads, grains, ...]
+            _, pages, heads, each = grains.shape[:4]
+            at = ((layer * pages + page) * heads + head) * each + grain
+            picked = self._fetched(self._staged(grains.flatten(0, 3), at.flatten())).unflatten(0, at.shape)
         is_open = self.open_pages.contains(page).all(1).nonzero().squeeze(1)  # a chunk is within one page
         if len(is_open):
             at = [x.expand_as(page)[is_open].to(self.device) for x in (layer, page % 2, head, grain)]
@@ -156,7 +161,7 @@ class TierReader:
                 start += len(kept) * chunk
         while start < end:
             page, first = divmod(start, self.span)
-            keys, _ = tiers.format.read(self._on_device(self.open_pages.newest(page)[layer]))
+            keys, _ = tiers.format.read(self._on_device(self.open_pages.newest(page, slice(layer, layer + 1))[0]))
             some = keys[:, first : first + end - start]
             means.append(some.unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32))
             start += some.shape[1]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kv_cache.store import Store
 from .balance import Balance
+from .disk_pages import DiskPages
 from .host_attention import HostAttention
 from .link import Link
 from .page import PageFormat
@@ -28,7 +29,7 @@ class Tiers:
     resident: Store | None  # KV of the first `resident_layers` layers
     resident_layers: int
     near: Callable[[int], Store]  # makes an empty store on the device for a number of tokens
-    pages: Tensor  # [layers - resident_layers, pages, numbers] in host memory
+    pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
     open: Tensor  # [layers - resident_layers, 2, numbers] on the device; see OpenPages
     pinning: Pinning | None = None  # of `pages`, which may still be under way
     prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best

@@ -32,12 +32,15 @@ def first_token(passes: Passes) -> Time:
         compute += 2 * shape.layers * (ALL_REDUCE_S * chunks + tokens * shape.hidden * request.itemsize / hardware.link)
     kv, weights = (placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "weights"))
     by_layers = placed.prefill_order == "layers"
+    disk = {}
+    if placed.uses_disk:  # written once, and read back
+        kv, disk = 0, {"disk": passes.on_disk * (1 if by_layers else 1 + chunks / 2) / hardware.disk_rate}
     moved = kv + weights if by_layers else kv * (1 + chunks / 2) + weights * chunks
     launches = 0.0
     if not hardware.shared:
         read = 0 if by_layers else chunks / 2 * passes.pages * (shape.layers - placed.resident_layers)
         launches = chunks * shape.layers * LAUNCHES * LAUNCH_S + read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S)
-    time = overlapped(link=moved / hardware.link, compute=compute, launches=launches)
+    time = overlapped(link=moved / hardware.link, compute=compute, launches=launches, **disk)
     return replace(time, seconds=time.seconds + passes.full(1)[0].seconds + first_selection(passes))
 
 
@@ -54,21 +57,25 @@ def dequantizing(request: PlanRequest) -> float:
 
 
 def first_selection(passes: Passes) -> float:
-    """Return the seconds of a GPU's first selection of a retrieval cache; 0 without one, and on a CPU.
+    """Return the seconds of a GPU's first selection of a retrieval cache; 0 without one, and in a CPU's memory.
+
+    From disk all keys are read, for their means, and then the pages of selected chunks: at most all.
 
     Of resident layers all keys are read. Of offloaded ones mean keys come over the link, which a prefill layer by layer
     has made; otherwise all pages come. The selected chunks are gathered on the host and copied.
     """
     request, placed, hardware = passes.request, passes.placed, passes.request.hardware
     settings, shape, gpus = request.speculation, request.shape, request.hardware.gpus
-    if hardware.shared or not has_middle(settings, request.tokens):
+    if not has_middle(settings, request.tokens):
         return 0.0
+    if hardware.shared:
+        return 2 * passes.scoring()
     offloaded = 1 - placed.resident_layers / shape.layers
     kv = shape.kv_bytes(request.tokens, request.itemsize) / gpus
     selected = offloaded * shape.kv_bytes(min(settings.budget, request.tokens), request.itemsize) / gpus
     gathering = gpus * selected * 2 / (GATHER * hardware.host_bandwidth)  # read and written
     seconds = passes.scoring() + selected / hardware.link + gathering
     if placed.prefill_order == "layers":
-        chunk = selected_chunk(settings, PAGE_GRAIN)
+        chunk = selected_chunk(settings, PAGE_GRAIN, tokens=request.tokens)
         return seconds + offloaded * kv / 2 / chunk / hardware.link
     return seconds + offloaded * (kv / hardware.link + shape.layers * passes.pages * (PAGE_S + 3 * LAUNCH_S))

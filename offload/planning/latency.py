@@ -71,7 +71,9 @@ class Passes:
         if request.copy_bits is None:
             return None, 1.0
         agreements, budget = typical_agreements(shape), request.speculation.budget
-        kv_cost = request.hardware.bandwidth / request.hardware.link if self._streams_kv else 1.0
+        hardware = request.hardware
+        source = hardware.disk_rate if self.placed.uses_disk else hardware.link
+        kv_cost = hardware.bandwidth / source if self._streams_kv else 1.0
         costs = relative_costs(shape, shape.read_bytes(request.bits), request.itemsize, request.tokens, budget, kv_cost)
         level = request.speculation.self_level or best_level(agreements, costs)
         return bits_at(shape, level), agreements[level]
@@ -90,8 +92,8 @@ class Passes:
         return self._full[rows]
 
     def _shares(self) -> list[float]:
-        placement = self.request.placement
-        if placement.offload == "stream" or self.placed.resident_layers == self.request.shape.layers:
+        placement, placed = self.request.placement, self.placed
+        if placement.offload == "stream" or placed.uses_disk or placed.resident_layers == self.request.shape.layers:
             return [0.0]
         if placement.offload == "host":
             return [1.0]
@@ -102,13 +104,15 @@ class Passes:
         kv, gpus = shape.kv_bytes(request.tokens, request.itemsize), request.hardware.gpus
         layers = shape.layers - self.placed.resident_layers
         offloaded = kv * (layers / shape.layers)
+        copied = 0.0 if self.placed.uses_disk else offloaded
         hosted = share * offloaded
         scoring = attention_flops(shape, request.tokens, rows)
         base = self._linears(rows)
         return replace(
             base,
             kv=(kv - hosted) / gpus,
-            copied=base.copied + (offloaded - hosted) / gpus,
+            copied=base.copied + max(copied - hosted, 0) / gpus,
+            disk=self.on_disk,
             hosted=hosted,
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
@@ -132,11 +136,21 @@ class Passes:
         work = replace(linears, kv=kv / gpus, attention_flops=scoring / gpus)
         return pass_time(work, request.hardware).seconds
 
+    @property
+    def on_disk(self) -> float:
+        """Return the bytes of KV on disk, of all tokens."""
+        request, placed = self.request, self.placed
+        share = 1 - placed.resident_layers / request.shape.layers if placed.uses_disk else 0.0
+        return share * request.shape.kv_bytes(request.tokens, request.itemsize)
+
     def scoring(self) -> float:
-        """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys."""
+        """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys.
+
+        From disk, new chunks are read page by page: at most all of it.
+        """
         request, hardware = self.request, self.request.hardware
         if hardware.shared:
-            return 0.0
+            return self.on_disk / hardware.disk_rate if self.on_disk else 0.0
         resident = self.placed.resident_layers / request.shape.layers
         keys = resident * request.shape.kv_bytes(request.tokens, request.itemsize) / 2 / hardware.gpus
         return keys / hardware.bandwidth / READ

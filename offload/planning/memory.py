@@ -142,7 +142,7 @@ def _prefill_bytes(
         return hidden + paged_prefill_bytes(shape, 0, tokens, page, itemsize)
     means = 0
     if has_middle(settings, tokens):
-        means = mean_key_bytes(shape, tokens, selected_chunk(settings, PAGE_GRAIN, page), itemsize)
+        means = mean_key_bytes(shape, tokens, selected_chunk(settings, PAGE_GRAIN, page, tokens), itemsize)
     return hidden + means + plain_prefill_bytes(shape, tokens, min(chunk, tokens), page, itemsize)
 
 
@@ -179,6 +179,6 @@ def check_fit(need: MemoryEstimate, free: int) -> None:
     lighter = "--draft lookup, " if need.copy else ""
     raise OutOfMemory(
         f"not enough memory: about {size_text(need.total)} needed ({listed}), {size_text(free)} may be used",
-        f"use {lighter}a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16 or a "
-        "smaller model",
+        f"use {lighter}a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16, --disk "
+        "with a folder on a fast drive or a smaller model",
     )

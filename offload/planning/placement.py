@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.footprint import PAGE_GRAIN, page_tokens
-from ..architecture.tier_footprint import host_mean_key_bytes, host_page_bytes, staging_bytes
+from ..architecture.tier_footprint import disk_buffers, host_mean_key_bytes, host_page_bytes, staging_bytes
 from ..config import Placement, Speculation
 from ..hardware.rates import Hardware
 from ..levels import selected_chunk, tree_nodes
@@ -74,7 +74,17 @@ class PlanRequest:
 
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
-        return self.retrieves_in_place if self.hardware.device == "cpu" else self.has_triton and not offloaded
+        return not offloaded and (self.retrieves_in_place if self.hardware.device == "cpu" else self.has_triton)
+
+    @property
+    def has_one_memory(self) -> bool:
+        """Return whether device and host are the same memory, with nothing to copy: a CPU without a simulated link."""
+        return self.hardware.shared and self.placement.link_gb_s is None
+
+    @property
+    def may_use_disk(self) -> bool:
+        """Return whether KV for which memory is too small may lie on disk."""
+        return self.has_one_memory and self.placement.disk is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +107,26 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A placement. The device tier is that of each GPU; the host tier is shared by all of them."""
+    """A placement. The device tier is that of each GPU; the host tier is shared by all of them.
+
+    With a disk, the host tier has the KV cache that is in memory, and the disk tier the rest.
+    """
 
     device: Tier
     host: Tier
+    disk: Tier
     resident_layers: int  # whose KV stays on the device
     weight_layers: int  # whose weights stay on the device
     prefill_order: str  # "layers": loop over layers, then chunks, and no KV is read back; "chunks": chunks, then layers
 
     @property
     def fits(self) -> bool:
-        return not self.device.missing and not self.host.missing
+        return not self.device.missing and not self.host.missing and not self.disk.missing
+
+    @property
+    def uses_disk(self) -> bool:
+        """Return whether KV that is not resident lies on disk."""
+        return bool(self.disk.parts)
 
 
 def place(request: PlanRequest) -> Placed:
@@ -127,10 +146,29 @@ def _all_on_device(request: PlanRequest, placed: Placed) -> bool:
 
 def _place(request: PlanRequest, order: str) -> Placed:
     limit, sizes = device_limit(request), _Sizes(request, order)
+    if request.may_use_disk:
+        return _place_on_disk(request, sizes, limit, order)
     weights, kv = _resident_counts(request, sizes, limit)
     device = Tier("device", _sorted(sizes.on_device(weights, kv)), limit)
     host = Tier("host", _sorted(sizes.on_host(weights, kv)), _host_limit(request, device))
-    return Placed(device, host, kv, weights, order)
+    return Placed(device, host, Tier("disk", {}, None), kv, weights, order)
+
+
+def _place_on_disk(request: PlanRequest, sizes: _Sizes, limit: int | None, order: str) -> Placed:
+    """Return the placement with the fewest layers' KV on disk with which the rest fits into memory."""
+    layers, placement = request.shape.layers, request.placement
+    most = min((n for n in (request.hardware.disk_free, placement.disk_limit) if n is not None), default=None)
+    for kv in range(layers, -1, -1):
+        in_memory, on_disk = sizes.on_device(layers, kv), sizes.on_host(layers, kv)
+        kept = {name: in_memory.pop(name) for name in ("KV cache", "staging")}
+        device = Tier("device", _sorted(in_memory), limit)
+        room = None if limit is None else max(limit - device.total, 0)
+        room = min((size for size in (room, placement.host_memory) if size is not None), default=None)
+        host = Tier("host", _sorted(kept), room)
+        placed = Placed(device, host, Tier("disk", _sorted(on_disk), most), kv, layers, order)
+        if not (device.missing or host.missing):
+            break
+    return placed
 
 
 def resident_tokens(request: PlanRequest) -> int | None:
@@ -194,12 +232,15 @@ class _Sizes:
             "KV cache": host_page_bytes(self._share, offloaded, positions, page, size),
         }
         if need.retrieval and not request.hardware.shared:
-            chunk = selected_chunk(request.speculation, PAGE_GRAIN, page)
+            chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
         return {name: each * self._gpus for name, each in parts.items()}
 
     def _staging(self, offloaded: int) -> int:
-        return staging_bytes(self._share, offloaded, STAGING_BUFFERS, self._page, self._request.itemsize)
+        buffers, size = STAGING_BUFFERS, self._request.itemsize
+        if self._request.may_use_disk:
+            buffers = disk_buffers(self._share.layer_kv_bytes(self._page, size))
+        return staging_bytes(self._share, offloaded, buffers, self._page, size)
 
     def fit(self, weights: int, kv: int, limit: int) -> bool:
         """Return whether the device's parts fit into `limit` bytes."""
@@ -262,18 +303,13 @@ def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEs
     )
 
 
-def _has_one_memory(request: PlanRequest) -> bool:
-    """Return whether device and host are the same memory, with nothing to copy: a CPU without a simulated link."""
-    return request.hardware.shared and request.placement.link_gb_s is None
-
-
 def _resident_counts(request: PlanRequest, sizes: _Sizes, limit: int | None) -> tuple[int, int]:
     """Return how many layers' weights, and how many layers' KV, stay on the device: all weights before any KV.
 
     A requested number of resident layers is kept even if it does not fit: the plan then says so.
     """
     layers, requested = request.shape.layers, request.placement.resident_layers
-    if request.placement.offload == "none" or _has_one_memory(request):
+    if request.placement.offload == "none" or request.has_one_memory:
         return layers, layers
     wanted = layers if requested is None else min(requested, layers)
     if request.hardware.shared and requested is None and request.placement.memory is None:

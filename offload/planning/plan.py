@@ -40,6 +40,11 @@ class Plan:
         return self.placed.host
 
     @property
+    def disk(self) -> Tier:
+        """Return the file on disk for KV that memory has no room for; without parts if there is none."""
+        return self.placed.disk
+
+    @property
     def fits(self) -> bool:
         return self.placed.fits
 
@@ -76,7 +81,7 @@ class Plan:
         """Return what does not fit, with the numbers; empty if the plan fits."""
         short = [
             f"needs {size_text(tier.total)} of {name} ({_listed(tier)}) where {size_text(tier.limit)} may be used"
-            for tier, name in ((self.device, self.device_name), (self.host, "host memory"))
+            for tier, name in ((self.device, self.device_name), (self.host, "host memory"), (self.disk, "disk"))
             if tier.missing
         ]
         tokens = self.request.tokens

@@ -67,6 +67,7 @@ class Pass:
     pages: float = 0.0
     folded_layers: int = 0
     quantized: bool = False  # the weights, on a GPU
+    disk: float = 0.0  # KV in bytes that is read from disk
 
 
 def pass_time(work: Pass, hardware: Hardware) -> Time:
@@ -96,7 +97,9 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
         "latency": latency,
         "launches": launching_time(work, hardware),
     }
-    seconds = max(link, computing, bus, resources["launches"])
+    if work.disk:
+        resources["disk"] = work.disk / hardware.disk_rate
+    seconds = max(link, computing, bus, resources["launches"], resources.get("disk", 0.0))
     return Time(seconds, max(resources, key=resources.__getitem__), resources)
 
 

@@ -17,6 +17,7 @@ MAX_SUGGESTIONS = 3
 SMALLEST_BUDGET = 256  # tokens; a smaller retrieval cache drafts badly
 SMALLEST_CHUNK = 128  # tokens; prefill with fewer is slow
 CONTEXT_STEP = 1024  # tokens between the contexts that are tried
+_TIERS = {"memory": "device", "host_memory": "host", "disk_limit": "disk"}  # the tier that a cap limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,16 @@ def _smaller_copies(request: PlanRequest) -> Iterator[Suggestion]:
 
 
 def _caps(request: PlanRequest) -> Iterator[Suggestion]:
-    """Yield a higher cap, where the memory exists."""
-    for name in ("memory", "host_memory"):
+    """Yield a higher cap, where the memory exists; and the disk."""
+    if request.has_one_memory and request.placement.disk is None:
+        changed = replace(request, placement=replace(request.placement, disk="."))
+        yield Suggestion("--disk with a folder on a fast drive, where a part of the KV cache then lies", changed)
+    for name in ("memory", "host_memory", "disk_limit"):
         if getattr(request.placement, name) is None:
             continue
         uncapped = place(replace(request, placement=replace(request.placement, **{name: None})))
         placed = place(request)
-        tier, need = (placed.device, uncapped.device) if name == "memory" else (placed.host, uncapped.host)
+        tier, need = (getattr(each, _TIERS[name]) for each in (placed, uncapped))
         if not tier.missing:
             continue
         sizes = range(-(-tier.total // GIB), -(-max(need.total, tier.total) // GIB) + 1)

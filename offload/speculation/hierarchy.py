@@ -20,6 +20,7 @@ from ..kv_cache.block_table import TableCache
 from ..kv_cache.chunk_table import ChunkTableCache
 from ..kv_cache.full import FullCache
 from ..kv_cache.heavy_hitters import HeavyHitterSelector
+from ..kv_cache.quantized_store import QuantizedStore
 from ..kv_cache.retrieval import CopiedCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
@@ -72,7 +73,8 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
-    chunk = selected_chunk(settings, max(store.grain, PAGE_GRAIN) if is_paged else store.grain, store.span)
+    grain = max(store.grain, PAGE_GRAIN) if is_paged else store.grain
+    chunk = selected_chunk(settings, grain, store.span, full.capacity)
     middle = middle or middle_kind(settings)
     selector = SELECTORS[middle](settings.sink, chunk)
     if middle != STREAMING:
@@ -90,7 +92,7 @@ def needs_no_copy(full: FullCache) -> bool:
 
 def _selected_class(store: Store) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
-    if isinstance(store, BlockStore):
+    if isinstance(store, BlockStore | QuantizedStore):
         return TableCache
     in_place = isinstance(store, PlainStore) and triton.serves(store.layer(0)[0][:1])
     return ChunkTableCache if in_place else CopiedCache

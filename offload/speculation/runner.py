@@ -17,8 +17,9 @@ from ..kv_cache.full import KVCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.tree import Tree, tree_of
 from ..sequence import TokenSequence, Watermarks, common_prefix
-from .cuda_graphs import graphs_for
+from .cuda_graphs import StepGraphs, graphs_for
 from .estimators import ATTENTION_COST
+from .recorded_passes import RecordedPasses, recorded_passes
 from .transfers import upload
 
 
@@ -39,7 +40,7 @@ class Runner:
         self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
         self._tree: Tree | None = None  # of the nodes in flight, in the order in which they were run
         self._nodes: list[int] = []  # their tokens
-        self.graphs = graphs_for(model, cache)
+        self.graphs: StepGraphs | RecordedPasses | None = recorded_passes(model, cache) or graphs_for(model, cache)
 
     @property
     def num_cached(self) -> int:
@@ -136,7 +137,7 @@ class Runner:
         """
         before = () if self._tree is None else self._tree.parents
         tree = tree_of((*before, *parents))
-        hidden = self.model.forward_tree(ids, self.cache, tree)
+        hidden = self._forward_tree(ids, tree)
         self._tree = tree
         return hidden
 
@@ -228,6 +229,11 @@ class Runner:
         if self.graphs is not None and self.graphs.serves(len(ids)):
             return self.graphs.forward(ids)
         return self.model.forward(ids, self.cache)
+
+    def _forward_tree(self, ids: Tensor, tree: Tree) -> Tensor:
+        if isinstance(self.graphs, RecordedPasses) and self.graphs.serves(len(ids)):
+            return self.graphs.forward_tree(ids, tree)
+        return self.model.forward_tree(ids, self.cache, tree)
 
     def _id_tensor(self, ids: Sequence[int]) -> Tensor:
         """Return ids clamped to the model's vocabulary: a target with a padded one may emit ids that a draft lacks."""

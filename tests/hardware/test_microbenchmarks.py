@@ -1,8 +1,8 @@
 """Measuring this machine: the host's memory and arithmetic."""
 
-from offload.hardware.microbenchmarks import BenchmarkSizes, measure
+from offload.hardware.microbenchmarks import BenchmarkSizes, disk_rate, measure
 
-SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
+SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256, disk=2**23)
 
 
 def test_the_host_is_measured():
@@ -11,3 +11,8 @@ def test_the_host_is_measured():
     assert found.machine.startswith("some CPU, ")
     assert found.host.memory_gib > 0.1 and found.host.bf16_gflops > 0
     assert found.host.bandwidth_gb_s is None or 0.1 < found.host.bandwidth_gb_s < 10_000
+
+
+def test_a_disk_is_measured_and_nothing_is_left_on_it(tmp_path):
+    assert 0 < disk_rate(tmp_path, SMALL) < 10_000
+    assert not list(tmp_path.iterdir())

@@ -29,7 +29,7 @@ GOOD = {
         "pageable_gb_s": None,
         "latency_us": 10,
     },
-    "host": {"memory_gib": None, "bandwidth_gb_s": 40, "bf16_gflops": None, "cores": 8},
+    "host": {"memory_gib": None, "bandwidth_gb_s": 40, "bf16_gflops": None, "cores": 8, "disk_gb_s": None},
     "options": {"temperature": 0, "prefill_chunk": 1024, "dtype": "float16", "seed": 7},
 }
 

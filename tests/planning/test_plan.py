@@ -41,6 +41,8 @@ REQUESTS = st.builds(
         resident_layers=st.none() | st.integers(0, 90),
         host_share=st.none() | st.floats(0, 1),
         link_gb_s=st.none() | st.floats(0.1, 100),
+        disk=st.none() | st.just("/mnt"),
+        disk_limit=st.none() | st.integers(1, 300 * GIB),
     ),
     speculation=st.builds(
         Speculation,
@@ -62,7 +64,7 @@ REQUESTS = st.builds(
 def test_sums_caps_and_times_are_consistent(asked):
     plan = make_plan(asked)
     shape, gpus, where = asked.shape, asked.hardware.gpus, plan.placed
-    for tier in (plan.device, plan.host):
+    for tier in (plan.device, plan.host, plan.disk):
         assert tier.total == sum(tier.parts.values())
         assert all(size > 0 for size in tier.parts.values())
         assert tier.missing == 0 or not plan.fits
@@ -73,7 +75,8 @@ def test_sums_caps_and_times_are_consistent(asked):
     if plan.fits and asked.placement.host_memory is not None:
         assert plan.host.total <= asked.placement.host_memory
     kept = {
-        name: plan.device.parts.get(name, 0) * gpus + plan.host.parts.get(name, 0) for name in ("weights", "KV cache")
+        name: plan.device.parts.get(name, 0) * gpus + plan.host.parts.get(name, 0) + plan.disk.parts.get(name, 0)
+        for name in ("weights", "KV cache")
     }
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
     assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
@@ -218,6 +221,39 @@ def test_a_cpu_keeps_everything_unless_its_memory_is_divided():
     linked = make_plan(replace(divided.request, hardware=slow))
     assert linked.plain.tbt.bound == "link"
     assert linked.speedup > 2
+
+
+def on_disk(**placement):
+    cpu = replace(HARDWARE["cpu"], memory=16 * GIB, host_memory=16 * GIB, disk=1e9, disk_free=100 * GIB)
+    asked = request("SmolLM2-135M", tokens=8192, budget=1024, placement=Placement(disk="/mnt", **placement))
+    return replace(asked, hardware=cpu)
+
+
+def test_a_disk_takes_the_kv_for_which_memory_is_too_small():
+    roomy = make_plan(on_disk())
+    assert not roomy.placed.uses_disk and roomy.offload == "none"
+    tight = make_plan(on_disk(host_memory=100 * 10**6))
+    shape, where = tight.request.shape, tight.placed
+    assert tight.fits and where.uses_disk and 0 < where.resident_layers < shape.layers
+    assert tight.host.total <= 100 * 10**6 < tight.host.total + shape.layer_kv_bytes(8192, 2)
+    away = shape.layers - where.resident_layers
+    assert tight.disk.total == shape.kv_bytes(8192, 2) * away // shape.layers
+    assert tight.plain.tbt.bound == "disk" and tight.plain.tbt.seconds > tight.disk.total / 1e9
+    assert tight.speedup > 1.5
+    assert make_plan(on_disk(memory=500 * 2**20)).placed.uses_disk  # the KV counts there too
+
+
+def test_a_disk_that_is_too_small_is_refused_with_the_numbers_and_a_way_out():
+    plan = make_plan(on_disk(host_memory=100 * 10**6, disk_limit=2**20))
+    assert "of disk (KV cache" in plan.shortage() and "where 1.0 MiB may be used" in plan.shortage()
+    assert any(each.text.startswith("--disk-limit 1GiB") for each in suggestions(plan.request))
+
+
+def test_a_cpu_whose_memory_is_too_small_is_told_of_the_disk():
+    asked = replace(on_disk(memory=400 * 2**20), prefill_chunk=128)
+    asked = replace(asked, placement=replace(asked.placement, disk=None), speculation=Speculation("ar"))
+    assert not make_plan(asked).fits
+    assert suggestions(asked)[0].text.startswith("--disk ")
 
 
 def test_an_unknown_gpu_is_refused():

@@ -25,3 +25,12 @@ def run(engine, prompt, count=40, method="ar", draft="lookup", sampling=GREEDY, 
 
 def tokens(events):
     return [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+
+def finished(events):
+    """Return what a generator returns."""
+    while True:
+        try:
+            next(events)
+        except StopIteration as end:
+            return end.value

@@ -1,5 +1,6 @@
 """Helpers of the native kernel's tests: an emulated build, blocks filled by torch, and attention in fp64."""
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -59,12 +60,17 @@ def scatter_blocks(blocks, seed=0):
     return scattered, table.to(torch.int32)
 
 
-def attention(kernel, q, blocks, seen, table=None, causal=True, narrow=False, parents=None):
+def attention(kernel, q, blocks, seen, table=None, causal=True, narrow=False, parents=None, groups=None):
     """Return the kernel's out `[tokens, heads, head_dim]` and lse `[tokens, heads]`; their memory starts as NaN."""
     out = torch.full(q.shape, NAN, dtype=q.dtype if narrow else torch.float32)
     lse = torch.full(q.shape[:2], NAN)
     kernel.attend(
-        _call(q, blocks, seen, table, causal, parents, out=out.data_ptr(), lse=lse.data_ptr(), narrow_out=narrow)
+        _call(
+            *(q, blocks, seen, table, causal, parents, groups),
+            out=out.data_ptr(),
+            lse=lse.data_ptr(),
+            narrow_out=narrow,
+        )
     )
     return out, lse
 
@@ -73,11 +79,11 @@ def partial_results(kernel, q, blocks, seen, table=None, parents=None):
     """Return the partial result of each piece, `[pieces, tokens, heads, 2 + head_dim]`."""
     pieces = partial_count(seen, len(q), True, parents)
     found = torch.full((pieces, *q.shape[:2], 2 + q.shape[2]), NAN)
-    kernel.attend(_call(q, blocks, seen, table, True, parents, partials=found.data_ptr()))
+    kernel.attend(_call(q, blocks, seen, table, True, parents, None, partials=found.data_ptr()))
     return found
 
 
-def _call(q, blocks, seen, table, causal, parents, **outputs):
+def _call(q, blocks, seen, table, causal, parents, groups, **outputs):
     tokens, heads, dim = q.shape
     return Attention(
         q=q.data_ptr(),
@@ -95,6 +101,9 @@ def _call(q, blocks, seen, table, causal, parents, **outputs):
         scale=dim**-0.5,
         parents=None if parents is None else parents.data_ptr(),
         nodes=0 if parents is None else len(parents),
+        quantized=None if groups is None else groups.memory.data_ptr(),
+        quantized_stride=0 if groups is None else groups.memory.stride(0),
+        kv_format=None if groups is None else ctypes.addressof(groups.format),
         **outputs,
     )
 

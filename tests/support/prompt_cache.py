@@ -20,7 +20,7 @@ from offload.events import Restored
 from offload.kernels.ops import TorchOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import SimulatedLink, TieredStoreFactory
+from offload.offloading import DiskLink, SimulatedLink, TieredStoreFactory
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import weights_digest
@@ -62,7 +62,7 @@ def engine_on(
     """Make an engine with a tiny model, with a prompt cache in `home`, and reserve sessions of `room` tokens."""
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
-    link = SimulatedLink(1e12, poison=True)
+    link = SimulatedLink(1e12, poison=True) if settings is None or settings.disk is None else DiskLink(poison=True)
     stores = None if settings is None else TieredStoreFactory(operations, CPU, settings, link)
     prompts = None
     if home is not None:

@@ -1,6 +1,8 @@
 """Every store, and the keys, values and queries of the contract tests."""
 
+import tempfile
 from functools import cache, lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +13,15 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.kv_cache.block_store import BlockStore
 from offload.kv_cache.store import PlainStore, Store
-from offload.offloading import TieredStoreFactory
+from offload.offloading import DiskLink, TieredStoreFactory
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings
 
 CAPACITY, PAGE, CHUNK = 320, 32, 16  # tokens
 PLACEMENTS = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
 TIERED = [f"{kind} {mode} {resident} resident" for kind in ("tiered", "native tiered") for mode, resident in PLACEMENTS]
-STORES = ["plain", "blocks", *TIERED]
+ON_DISK = ["tiered disk 0 resident", "native tiered disk 1 resident"]
+STORES = ["plain", "blocks", *TIERED, *ON_DISK]
 SOME_STORES = ["plain", "blocks", "tiered hybrid 1 resident", "native tiered hybrid 1 resident"]  # one of each class
 
 
@@ -38,9 +41,12 @@ def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store
         return BlockStore(kernel, tiny_shape(), capacity, dtype)
     mode, resident = name.removeprefix("native ").split()[1:3]
     operations = TorchOperations() if kernel is None else NativeOperations(kernel)
-    factory = TieredStoreFactory(
-        operations, CPU, settings(mode, int(resident), page_tokens=PAGE), make_link(before=random_delays(0))
-    )
+    if mode == "disk":
+        tiers = settings("stream", int(resident), page_tokens=PAGE, disk=Path(tempfile.gettempdir()))
+        factory = TieredStoreFactory(operations, CPU, tiers, DiskLink(poison=True))
+    else:
+        tiers = settings(mode, int(resident), page_tokens=PAGE)
+        factory = TieredStoreFactory(operations, CPU, tiers, make_link(before=random_delays(0)))
     return factory.new_store(tiny_shape(), capacity, dtype)
 
 

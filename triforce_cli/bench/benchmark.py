@@ -63,7 +63,7 @@ def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benc
     model = open_shared_model(request, widest, compared, terminal, quiet)
     for method in methods.values():
         model.check_self_draft(method)
-    ids = _first_tokens(model.tokenizer.encode(bench.text, special_tokens=True), bench.context)
+    ids = first_tokens(model.tokenizer.encode(bench.text, special_tokens=True), bench.context)
     if request.extend_context:
         model = stretch(model, len(ids) + settings.generation.max_new_tokens, terminal)
     model.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
@@ -84,7 +84,7 @@ def _plan_tiers(benchmark: Benchmark, terminal: Terminal) -> TierSettings | None
     return fewest_on_device([tiers for tiers in found if tiers is not None])
 
 
-def _first_tokens(ids: list[int], count: int | None) -> list[int]:
+def first_tokens(ids: list[int], count: int | None) -> list[int]:
     """Return the first `count` tokens, or all. Raises PromptError if there are fewer."""
     if count is not None and count > len(ids):
         raise PromptError(

@@ -7,8 +7,12 @@ import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offload.errors import SettingsError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def check_plot(path: Path) -> None:
@@ -31,9 +35,7 @@ def check_plot(path: Path) -> None:
 
 def plot(path: Path, rates: Mapping[str, float], title: str) -> None:
     """Write a chart with a bar for each method's tokens per second; the file is replaced as a whole."""
-    from matplotlib.figure import Figure  # not pyplot, which would look for a screen
-
-    figure = Figure(figsize=(max(5.0, 1.2 * len(rates)), 4.5), layout="constrained")
+    figure = new_figure((max(5.0, 1.2 * len(rates)), 4.5))
     axes = figure.add_subplot()
     bars = axes.bar(list(rates), list(rates.values()), color="#4477aa")
     axes.bar_label(bars, fmt="%.1f", padding=2)
@@ -41,6 +43,18 @@ def plot(path: Path, rates: Mapping[str, float], title: str) -> None:
     axes.set_ylabel("tokens per second")
     axes.set_title(title, fontsize=9, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
+    write_figure(figure, path)
+
+
+def new_figure(size: tuple[float, float]) -> Figure:
+    """Return an empty figure of a size in inches."""
+    from matplotlib.figure import Figure  # not pyplot, which would look for a screen
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure; the file is replaced as a whole."""
     handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     try:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from offload.config import check_part
+from offload.config import Sampling, check_part
+from offload.errors import SettingsError
 from offload.loading.registry import resolve as resolve_model
 from offload.units import parse_tokens
 
 from ..bench.methods import DEFAULT, name_of, parse
 from ..bench.plot import check_plot
+from ..bench.quality.modes import CHANGED
+from ..bench.quality.modes import DEFAULT as MODES_DEFAULT
+from ..bench.quality.modes import parse as parse_modes
 from ..distributed.rank import broadcast
 from ..input.documents import check_files
 from ..input.prompt import read_prompt
@@ -24,6 +29,11 @@ from ..options.settings import given_options, resolve
 from ..output.progress import ProgressDisplay
 
 NEW_TOKENS = 128
+LAST, NEEDLES = 256, 5  # of --quality
+QUALITY = "Quality"
+_QUALITY = ("modes", "last", "needles")
+_SPEED = ("methods", "repeats", "draft", "tree", "tree_sampling", "rebuild_every", "gamma1", "gamma2", "seed")
+_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED)
 
 
 @option_groups.accepts(option_groups.TREES | option_groups.PLACEMENT | option_groups.PARALLEL)
@@ -97,12 +107,50 @@ def bench(
         typer.Option("--plot", help="Draw tokens per second: a.png.", metavar="FILE"),
     ] = None,
     quiet: options.Quiet = False,
+    quality: Annotated[
+        bool,
+        typer.Option("--quality", help="Compare the answers of lossy modes.", rich_help_panel=QUALITY),
+    ] = False,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help=options.described("Modes, with commas.", MODES_DEFAULT),
+            show_default=False,
+            rich_help_panel=QUALITY,
+        ),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help=options.described("Tokens to score.", str(LAST)),
+            parser=parse_tokens,
+            show_default=False,
+            rich_help_panel=QUALITY,
+        ),
+    ] = None,
+    needles: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="N",
+            help=options.described("Texts with a needle to find.", str(NEEDLES)),
+            show_default=False,
+            rich_help_panel=QUALITY,
+        ),
+    ] = None,
 ) -> int:
     """Compare the methods of decoding on one prompt and this machine.
 
     The prompt is continued without the chat template, and past end-of-sequence tokens: every method generates the same
     number of tokens. The prompt is read once, and that time is part of every TTFT. Speedup is relative to ar. Memory is
     an estimate of the KV caches and the draft model, without the model itself.
+
+    With --quality, the modes that change the answer are compared with the exact one instead: the perplexity of the
+    text's last tokens, agreement with exact greedy decoding, and a needle test. A mode is exact,
+    streaming-llm, h2o, retrieval, quantize=q4 to quantize=q8, or several joined by +.
 
     [bold]Examples[/bold]
 
@@ -117,19 +165,23 @@ def bench(
       triforce bench -f book.txt --methods retrieval,retrieval:middle=h2o,retrieval:middle=streaming
 
       triforce bench -f book.txt --draft Qwen/Qwen3-0.6B --plot bench.png
+
+      triforce bench -f book.txt --context 4096 --quality --modes h2o,quantize=q8
     """
+    _check_kind(ctx, quality)
     flags, origins = given_options(ctx)
     flags["max_new_tokens"] = NEW_TOKENS if max_new_tokens is None else max_new_tokens
-    flags["method"] = "auto"  # --methods takes its place, also where a profile names one
+    flags["method"] = "ar" if quality else "auto"  # --methods takes its place, also where a profile names one
     check_part(flags)
     check_files(prompt_file or [])
     names = parse(methods) if methods is not None else None
+    compared = parse_modes(modes) if modes is not None else None
     if plot is not None:
         check_plot(plot)
     terminal = ctx.obj.terminal
     settings = resolve(flags, origins, profile)
     resolve_model(settings.engine.model)
-    for warn in (warn_unused_draft, warn_unused_middle):
+    for warn in () if quality else (warn_unused_draft, warn_unused_middle):
         warn(settings, [name_of(each) for each in names or ["auto"]], terminal)
     rest = {"dry_run": dry_run, "extend_context": extend_context, "arguments": given_arguments(ctx)}
     request = Request(settings, ctx.obj.home, ctx.info_name, **rest)
@@ -145,4 +197,24 @@ def bench(
         from ..bench.run import BenchOutput, run_benchmark
 
         output = BenchOutput(json, quiet, plot if group is None or group.rank == 0 else None)
+        if quality:
+            from ..bench.quality.request import QualityRequest
+            from ..bench.quality.run import run_quality
+
+            asked = QualityRequest(
+                request, text, compared, context, last or LAST, NEEDLES if needles is None else needles
+            )
+            return run_quality(asked, terminal, output, display)
         return run_benchmark(BenchRequest(request, text, names, context, repeats), terminal, output, display)
+
+
+def _check_kind(ctx: typer.Context, quality: bool) -> None:
+    """Raise SettingsError for a flag that only the other kind of benchmark reads."""
+    unread, other = (_SPEED, "without") if quality else (_QUALITY, "with")
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name)
+        if param.name in unread and source is not None and source.name == "COMMANDLINE":
+            raise SettingsError(
+                f"{param.opts[0]} has no effect {'with' if quality else 'without'} --quality",
+                f"leave it out, or run the benchmark {other} --quality",
+            )

@@ -16,10 +16,14 @@ from offload.units import GIB, counted
 from ..options import declarations as options
 from ..options.settings import given_options, resolve
 from ..output.renderers import json_line
+from ..run.calibration import load_or_measure, measure_disk
+from ..run.plan import free_on_disk
 from ..run.prompt_cache import prompt_folder
 
 if TYPE_CHECKING:
     from offload.diagnosis import Device, KernelState, Memory, ModelCache, Processor, Report, Versions
+
+    from ..output.terminal import Terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,15 @@ class CachedPrompts:
     limit_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk of --disk. `read_gb_s` is 10^9 bytes a second of large reads; None if it was not measured."""
+
+    folder: Path
+    free_bytes: int
+    read_gb_s: float | None
+
+
 def doctor(
     ctx: typer.Context,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory bandwidth.")] = False,
@@ -39,6 +52,7 @@ def doctor(
     device: options.Device = None,
     kernel: options.Kernel = None,
     threads: options.Threads = None,
+    disk: options.Disk = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Describe this machine and this installation, and whether the native kernel can be used.
@@ -52,6 +66,8 @@ def doctor(
       triforce doctor --kernel portable
 
       triforce doctor --no-measure --json
+
+      triforce doctor --disk /mnt/nvme
     """
     flags, origins = given_options(ctx)
     check_part(flags)
@@ -66,12 +82,31 @@ def doctor(
     terminal = ctx.obj.terminal
     report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)
     prompts = _examine_prompts(ctx.obj.home, settings.caching.cache_limit)
+    disk = _examine_disk(settings.placement.disk, not no_measure, report, terminal)
     if json:
-        terminal.write(json_line(type="doctor", **asdict(report), prompts=asdict(prompts)))
+        terminal.write(json_line(type="doctor", **asdict(report), disk=disk and asdict(disk), prompts=asdict(prompts)))
         return
-    rows = [*_rows(report, settings.origins), ("prompts", _prompts(prompts))]
+    rows = [*_rows(report, settings.origins), *_disk(disk), ("prompts", _prompts(prompts))]
     width = max(len(name) for name, _ in rows)
     terminal.write("".join(f"{name:<{width}}  {text}\n" for name, text in rows))
+
+
+def _examine_disk(folder: str | None, measure: bool, report: Report, terminal: Terminal) -> Disk | None:
+    """Return the facts about the disk of a folder; a measured rate is saved for plans. Raises SettingsError."""
+    if folder is None:
+        return None
+    free, rate = free_on_disk(Path(folder)), None
+    if measure:
+        measured = load_or_measure(report.device.used == "cuda", terminal)
+        measured = measured and measure_disk(folder, measured, terminal)
+        rate = measured and measured.host.disk_gb_s
+    return Disk(Path(folder), free, rate)
+
+
+def _disk(disk: Disk | None) -> Iterator[tuple[str, str]]:
+    if disk is not None:
+        rate = "" if disk.read_gb_s is None else f", read at {disk.read_gb_s:.1f} GB/s"
+        yield "disk", f"{_gib(disk.free_bytes)} free{rate}, {disk.folder}"
 
 
 def _rows(report: Report, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:

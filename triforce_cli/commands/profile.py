@@ -105,11 +105,11 @@ def profile(
     if "model" in flags:
         dimensions(flags["model"], ctx.obj.home)  # an unknown model is an error before anything is measured
     if measure:
-        measured = _measure(target, terminal, json, save)
+        measured = _measure(target, terminal, json, save, flags.get("disk"))
     elif compare or target.name != profiles.AUTO:
         measured = load_measured(terminal)
     else:
-        measured = load_or_measure(bool(target.found), terminal)
+        measured = load_or_measure(bool(target.found), terminal, flags.get("disk"))
     if compare:
         return print_comparison(plan_all_profiles(target.found, asked, measured), terminal, json)
     if gpu is None and not measure and not json:
@@ -124,10 +124,10 @@ def _check(flags: dict, measure: bool, save: bool) -> None:
         raise SettingsError("--save needs --measure", "use --measure --save")
 
 
-def _measure(target: Target, terminal: Terminal, json: bool, save: bool) -> Measured:
+def _measure(target: Target, terminal: Terminal, json: bool, save: bool, disk: str | None) -> Measured:
     """Measure this machine's rates, print them beside the profile's, and save them if asked to; return them."""
     sheet = target.profile
-    measured = measure_here(sheet, target.found, terminal)
+    measured = measure_here(sheet, target.found, terminal, disk)
     if not json:
         has_rates = sheet is not None and (sheet.device == "cpu" or (sheet.gpu and sheet.link))
         terminal.write(rates_text(measured, sheet, hardware_of(sheet, target.found) if has_rates else None))

@@ -33,7 +33,7 @@ REPORTS = "TRIFORCE_RANK_REPORTS"  # the folder in which ranks that `launch` has
 LAUNCHER = "TRIFORCE_RANK_LAUNCHER"  # the process that has started this rank
 _GRACE = 2.0  # seconds for the main thread to notice a lost rank by itself, and to clean up
 _MAY_DIFFER = ("seed", "threads", "tensor_parallel", "join_timeout", "profile", "model", "draft")
-_MAY_DIFFER += ("memory", "host_memory")
+_MAY_DIFFER += ("memory", "host_memory", "disk", "disk_limit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ PANELS = {
     **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
     **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
     "approximate": MEMORY,
+    **dict.fromkeys(("disk", "disk_limit"), MEMORY),
     **dict.fromkeys(
         ("device", "dtype", "kernel", "quantize", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"),
         MACHINE,
@@ -209,6 +210,8 @@ LinkRate = Annotated[
     float | None,
     _setting("link_gb_s", "Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
 ]
+Disk = Annotated[str | None, _setting("disk", "Folder for KV beyond host memory.", "none", metavar="PATH")]
+DiskLimit = Annotated[int | None, _setting("disk_limit", "Disk space for it.", "free", **_SIZE)]
 Cache = Annotated[
     bool | None,
     typer.Option(

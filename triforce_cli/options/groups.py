@@ -16,6 +16,8 @@ PLACEMENT = {
     "resident_layers": options.ResidentLayers,
     "host_share": options.HostShare,
     "link_gb_s": options.LinkRate,
+    "disk": options.Disk,
+    "disk_limit": options.DiskLimit,
 }
 TREES = {"tree": options.Tree, "tree_sampling": options.TreeDraws}
 CACHE = {"cache": options.Cache, "cache_limit": options.CacheLimit}

@@ -41,12 +41,15 @@ def flags_of(plan: Plan) -> list[str]:
     request, placement, settings = plan.request, plan.request.placement, plan.request.speculation
     # "none" would keep the weights on the device too
     mode = "auto" if plan.offload == "none" and plan.placed.weight_layers < request.shape.layers else plan.offload
+    mode = "auto" if plan.placed.uses_disk else mode
     flags = ["--model", request.model, "--profile", request.hardware.name, "--offload", mode]
-    if plan.offload != "none":
+    if plan.offload != "none" and not plan.placed.uses_disk:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid":
         flags += ["--host-share", f"{plan.host_share:.3f}"]
-    for name in ("memory", "host_memory"):
+    if placement.disk is not None:
+        flags += ["--disk", placement.disk]
+    for name in ("memory", "host_memory", "disk_limit"):
         if (size := getattr(placement, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", f"{size // GIB}GiB" if size % GIB == 0 else str(size)]
     if placement.link_gb_s is not None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from offload.hardware.calibration import Measured
 from offload.hardware.rates import Hardware
 from offload.planning.latency import Decoding
-from offload.planning.placement import Tier, resident_tokens
+from offload.planning.placement import PlanRequest, Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.units import GIB, counted
 
@@ -38,7 +38,7 @@ def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, source:
         source: where the weights come from, for a well-known model.
         width: cells of a bar.
     """
-    lines = list(hardware_lines(plan.request.hardware))
+    lines = [*hardware_lines(plan.request.hardware), *disk_lines(plan.request)]
     if measured is not None:
         lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
     lines.append(_model(plan))
@@ -64,6 +64,16 @@ def hardware_lines(hardware: Hardware) -> Iterator[str]:
     yield f"host       {memory}, {rates}, {hardware.host_flops / 1e9:,.0f} GFLOP/s{assumed['host rate']}"
 
 
+def disk_lines(request: PlanRequest) -> Iterator[str]:
+    """Yield a line for the disk on which KV may lie, if there is one."""
+    if request.placement.disk is None:
+        return
+    hardware = request.hardware
+    free = "" if hardware.disk_free is None else f", {_gib(hardware.disk_free)} free"
+    assumed = " (assumed)" if hardware.disk is None else ""
+    yield f"disk       {visible(request.placement.disk)}{free}, {hardware.disk_rate / 1e9:.1f} GB/s{assumed}"
+
+
 def _model(plan: Plan) -> str:
     request = plan.request
     count = request.shape.parameters
@@ -86,7 +96,7 @@ def quantization_lines(plan: Plan) -> Iterator[str]:
 
 def memory_lines(plan: Plan, drawn: bool, width: int = WIDTH) -> Iterator[str]:
     """Yield a bar for each memory, to the scale of what may be used of it."""
-    for name, tier in ((plan.device_name, plan.device), ("host memory", plan.host)):
+    for name, tier in ((plan.device_name, plan.device), ("host memory", plan.host), ("disk", plan.disk)):
         if tier.total:
             yield from _tier_lines(name, tier, drawn, width)
             yield ""
@@ -146,6 +156,9 @@ def _placement(plan: Plan) -> str:
     where, layers = plan.placed, plan.request.shape.layers
     if plan.offload == "none":
         text = f"none: {'everything' if where.weight_layers == layers else 'the KV cache'} on the device"
+    elif where.uses_disk:
+        folder = visible(plan.request.placement.disk)
+        text = f"disk: KV of {where.resident_layers} of {layers} layers in memory, of the others in {folder}"
     else:
         text = f"{plan.offload}: KV of {where.resident_layers} of {layers} layers resident"
         if plan.offload == "hybrid":

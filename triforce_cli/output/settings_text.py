@@ -11,10 +11,10 @@ from offload.units import GIB
 from .tables import Column, table
 
 _OPTIONS = {"coupled": "sampling"}  # settings whose option has another name
-_SIZES = ("memory", "host_memory", "cache_limit")
+_SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")
 _ABSENT = {
     **dict.fromkeys(("gamma1", "gamma2", "rebuild_every"), "adaptive"),
-    **dict.fromkeys(("memory", "host_memory"), "what is free"),
+    **dict.fromkeys(("memory", "host_memory", "disk_limit"), "what is free"),
     "resident_layers": "as many as fit",
     "host_share": "balanced",
     "cache": "long prompts",

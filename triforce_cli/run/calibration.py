@@ -5,8 +5,11 @@ Imports torch only when it measures.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -28,6 +31,7 @@ _RATES = (
     ("link", "latency_us", "link, latency", "µs"),
     ("host", "bandwidth_gb_s", "host memory", "GB/s"),
     ("host", "bf16_gflops", "host", "GFLOP/s bf16"),
+    ("host", "disk_gb_s", "disk", "GB/s"),
 )
 _UNKNOWN = "-"
 
@@ -41,11 +45,41 @@ def load_measured(terminal: Terminal) -> Measured | None:
         return None
 
 
-def load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
+def load_or_measure(on_gpu: bool, terminal: Terminal, disk: str | None = None) -> Measured | None:
     """Return the saved rates of this machine; without any, measure for about a second, and save what a quiet one gives.
 
-    What cannot be measured is left to data sheets: None. `on_gpu`: measure the first GPU too.
+    What cannot be measured is left to data sheets: None. `on_gpu`: measure the first GPU too; `disk`: and the disk of
+    that folder, if its rate was not saved.
     """
+    measured = _load_or_measure(on_gpu, terminal)
+    if disk is None or measured is None or measured.host.disk_gb_s is not None:
+        return measured
+    return measure_disk(disk, measured, terminal)
+
+
+def measure_disk(folder: str, measured: Measured, terminal: Terminal) -> Measured:
+    """Return the rates with that of the disk of a folder, measured now and saved for later plans.
+
+    Where it cannot be measured, the rates as they are, with a warning.
+    """
+    measured = _with_disk(measured, folder, terminal)
+    if measured.host.disk_gb_s is not None:
+        with contextlib.suppress(TriforceError):  # a read-only folder
+            calibration.save(measured, config_home(os.environ))
+    return measured
+
+
+def _with_disk(measured: Measured, folder: str, terminal: Terminal) -> Measured:
+    from offload.hardware.microbenchmarks import QUICK, disk_rate
+
+    try:
+        return replace(measured, host=replace(measured.host, disk_gb_s=disk_rate(Path(folder), QUICK)))
+    except (TriforceError, OSError) as error:
+        terminal.warn(f"the disk of {folder} was not measured: {error}")
+        return measured
+
+
+def _load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
     measured = load_measured(terminal)
     folder = config_home(os.environ)
     if measured is not None or (folder / calibration.FILE).exists():
@@ -75,11 +109,12 @@ def save_measured(measured: Measured, terminal: Terminal) -> None:
     terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
 
 
-def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Terminal) -> Measured:
+def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Terminal, disk: str | None = None) -> Measured:
     """Measure and return this machine's rates: the GPU of the profile, the first one without a profile, or the host.
 
     Args:
         found: names of this machine's GPUs.
+        disk: a folder on the disk that is measured too.
 
     Raises SettingsError if the profile is of other hardware, TriforceError if its GPU cannot be measured.
     """
@@ -94,7 +129,7 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
     measured = measure(device, processor_name())
     if device != "cpu" and (measured.gpu is None or measured.link is None):
         raise TriforceError("the GPU cannot be measured: its memory is in use", "try again when others have left it")
-    return measured
+    return measured if disk is None else _with_disk(measured, disk, terminal)
 
 
 def rates_text(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> str:
@@ -113,7 +148,9 @@ def _rows(measured: Measured, chosen: Profile | None, hardware: Hardware | None)
         if getattr(measured, part) is None:
             continue
         expected = _UNKNOWN if sheet is None else _number(sheet)
-        if sheet is None and part == "host" and hardware is not None:
+        if rate == "disk_gb_s" and found is None:
+            continue
+        if sheet is None and part == "host" and hardware is not None and rate != "disk_gb_s":
             assumed = hardware.host_bandwidth if rate == "bandwidth_gb_s" else hardware.host_flops
             expected = f"{_number(assumed / 1e9)} assumed"
         yield name, _UNKNOWN if found is None else _number(found), expected, unit

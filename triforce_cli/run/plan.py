@@ -6,8 +6,10 @@ Real runs and dry runs plan here alike. Torch is imported only where a model has
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offload.architecture.dims import Dimensions, WeightBits
@@ -21,6 +23,7 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion, suggestions
+from offload.scratch_file import ScratchFile
 from offload.system import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
@@ -48,6 +51,8 @@ def plan_request(
 
     `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16.
     """
+    if settings.placement.disk is not None:
+        refuse_disk_beside_a_link(not hardware.shared, settings.placement)
     level = settings.engine.quantize
     if level is not None and (settings.engine.dtype not in ("auto", "bfloat16") or hardware.dtype != "bf16"):
         dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
@@ -92,7 +97,7 @@ def plan_run(model: OpenModel, settings: Settings, tokens: int, terminal: Termin
     Raises SettingsError for tiers that this machine does not have.
     """
     check_tiers(model, settings.placement)
-    measured = load_or_measure(model.device.type == "cuda", terminal)
+    measured = load_or_measure(model.device.type == "cuda", terminal, settings.placement.disk)
     request, profile = request_on_this_machine(model, settings, tokens, measured)
     if model.device.type == "cuda" and (count := ranks_to_start(settings)):
         request = replace(request, hardware=replace(request.hardware, gpus=count))
@@ -122,7 +127,7 @@ def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(model, placement)
-    if model.device.type == "cpu" and placement.link_gb_s is None:
+    if model.device.type == "cpu" and placement.link_gb_s is None and placement.disk is None:
         model.check_fit(tokens, settings.memory_limit("cpu"))
         return None
     try:
@@ -144,12 +149,13 @@ def _tier_settings(plan: Plan) -> TierSettings:
     where, placement = plan.placed, plan.request.placement
     mode = plan.offload if placement.offload == "auto" else placement.offload
     return TierSettings(
-        mode="stream" if mode == "none" else mode,
+        mode="stream" if mode == "none" or where.uses_disk else mode,
         resident_layers=where.resident_layers,
         share=placement.host_share,
         by_layers=where.prefill_order == "layers",
         weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
         link_gb_s=placement.link_gb_s,
+        disk=Path(placement.disk) if where.uses_disk else None,
     )
 
 
@@ -158,6 +164,9 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
     on_cpu, link = model.device.type == "cpu", placement.link_gb_s
     if not on_cpu and link is not None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
+    if placement.disk is not None:
+        refuse_disk_beside_a_link(not on_cpu, placement)
+        refuse_unusable_folder(Path(placement.disk))
     if not on_cpu or link is not None:
         return
     asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
@@ -170,6 +179,28 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
             )
 
 
+def refuse_disk_beside_a_link(on_gpu: bool, placement: Placement) -> None:
+    """Raise SettingsError for a disk beside a GPU, or beside a simulated link to one."""
+    if on_gpu or placement.link_gb_s is not None:
+        raise SettingsError(
+            "--disk keeps KV on disk for a CPU that computes, and here a GPU does, or --link simulates one",
+            "leave --disk out; or use --device cpu without --link",
+        )
+
+
+def free_on_disk(folder: Path) -> int:
+    """Return the free bytes on a folder's disk. Raises SettingsError for a folder that does not exist."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise SettingsError(f"--disk {folder}: {(error.strerror or str(error)).lower()}", "name a folder") from error
+
+
+def refuse_unusable_folder(folder: Path) -> None:
+    """Raise SettingsError for a folder in which no file for KV can be made."""
+    ScratchFile(folder, 1)
+
+
 def request_on_this_machine(
     model: OpenModel, settings: Settings, tokens: int, measured: Measured | None
 ) -> tuple[PlanRequest, Profile]:
@@ -179,7 +210,7 @@ def request_on_this_machine(
     """
     profile = rated_profile(model.device, settings.profile, measured)
     draft = model.draft.shape if model.draft is not None else None
-    hardware = this_machine(model.device, profile, model.group.mates)
+    hardware = this_machine(model.device, profile, model.group.mates, settings.placement.disk)
     request = plan_request(settings, model.shape, tokens, hardware, draft)
     in_place = model.kernel != "off" and settings.placement.link_gb_s is None
     request = replace(
@@ -210,9 +241,14 @@ def rated_profile(device: torch.device, profile: Profile, measured: Measured | N
     return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # the name that --profile takes
 
 
-def this_machine(device: torch.device, profile: Profile, local_ranks: int = 1) -> Hardware:
-    """Return the profile's rates with the memory that is really free, divided among the ranks on this machine."""
+def this_machine(device: torch.device, profile: Profile, local_ranks: int = 1, disk: str | None = None) -> Hardware:
+    """Return the profile's rates with the memory that is really free, divided among the ranks on this machine.
+
+    `disk`: a folder whose disk's free space is divided likewise.
+    """
     hardware = replace(describe(profile, free_host_memory() // local_ranks, cores()), gpus=1)
     free = free_memory(device) // (local_ranks if hardware.shared else 1)
     memory = free if hardware.memory is None else min(free, hardware.memory)
+    if disk is not None:
+        hardware = replace(hardware, disk_free=free_on_disk(Path(disk)) // local_ranks)
     return replace(hardware, memory=memory, host_memory=memory if hardware.shared else hardware.host_memory)

@@ -25,7 +25,7 @@ from offload.units import counted
 from ..options.settings import Settings, resolve_with
 from ..output.plan import PlanComparison, PlanReport
 from ..output.plan_flags import Argument
-from .plan import plan_request, plan_with_suggestions
+from .plan import free_on_disk, plan_request, plan_with_suggestions
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"
 LONGEST_DEFAULT = 128 * 1024  # tokens
@@ -131,6 +131,8 @@ def _plan(
     settings = replace(settings, engine=replace(settings.engine, model=model), speculation=speculation)
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     stored = stored_bits(model) if in_bf16 else None
+    if settings.placement.disk is not None:
+        hardware = replace(hardware, disk_free=free_on_disk(Path(settings.placement.disk)))
     request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home), stored)
     copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
     if copies and hardware.device != "cpu":

@@ -124,6 +124,6 @@ def part_facts(request: ModelRequest) -> dict[str, Any]:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     model = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files if file.is_file()]
     resolved = request.resolved(settings.generation.max_new_tokens) | {"seed": seed}
-    unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s"}
+    unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s", "disk", "disk_limit"}
     unimportant |= {"cache", "cache_limit", "join_timeout"}
     return {"model": model, "settings": {name: value for name, value in resolved.items() if name not in unimportant}}

@@ -110,6 +110,10 @@ struct tile_work {
     uint16_t weights[TILE_ROWS * WEIGHT_STRIDE];
 };
 
+struct scales { /* of a piece's values */
+    float scales[PIECE], middles[PIECE];
+};
+
 enum {
     SPREAD_ROWS = 8,  /* rows that become two where a format has a scale for 16 inputs */
     TILE_GROUP = 256, /* rows that read a panel together */

@@ -23,6 +23,10 @@ struct NAME(work) { /* scratch memory of one thread */
     char last[4 * BLOCK * MAX_HEAD_DIM]; /* the values of a block that is not full, padded */
     float partial[ROW_GROUP * (MAX_HEAD_DIM + 2)];
     float folded[ROW_GROUP * (MAX_HEAD_DIM + 2)];
+    struct NAME(dequantized) dequantized;
+#if HAS_TILES
+    struct scales scales;
+#endif
 };
 
 /* A partial result of `rows` rows: maximum [rows], sum [rows], output [rows][head_dim]. */
@@ -38,7 +42,11 @@ INLINE struct NAME(partial) NAME(partial_at)(float *memory, int rows) {
     return (struct NAME(partial)){memory, memory + rows, memory + 2 * rows};
 }
 
+/* The memory of a block in the order of reading; of its group if it is quantised, to prefetch. */
 INLINE const char *NAME(block)(const struct attention *a, int head, int64_t index) {
+    const char *group = NAME(group_of)(a, head, index);
+    if (group)
+        return group;
     if (a->table)
         index = a->table[head * a->table_stride + index];
     int64_t bytes = (int64_t)2 * BLOCK * a->head_dim * (a->wide ? 4 : 2);
@@ -67,7 +75,7 @@ TARGET static void NAME(load_queries)(const struct attention *a, int head, int64
 }
 
 /* Compute the scores of `rows` rows against some blocks, before scaling; `stride` floats between rows of `scores`. */
-INLINE void NAME(score)(const struct attention *a, struct NAME(work) *w, const char *const *keys,
+INLINE void NAME(score)(const struct attention *a, const float *queries, const char *const *keys,
                         const char *const *next, int blocks, int rows, int wide, float *scores, int64_t stride) {
     int dim = a->head_dim;
     struct NAME(tile) t = {.segments = 1, .pairs = dim / 2, .c_stride = stride, .fresh = 1};
@@ -75,7 +83,7 @@ INLINE void NAME(score)(const struct attention *a, struct NAME(work) *w, const c
     t.a_stride = DOTS && !wide ? 2 * dim : 4 * dim;
     for (int j = 0; j < blocks; j++) {
         t.b = keys + j, t.next = next + j;
-        NAME(run_tiles)(rows, wide, &t, (const char *)w->queries, scores + j * BLOCK);
+        NAME(run_tiles)(rows, wide, &t, (const char *)queries, scores + j * BLOCK);
     }
 }
 
@@ -168,6 +176,51 @@ INLINE void NAME(add_span)(const struct attention *a, struct NAME(work) *w, int6
     NAME(gather)(a, w, values, next, blocks, rows, a->wide, p.out);
 }
 
+/* Multiply the numerators of a span by the scales of a group's values, and sum them with the middles into `sums`. */
+NOINLINE static void NAME(scale_weights)(const struct attention *a, struct NAME(work) *w, const char *group, int rows) {
+    const uint16_t *scales = (const uint16_t *)group + 2 * a->head_dim, *middles = scales + SPAN;
+    for (int r = 0; r < rows; r++) {
+        vec sum = NAME(splat)(0);
+        for (int i = 0; i < SPAN; i += LANES) {
+            vec weight = *(vec_at *)(w->scores + r * SPAN + i), scaled = weight * NAME(load)(scales, i, 0);
+            sum += weight * NAME(load)(middles, i, 0);
+            if (DOTS && !a->wide)
+                NAME(store_narrow)(w->weights + r * SPAN + i, scaled);
+            else
+                *(vec_at *)(w->scores + r * SPAN + i) = scaled;
+        }
+        w->dequantized.sums[r] = NAME(sum_lanes)(sum);
+    }
+}
+
+/* Add a number to each element of a row's output. */
+INLINE void NAME(add_to_row)(float *out, float x, int dim) {
+    for (int d = 0; d < dim; d += LANES)
+        *(vec_at *)(out + d) += x;
+}
+
+/* Add a quantised span, from position `at` on, which all rows see, to the partial result. */
+NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME(work) *w, const char *group,
+                                          int64_t first, int rows, int64_t at, struct NAME(partial) p) {
+    int dim = a->head_dim;
+    int64_t half = (int64_t)BLOCK * dim * (a->wide ? 4 : 2);
+    struct NAME(dequantized) *q = &w->dequantized;
+    const char *keys[] = {q->keys, q->keys + half}, *values[] = {q->values, q->values + half};
+    NAME(unpack_keys)(a, group, q->keys);
+    NAME(scale_queries)(a, q, group, w->queries, rows);
+    NAME(score)(a, q->queries, keys, keys, SPAN / BLOCK, rows, a->wide, w->scores, SPAN);
+    for (int r = 0; r < rows; r++) {
+        NAME(add_to_row)(w->scores + r * SPAN, q->sums[r], SPAN);
+        NAME(normalise)(w->scores + r * SPAN, NAME(visible_keys)(a, first + r) - at, SPAN, a->scale * 1.44269504f,
+                        p.maximum + r, p.sum + r, p.out + r * dim, dim);
+    }
+    NAME(unpack_values)(a, group, q->values);
+    NAME(scale_weights)(a, w, group, rows);
+    NAME(gather)(a, w, values, values, SPAN / BLOCK, rows, a->wide, p.out);
+    for (int r = 0; r < rows; r++)
+        NAME(add_to_row)(p.out + r * dim, q->sums[r], dim);
+}
+
 #include "tree.h"
 
 /*
@@ -185,6 +238,11 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
     for (int64_t at = start; at < shared; at += SPAN) {
         int length = shared - at < SPAN ? (int)(shared - at) : SPAN, blocks = (length + BLOCK - 1) / BLOCK;
         const char *keys[SPAN / BLOCK], *values[SPAN / BLOCK], *next_keys[SPAN / BLOCK], *next_values[SPAN / BLOCK];
+        const char *group = NAME(group_of)(a, head, at / BLOCK);
+        if (group) {
+            NAME(quantized_span)(a, w, group, first, rows, at, p);
+            continue;
+        }
         for (int j = 0; j < blocks; j++) {
             int64_t next = at + SPAN + j * BLOCK < shared ? at + SPAN : at;
             keys[j] = NAME(block)(a, head, at / BLOCK + j);
@@ -194,7 +252,7 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
             if ((j + 1) * BLOCK > length)
                 values[j] = NAME(pad_tail)(a, w, values[j], length - j * BLOCK);
         }
-        NAME(score)(a, w, keys, next_keys, blocks, rows, a->wide, w->scores, SPAN);
+        NAME(score)(a, w->queries, keys, next_keys, blocks, rows, a->wide, w->scores, SPAN);
         NAME(add_span)(a, w, first, rows, at, length, values, next_values, p);
     }
     if (shared < end)

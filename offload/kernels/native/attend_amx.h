@@ -10,22 +10,27 @@ struct tile_product {
     const char *a; /* the rows */
     int64_t a_stride, a_step;
     const char *const *b; /* the columns' memory: at b[step * b_by_step + column * b_by_column] */
-    const char *const *next; /* what to prefetch meanwhile, by the same rule */
+    const char *const *next; /* what to prefetch meanwhile, by the same rule, or NULL */
     int64_t b_by_step, b_by_column, step_bytes, column_bytes, b_stride;
     int steps, pairs; /* pairs of a step: of dimensions, or of tokens */
     float *c;
     int64_t c_stride; /* floats */
     int onto;         /* add to `c` */
+    int inside;       /* sums of one group of columns stay in registers: AFTER_SOME, BEFORE_MORE or both */
 };
+
+enum { AFTER_SOME = 1, BEFORE_MORE = 2 };
 
 INLINE int64_t tile_offset(const struct tile_product *t, int step, int column) {
     return step * t->step_bytes + column * t->column_bytes;
 }
 
 INLINE const char *tile_columns(const struct tile_product *t, int step, int column) {
-    const char *next = t->next[step * t->b_by_step + column * t->b_by_column] + tile_offset(t, step, column);
-    for (int i = 0; i < t->pairs; i++)
-        __builtin_prefetch(next + i * t->b_stride, 0, 2);
+    if (t->next) {
+        const char *next = t->next[step * t->b_by_step + column * t->b_by_column] + tile_offset(t, step, column);
+        for (int i = 0; i < t->pairs; i++)
+            __builtin_prefetch(next + i * t->b_stride, 0, 2);
+    }
     return t->b[step * t->b_by_step + column * t->b_by_column] + tile_offset(t, step, column);
 }
 
@@ -48,10 +53,12 @@ INLINE void load_sums(const int two, const int columns, const char *c, const cha
 INLINE void run_columns(const struct tile_product *t, const int two, const int columns, int first) {
     int64_t a_stride = t->a_stride, b_stride = t->b_stride, c_stride = 4 * t->c_stride;
     char *c = (char *)(t->c + 16 * first), *below = c + 16 * c_stride;
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    TILE_ZERO(2);
-    TILE_ZERO(3);
+    if (!(t->inside & AFTER_SOME)) {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+    }
     if (t->onto)
         load_sums(two, columns, c, below, c_stride);
     for (int step = 0; step < t->steps; step++) {
@@ -78,6 +85,8 @@ INLINE void run_columns(const struct tile_product *t, const int two, const int c
             TILE_DOT(3, 4, 7);
         }
     }
+    if (t->inside & BEFORE_MORE)
+        return;
     TILE_STORE(0, c, c_stride);
     if (columns > 1)
         TILE_STORE(1, c + 64, c_stride);
@@ -91,34 +100,32 @@ INLINE void run_columns(const struct tile_product *t, const int two, const int c
         TILE_STORE(3, c + 192, c_stride);
 }
 
+/* Compute `columns` tiles of columns, as many as fit the registers; the shapes of the tiles are set. */
+TARGET static void run_some(const struct tile_product *t, int two, int columns, int first) {
+    switch (two * 4 + columns) {
+        case 1: run_columns(t, 0, 1, first); break;
+        case 2: run_columns(t, 0, 2, first); break;
+        case 3: run_columns(t, 0, 3, first); break;
+        case 4: run_columns(t, 0, 4, first); break;
+        case 5: run_columns(t, 1, 1, first); break;
+        case 6: run_columns(t, 1, 2, first); break;
+    }
+}
+
 /* Compute `columns` tiles of columns for `rows` rows. */
 TARGET static void run_tile_product(const struct tile_product *t, int rows, int columns) {
     int two = rows > 16, most = two ? 2 : 4;
     set_tile_shapes(rows, t->pairs);
     for (int first = 0; first < columns; first += most)
-        switch (two * 4 + (columns - first < most ? columns - first : most)) {
-            case 1: run_columns(t, 0, 1, first); break;
-            case 2: run_columns(t, 0, 2, first); break;
-            case 3: run_columns(t, 0, 3, first); break;
-            case 4: run_columns(t, 0, 4, first); break;
-            case 5: run_columns(t, 1, 1, first); break;
-            case 6: run_columns(t, 1, 2, first); break;
-        }
+        run_some(t, two, columns - first < most ? columns - first : most, first);
 }
 
-/* Store 16 floats as bf16. */
-INLINE void store_narrow(uint16_t *to, vec x) {
-#ifdef TRIFORCE_EMULATE
-    for (int i = 0; i < LANES; i++)
-        to[i] = narrow(x[i]);
-#else
-    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
-#endif
-}
-
-/* Write the numerators of a row's softmax in powers of two; see `normalise`. Columns from `visible` on weigh nothing. */
-NOINLINE static void weigh_row(const float *scores, uint16_t *weights, int visible, int columns, float factor,
-                               float *maximum, float *sum) {
+/*
+ * Write the numerators of a row's softmax in powers of two; see `normalise`. Columns from `visible` on weigh nothing. Of
+ * quantised values, they are multiplied by the scales, and their sum with the middles is returned.
+ */
+INLINE float weigh(const float *scores, uint16_t *weights, int visible, int columns, float factor, float *maximum,
+                   float *sum, const struct scales *values) {
     int whole = visible / LANES * LANES, rest = visible - whole;
     vec last = NAME(splat)(-INFINITY), most = last, other = last;
     for (int i = 0; i < rest; i++)
@@ -135,18 +142,22 @@ NOINLINE static void weigh_row(const float *scores, uint16_t *weights, int visib
         highest = most[i] > highest ? most[i] : highest;
     highest *= factor;
     *maximum = highest;
-    vec total = NAME(splat)(0);
+    vec total = NAME(splat)(0), middles = total;
     for (int i = 0; i < whole; i += LANES) {
         vec weight = NAME(exp2)(*(vec_at *)(scores + i) * factor - highest);
-        store_narrow(weights + i, weight);
+        NAME(store_narrow)(weights + i, values ? weight * *(vec_at *)(values->scales + i) : weight);
         total += weight;
+        if (values)
+            middles += weight * *(vec_at *)(values->middles + i);
     }
     if (rest) {
         vec weight = NAME(exp2)(last * factor - highest);
         for (int i = rest; i < LANES; i++)
             weight[i] = 0;
-        store_narrow(weights + whole, weight);
+        NAME(store_narrow)(weights + whole, values ? weight * *(vec_at *)(values->scales + whole) : weight);
         total += weight;
+        if (values)
+            middles += weight * *(vec_at *)(values->middles + whole);
     }
     int end = whole + (rest ? LANES : 0);
     memset(weights + end, 0, sizeof *weights * (columns - end));
@@ -156,16 +167,34 @@ NOINLINE static void weigh_row(const float *scores, uint16_t *weights, int visib
         for (int i = 0; i < width; i++)
             sums[i] += sums[i + width];
     *sum = sums[0];
+    return values ? NAME(sum_lanes)(middles) : 0;
+}
+
+NOINLINE static void weigh_row(const float *scores, uint16_t *weights, int visible, int columns, float factor,
+                               float *maximum, float *sum) {
+    weigh(scores, weights, visible, columns, factor, maximum, sum, NULL);
+}
+
+NOINLINE static float weigh_quantized(const float *scores, uint16_t *weights, int visible, int columns, float factor,
+                                      float *maximum, float *sum, const struct scales *values) {
+    return weigh(scores, weights, visible, columns, factor, maximum, sum, values);
 }
 
 /* The memory of a piece's blocks, and of what is read after it. */
 struct piece_blocks {
     const char *keys[PIECE / BLOCK], *values[PIECE / BLOCK], *next_values[PIECE / BLOCK], *next_keys[PIECE / BLOCK];
+    const char *groups[PIECE / SPAN]; /* NULL for blocks that are not quantised */
+    int quantized; /* whether a group is not NULL */
 };
 
 INLINE void find_blocks(const struct attention *a, struct NAME(work) *w, int head, int64_t start, int64_t end,
                         int64_t ahead, struct piece_blocks *found) {
     int64_t half = (int64_t)2 * BLOCK * a->head_dim;
+    found->quantized = 0;
+    for (int64_t at = start; at < end; at += SPAN) {
+        const char *group = found->groups[(at - start) / SPAN] = NAME(group_of)(a, head, at / BLOCK);
+        found->quantized |= group != NULL;
+    }
     for (int64_t at = start; at < end; at += BLOCK) {
         int64_t j = (at - start) / BLOCK, next = at + PIECE < ahead ? at + PIECE : at;
         found->keys[j] = NAME(block)(a, head, at / BLOCK);
@@ -197,6 +226,81 @@ INLINE struct tile_product output_product(int dim, const uint16_t *weights, cons
         .c = out, .c_stride = dim};
 }
 
+/* Collect the scales and middles of a piece's values; where they are not quantised, 1 and 0. */
+TARGET static void collect_scales(const struct attention *a, struct scales *all, const struct piece_blocks *found,
+                                  int spans) {
+    for (int i = 0; i < PIECE; i += LANES) {
+        const uint16_t *scales = i < spans * SPAN ? (const uint16_t *)found->groups[i / SPAN] : NULL;
+        if (scales)
+            scales += 2 * a->head_dim + i % SPAN;
+        *(vec_at *)(all->scales + i) = scales ? NAME(load)(scales, 0, 0) : NAME(splat)(1);
+        *(vec_at *)(all->middles + i) = scales ? NAME(load)(scales, SPAN, 0) : NAME(splat)(0);
+    }
+}
+
+/* Prefetch half of the group that is read a piece later. */
+INLINE void prefetch_half(const struct attention *a, const struct piece_blocks *found, int block, int half) {
+    int64_t bytes = kv_group_bytes(a->kv_format, a->head_dim) / 2;
+    for (int64_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(found->next_keys[block] + half * bytes + i, 0, 2);
+}
+
+/* Compute the scores of a piece of which some groups are quantised, for rows from row `offset` of the group on. */
+TARGET static void score_quantized(const struct attention *a, struct NAME(work) *w, const struct piece_blocks *found,
+                                   int offset, int rows, int blocks) {
+    struct NAME(dequantized) *q = &w->dequantized;
+    int64_t half = (int64_t)2 * BLOCK * a->head_dim;
+    const float *queries = (const float *)((const uint16_t *)w->queries + a->head_dim * offset);
+    const char *keys[] = {q->keys, q->keys + half};
+    struct tile_product scores = score_product(a, w, offset, keys, NULL, NULL, SCORE_STRIDE);
+    const char *own = scores.a;
+    float sums[TILE_ROWS][PIECE / SPAN]; /* of each row's products with the middles */
+    set_tile_shapes(rows, scores.pairs);
+    for (int j = 0; j < blocks; j += SPAN / BLOCK) {
+        const char *group = found->groups[j * BLOCK / SPAN];
+        scores.c = w->tiles.scores + j * BLOCK;
+        scores.a = group ? (const char *)q->queries : own;
+        scores.b = group ? keys : found->keys + j;
+        if (group) {
+            prefetch_half(a, found, j, 0);
+            NAME(unpack_keys)(a, group, q->keys);
+            NAME(scale_queries)(a, q, group, queries, rows);
+        }
+        TILE_FENCE();
+        run_some(&scores, rows > 16, blocks - j < SPAN / BLOCK ? blocks - j : SPAN / BLOCK, 0);
+        for (int r = 0; r < rows; r++)
+            sums[r][j * BLOCK / SPAN] = group ? q->sums[r] : 0;
+    }
+    for (int r = 0; r < rows; r++) /* now that all tiles are in memory */
+        for (int j = 0; j < blocks; j++)
+            NAME(add_to_row)(w->tiles.scores + r * SCORE_STRIDE + j * BLOCK, sums[r][j * BLOCK / SPAN], BLOCK);
+}
+
+/* Compute the output of such a piece, whose numerators are multiplied by the values' scales. */
+TARGET static void output_quantized(const struct attention *a, struct NAME(work) *w, const struct piece_blocks *found,
+                                    int rows, int blocks, float *out) {
+    struct NAME(dequantized) *q = &w->dequantized;
+    int dim = a->head_dim, two = rows > 16, most = two ? 2 : 4;
+    const char *values[] = {q->values, q->values + (int64_t)2 * BLOCK * dim};
+    struct tile_product output = output_product(dim, NULL, values, NULL, 0, out);
+    set_tile_shapes(rows, output.pairs);
+    for (int first = 0; first < dim / 16; first += most)
+        for (int j = 0; j < blocks; j += SPAN / BLOCK) {
+            const char *group = found->groups[j * BLOCK / SPAN];
+            int more = blocks - j > SPAN / BLOCK;
+            output.a = (const char *)(w->tiles.weights + j * BLOCK);
+            output.b = group ? values : found->values + j;
+            output.steps = more ? SPAN / BLOCK : blocks - j;
+            output.inside = (j > 0 ? AFTER_SOME : 0) | (more ? BEFORE_MORE : 0);
+            if (group && !first)
+                prefetch_half(a, found, j, 1);
+            if (group)
+                NAME(unpack_values)(a, group, q->values);
+            TILE_FENCE();
+            run_some(&output, two, dim / 16 - first < most ? dim / 16 - first : most, first);
+        }
+}
+
 #include "tree_amx.h"
 
 /*
@@ -209,19 +313,36 @@ TARGET static void attend_rows_amx(const struct attention *a, struct NAME(work) 
     struct tile_work *tiles = &w->tiles;
     int dim = a->head_dim, blocks = (shared - start + BLOCK - 1) / BLOCK;
     int columns = (end - start + BLOCK - 1) / BLOCK * BLOCK;
-    struct tile_product scores =
-        score_product(a, w, offset, found->keys, found->next_values, tiles->scores, SCORE_STRIDE);
-    run_tile_product(&scores, rows, blocks);
+    float middles[TILE_ROWS];
+    if (found->quantized)
+        score_quantized(a, w, found, offset, rows, blocks);
+    else {
+        struct tile_product scores =
+            score_product(a, w, offset, found->keys, found->next_values, tiles->scores, SCORE_STRIDE);
+        run_tile_product(&scores, rows, blocks);
+    }
     if (shared < end)
         score_paths_by_tiles(a, w, head, first, offset, rows, start, shared, end);
     for (int r = 0; r < rows; r++) {
         int64_t seen = NAME(visible_keys)(a, first + offset + r), limit = seen < end ? seen - start : end - start;
-        weigh_row(tiles->scores + r * SCORE_STRIDE, tiles->weights + r * WEIGHT_STRIDE, limit < 0 ? 0 : (int)limit,
-                  columns, a->scale * 1.44269504f, p.maximum + offset + r, p.sum + offset + r);
+        float *scores = tiles->scores + r * SCORE_STRIDE, factor = a->scale * 1.44269504f;
+        uint16_t *weights = tiles->weights + r * WEIGHT_STRIDE;
+        int visible = limit < 0 ? 0 : (int)limit;
+        if (found->quantized)
+            middles[r] = weigh_quantized(scores, weights, visible, columns, factor, p.maximum + offset + r,
+                                         p.sum + offset + r, &w->scales);
+        else
+            weigh_row(scores, weights, visible, columns, factor, p.maximum + offset + r, p.sum + offset + r);
     }
-    struct tile_product output =
-        output_product(dim, tiles->weights, found->values, found->next_keys, blocks, p.out + dim * offset);
-    run_tile_product(&output, rows, dim / 16);
+    if (found->quantized) {
+        output_quantized(a, w, found, rows, blocks, p.out + dim * offset);
+        for (int r = 0; r < rows; r++)
+            NAME(add_to_row)(p.out + dim * (offset + r), middles[r], dim);
+    } else {
+        struct tile_product output =
+            output_product(dim, tiles->weights, found->values, found->next_keys, blocks, p.out + dim * offset);
+        run_tile_product(&output, rows, dim / 16);
+    }
     if (shared < end)
         add_paths_by_tiles(a, w, head, first + offset, rows, start, shared, end, p.out + dim * offset);
 }
@@ -232,6 +353,8 @@ TARGET static void attend_piece_amx(const struct attention *a, struct NAME(work)
     end = end > start ? end : start; /* where no row of the group sees the piece */
     int64_t shared = NAME(shared_end)(a, start, end);
     find_blocks(a, w, head, start, shared, ahead, &found);
+    if (found.quantized)
+        collect_scales(a, &w->scales, &found, (shared - start + SPAN - 1) / SPAN);
     for (int offset = 0; offset < rows; offset += TILE_ROWS)
         attend_rows_amx(a, w, head, &found, first, offset, rows - offset < TILE_ROWS ? rows - offset : TILE_ROWS,
                         start, shared, end, p);

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...architecture.dims import Dimensions
+from .kv_groups import Groups
 from .library import BLOCK, PIECE, Append, Attention, Format, Merge, Pack, Product, Rows, Unpack
 
 
@@ -89,6 +90,7 @@ class BlockCalls:
         lse: Tensor | None = None,
         partials: Tensor | None = None,
         parents: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> Attention:
         """Return a call that attends with rotated queries. It writes either `out` and, if given, `lse`, or `partials`.
 
@@ -103,7 +105,9 @@ class BlockCalls:
                 before it, or -1. The tree's keys are stored in this order; a token sees those before the tree, its
                 ancestors' and its own, and its result has the bits of that chain. `seen` is what a token without parent
                 sees. None for a chain.
+            groups: quantised keys and values, whose blocks are the table's entries below zero: ~b is block b.
         """
+        assert groups is None or table is not None
         dtype, tokens = kv.dtype, len(q)
         capacity = self.tokens if table is None else table.shape[1] * BLOCK
         more = (tokens - 1) * causal if parents is None else len(parents) - 1
@@ -132,6 +136,9 @@ class BlockCalls:
             partials=_address(partials),
             parents=_address(parents),
             nodes=0 if parents is None else len(parents),
+            quantized=None if groups is None else groups.memory.data_ptr(),
+            quantized_stride=0 if groups is None else groups.memory.stride(0),
+            kv_format=None if groups is None else ctypes.addressof(groups.format),
         )
 
 
@@ -226,15 +233,22 @@ def unpack_call(weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Unpac
 
 
 def rows_call(x: Tensor, y: Tensor, weight: Tensor | None = None, epsilon: float = 0.0) -> Rows:
-    """Return a call that writes the RMSNorm of `x`, or without a weight its gate, to `y` `[rows, width]`."""
-    assert x.is_contiguous() and (weight is None or x.dtype == weight.dtype)
-    rows, width = y.shape
+    """Return a call that writes the RMSNorm of `x`, or without a weight its gate, to `y` `[..., width]`, contiguous.
+
+    For a norm x may be `[tokens, heads, width]` with any stride between tokens.
+    """
+    *_, heads, width = y.shape
+    has_heads = y.dim() == 3
+    assert y.is_contiguous() and (weight is None or (x.dtype == weight.dtype and x.shape == y.shape))
+    assert x.is_contiguous() if not has_heads else x.stride()[1:] == (width, 1)
     return Rows(
         x=x.data_ptr(),
         weight=_address(weight),
         y=y.data_ptr(),
-        rows=rows,
+        rows=y.numel() // width,
         width=width,
+        heads=heads if has_heads else 1,
+        stride=x.stride(0) if has_heads else width,
         epsilon=epsilon,
         wide=x.dtype == torch.float32,
     )

@@ -67,6 +67,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 
 #include "store.h"
 
+#include "kv_groups.h"
+
 #include "pack.h"
 
 #include "noise.h"
@@ -118,7 +120,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 int64_t triforce_layout(void) {
     const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
                              sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
-                             sizeof(struct pack),      sizeof(struct rounding)};
+                             sizeof(struct pack),      sizeof(struct rounding),  sizeof(struct quantize),
+                             sizeof(struct copy),      sizeof(struct call),      sizeof(struct pass)};
     uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -165,7 +168,13 @@ int triforce_pack(const struct pack *p) { return run_rows(pack_rows, p, p->rows)
 
 int triforce_unpack(const struct unpack *u) { return run_rows(unpack_rows, u, u->rows); }
 
+int triforce_copy(const struct copy *c) { return memcpy(c->to, c->from, c->bytes) != c->to; }
+
+int triforce_quantize(const struct quantize *q) { return run_rows(quantize_groups, q, q->count); }
+
 int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
+
+#include "pass.h"
 
 /*
  * While `limited`, torch's own operations in this thread run on this thread alone, and only the kernel uses as many as

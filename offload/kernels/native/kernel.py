@@ -10,7 +10,20 @@ import torch
 from torch import Tensor
 
 from .calls import pack_call, product_call, rows_call, unpack_call
-from .library import LEVELS, Append, Attention, Format, KernelUnavailable, Merge, Rounding, open_library
+from .library import (
+    LEVELS,
+    Append,
+    Attention,
+    Copy,
+    Format,
+    KernelUnavailable,
+    Merge,
+    Pass,
+    Quantize,
+    Rounding,
+    open_library,
+)
+from .recording import APPEND, ATTEND, COPY, GATE, LINEAR, NORM, recorder
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -34,6 +47,7 @@ class Kernel:
     """The functions of kernel.c at one level.
 
     Results depend on the level and the build, never on the number of threads or on other rows of the same call.
+    The calls of a forward pass can be recorded (see recording.py): `operands` are what a call's struct refers to.
     """
 
     def __init__(self, level: str, library: ctypes.CDLL, handle: int) -> None:
@@ -45,20 +59,35 @@ class Kernel:
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
+        self._copy, self._run = library.triforce_copy, library.triforce_run
+        self._quantize = library.triforce_quantize
         self._pick = library.triforce_pick
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
-    def append(self, call: Append) -> None:
+    def append(self, call: Append, *operands: Tensor) -> None:
         """Rotate queries and keys, and store keys and values in their blocks."""
+        if recorder.recording is not None:
+            return recorder.recording.add(APPEND, call, *operands)
         self._append(ctypes.byref(call))
 
-    def attend(self, call: Attention) -> None:
+    def attend(self, call: Attention, *operands: Tensor | None) -> None:
         """Attend to blocks of keys and values. Raises MemoryError; ValueError if a parent is not before its child."""
+        if recorder.recording is not None:
+            return recorder.recording.add(ATTEND, call, *operands)
         _check(self._attend(self._handle, ctypes.byref(call)))
 
     def merge(self, call: Merge) -> None:
         """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
+        assert recorder.recording is None, "a merge cannot be recorded"
         self._merge(self._handle, ctypes.byref(call))
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy a tensor to one of the same size and type, both contiguous."""
+        assert source.is_contiguous() and target.is_contiguous() and source.nbytes == target.nbytes
+        call = Copy(source.data_ptr(), target.data_ptr(), source.nbytes)
+        if recorder.recording is not None:
+            return recorder.recording.add(COPY, call, source, target)
+        self._copy(ctypes.byref(call))
 
     def linear(
         self,
@@ -75,7 +104,11 @@ class Kernel:
         y `[rows, out]` has the weight's dtype or fp32. x is contiguous; rows of y and onto may be parts of longer ones.
         With a `format`, the weight is quantised and x is bf16. Raises MemoryError.
         """
-        _check(self._linear(self._handle, ctypes.byref(product_call(x, weight, bias, onto, y, format))))
+        call = product_call(x, weight, bias, onto, y, format)
+        if recorder.recording is not None:
+            recorder.recording.add(LINEAR, call, x, weight, bias, onto, y, format)
+        else:
+            _check(self._linear(self._handle, ctypes.byref(call)))
         return y
 
     def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
@@ -86,20 +119,39 @@ class Kernel:
         """Round weights to fewer bits; return whether all are finite, and small enough for the format."""
         return self._round(self._handle, ctypes.byref(call)) == 0
 
+    def quantize(self, call: Quantize) -> None:
+        """Quantise groups of keys and values, or dequantise them if the call has room for those."""
+        self._quantize(ctypes.byref(call))
+
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""
         self._unpack(ctypes.byref(unpack_call(weight, format, ids, y)))
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:
-        """Write the RMSNorm of rows `[rows, width]` to `y`, all contiguous and of one dtype; return `y`."""
-        self._norm(self._handle, ctypes.byref(rows_call(x, y, weight, epsilon)))
+        """Write the RMSNorm of rows to `y`, and return it. All are of one dtype, `y` and the weight contiguous.
+
+        x `[rows, width]` is contiguous; `[tokens, heads, width]` may have any stride between tokens.
+        """
+        call = rows_call(x, y, weight, epsilon)
+        if recorder.recording is not None:
+            recorder.recording.add(NORM, call, x, y, weight)
+        else:
+            self._norm(self._handle, ctypes.byref(call))
         return y
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """Write silu(gate) * up of rows `[rows, gate and up]` to `y` `[rows, width]`; return `y`."""
-        self._gate(self._handle, ctypes.byref(rows_call(x, y)))
+        call = rows_call(x, y)
+        if recorder.recording is not None:
+            recorder.recording.add(GATE, call, x, y)
+        else:
+            self._gate(self._handle, ctypes.byref(call))
         return y
+
+    def run(self, call: Pass) -> None:
+        """Run recorded calls. Raises what they raise."""
+        _check(self._run(self._handle, ctypes.byref(call)))
 
     def pick(self, probs: Tensor, seed: int, position: int) -> int:
         """Return the token that `speculation.noise` picks from a distribution `[vocab]` in fp32, or -1.

@@ -5,6 +5,10 @@
 #include "amx.h"
 #endif
 
+#include "quantized.h"
+
+#include "quantized_kv.h"
+
 #include "attend.h"
 
 #if HAS_TILES
@@ -16,8 +20,6 @@
 #endif
 
 #include "share.h"
-
-#include "quantized.h"
 
 #include "round.h"
 
@@ -31,6 +33,8 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef TARGET
 #define TARGET __attribute__((target(AMX)))
 #include "quantized_amx.h"
+
+#include "quantized_row_amx.h"
 
 #include "linear_amx.h"
 #pragma pop_macro("TARGET")

@@ -9,9 +9,10 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 9  # as in types.h
+LAYOUT = 11  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
+GROUP = 32  # tokens of quantised keys and values that share their scales
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
 FOLDER = Path(__file__).parent
 
@@ -30,6 +31,9 @@ class Attention(ctypes.Structure):
         ("scale", c_float),
         *((name, c_void_p) for name in ("partials", "parents", "depths")),
         ("nodes", c_int32),
+        ("quantized", c_void_p),
+        ("quantized_stride", c_int64),
+        ("kv_format", c_void_p),
     )
 
 
@@ -88,6 +92,17 @@ class Pack(ctypes.Structure):
     )
 
 
+class Quantize(ctypes.Structure):
+    """`struct quantize` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("kv", "quantized", "groups", "keys", "values")),
+        *((name, c_int64) for name in ("head_stride", "quantized_stride", "count")),
+        *((name, c_int32) for name in ("head_dim", "wide")),
+        ("format", c_void_p),
+    )
+
+
 class Rounding(ctypes.Structure):
     """`struct rounding` of types.h."""
 
@@ -113,9 +128,33 @@ class Rows(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "y")),
-        *((name, c_int64) for name in ("rows", "width")),
+        *((name, c_int64) for name in ("rows", "width", "heads", "stride")),
         ("epsilon", c_float),
         ("wide", c_int32),
+    )
+
+
+class Copy(ctypes.Structure):
+    """`struct copy` of types.h."""
+
+    _fields_ = (*((name, c_void_p) for name in ("source", "target")), ("bytes", c_int64))
+
+
+class Call(ctypes.Structure):
+    """`struct call` of types.h."""
+
+    _fields_ = (("kind", c_int64), ("arguments", c_void_p))
+
+
+class Pass(ctypes.Structure):
+    """`struct pass` of types.h."""
+
+    _fields_ = (
+        ("calls", ctypes.POINTER(Call)),
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("cos", "sin", "parents")),
+        *((name, c_int64) for name in ("start", "seen")),
+        *((name, c_int32) for name in ("stored", "nodes")),
     )
 
 
@@ -153,10 +192,13 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         ("norm", Rows),
         ("gate", Rows),
         ("round", Rounding),
+        ("run", Pass),
     ):
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
+    library.triforce_copy.argtypes = (ctypes.POINTER(Copy),)
+    library.triforce_quantize.argtypes = (ctypes.POINTER(Quantize),)
     library.triforce_pack.argtypes = (ctypes.POINTER(Pack),)
     library.triforce_unpack.argtypes = (ctypes.POINTER(Unpack),)
     library.triforce_pick.argtypes = (c_void_p, c_int64, c_uint64, c_int64)
@@ -168,7 +210,8 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
 def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
     expected = LAYOUT
-    for structure in (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding):
+    every = (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize, Copy, Call, Pass)
+    for structure in every:
         expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:

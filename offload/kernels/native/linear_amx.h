@@ -87,12 +87,16 @@ TARGET static int linear_amx(const struct linear *l) {
         return linear_avx512(l);
     struct linear_job_avx512 j = {.l = l, .x = l->x, .row_bytes = 2 * l->inputs};
     j.pairs = (l->outputs + 2 * BLOCK - 1) / (2 * BLOCK);
-    if (l->format && l->format->has_minimum) {
-        j.sums = scratch(&shared_memory, sizeof(float) * l->rows * (l->inputs / GROUP_INPUTS));
-        if (!j.sums)
-            return 1;
+    int64_t sums = l->format && l->format->has_minimum ? l->rows * (l->inputs / GROUP_INPUTS) : 0;
+    int64_t widened = l->format && l->rows <= VECTOR_ROWS ? l->rows * l->inputs : 0;
+    float *memory = sums + widened ? scratch(&shared_memory, sizeof(float) * (sums + widened)) : NULL;
+    if (sums + widened && !memory)
+        return 1;
+    j.widened = memory, j.sums = memory + widened;
+    if (sums)
         run_rows(sum_groups_avx512, &j, l->rows);
-    }
+    if (widened && widen_plain(l->x, widened, j.widened))
+        return pool_run(vector_panels, &j, j.pairs, 0);
     int64_t groups = (l->rows + TILE_GROUP - 1) / TILE_GROUP;
     return pool_run(multiply_groups_amx, &j, groups * j.pairs, l->rows >= LONG_ROWS);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from .kernel import DTYPES, Kernel
 from .layout import pack_weight, weight_rows
 from .library import BLOCK, MAX_HEAD_DIM, Format
 from .panels import format_struct, pack_quantized
+from .recording import Recording, recorder
 
 
 class NativeOperations:
@@ -40,8 +42,24 @@ class NativeOperations:
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return self.kernel.norm(x, weight, epsilon, self.buffer("norm", x.shape, x.dtype))
 
+    def norm_heads(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return self.kernel.norm(x, weight, epsilon, torch.empty(x.shape, dtype=x.dtype))
+
     def gated(self, x: Tensor) -> Tensor:
         return self.kernel.gate(x, self.buffer("gated", (len(x), x.shape[1] // 2), x.dtype))
+
+    @contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Record this thread's kernel calls until the end of the block, with buffers of their own."""
+        buffers = self._local.__dict__
+        saved = dict(buffers)
+        buffers.clear()
+        try:
+            with recorder.record() as recording:
+                yield recording
+        finally:
+            buffers.clear()
+            buffers.update(saved)
 
     def buffer(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return this thread's output buffer `name`, uninitialised."""

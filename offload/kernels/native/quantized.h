@@ -259,35 +259,46 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
 #undef GROUP_DOTS
 
 /*
- * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, and only one row for each width, which
- * would take long to compile: the others run in two or three parts, with the same result.
+ * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, and only the common widths, or one
+ * row: more would take long to compile. The others run in two or three parts, with the same result.
  */
-#define PART(count)                                                                                                \
-    for (; rows >= count; rows -= count, a += count * t.a_stride, c += count * t.c_stride,                         \
-                          t.sums += count * t.sums_stride)                                                         \
-        NAME(run_codes)(count, bits, &t, a, c);
-#define CASE(width) case width: NAME(run_codes)(1, width, &t, a, c); break;
-TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
-    const int bits = t.format->bits;
+#define PARTS(count, bits)                                                                                         \
+    for (; rows >= count; rows -= count, a += count * t->a_stride, c += count * t->c_stride,                       \
+                          t->sums += count * t->sums_stride)                                                       \
+        NAME(run_codes)(count, bits, t, a, c);
+#define CASE(width) case width: NAME(run_codes)(1, width, t, a, c); break;
+/* The same for one width, if `bits` is a constant. */
+INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_tile) *t, const char *a, float *c) {
 #if LANES == 16
-    PART(12)
+    PARTS(12, bits)
 #endif
 #if LANES == 16 && HAS_MAX
-    PART(8)
+    PARTS(8, bits)
 #endif
 #if LANES == 8 || HAS_MAX
-    PART(6)
+    PARTS(6, bits)
 #endif
 #if HAS_MAX
-    PART(4) PART(3) PART(2)
+    PARTS(4, bits) PARTS(3, bits) PARTS(2, bits)
     if (rows)
         EACH_WIDTH(bits, CASE)
 #else /* levels for which compiling less matters more than speed */
-    PART(1)
+    PARTS(1, bits)
 #endif
 }
+
+TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
+#if LANES == 16 && HAS_MAX
+    if (t.format->bits == 4)
+        NAME(rows_of_width)(4, rows, &t, a, c);
+    else if (t.format->bits == 8)
+        NAME(rows_of_width)(8, rows, &t, a, c);
+    else
+#endif
+        NAME(rows_of_width)(t.format->bits, rows, &t, a, c);
+}
 #undef CASE
-#undef PART
+#undef PARTS
 
 /* Run tiles over any number of rows; `a`, `c` and t.sums belong to the first row. */
 INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {

@@ -5,26 +5,6 @@ struct NAME(linear_work) {
     float c[NAME(GROUP) * 2 * BLOCK];
 };
 
-typedef uint16_t NAME(halves_at) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-
-/* Load LANES elements from index `i` of a row of bf16 or fp32. */
-INLINE vec NAME(load)(const void *row, int64_t i, int wide) {
-    if (wide)
-        return *(const vec_at *)((const float *)row + i);
-    NAME(halves_at) halves = *(const NAME(halves_at) *)((const uint16_t *)row + i);
-    return (vec)(__builtin_convertvector(halves, ints) << 16);
-}
-
-INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
-    if (wide) {
-        *(vec_at *)((float *)row + i) = x;
-        return;
-    }
-    ints bits = (ints)x; /* to nearest, ties to even; infinities survive */
-    bits = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff;
-    *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
-}
-
 /* Multiply one or two panels with a group of rows, into w->c. */
 INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, const char *x, int rows, int64_t panel,
                           int panels) {
@@ -60,13 +40,6 @@ INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_w
             t.blocks = depth / inputs, t.fresh = k == 0, t.sums = sums + k / GROUP_INPUTS;
             NAME(run_quantized)(rows, t, x + k * x_item, w->c + p * BLOCK);
         }
-}
-
-/* Store as bf16 as `narrow` does, NaN included. */
-INLINE void NAME(store_rounded)(uint16_t *to, vec x) {
-    ints bits = (ints)x, number = x == x;
-    bits = (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16 & 0xffff;
-    *(NAME(halves_at) *)to = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
 }
 
 /* Add bias and residual to a whole panel of one row, and store it from element `at` of y on. */
@@ -182,7 +155,7 @@ TARGET static int NAME(linear)(const struct linear *l) {
 /* x / rms(x) * weight (RMSNorm, arXiv 1910.07467). */
 NOINLINE static void NAME(norm_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
-    const char *x = (const char *)n->x + row * n->width * item;
+    const char *x = (const char *)n->x + (row / n->heads * n->stride + row % n->heads * n->width) * item;
     char *y = (char *)n->y + row * n->width * item;
     vec squares = NAME(splat)(0);
     for (int64_t i = 0; i < n->width; i += LANES) {

@@ -38,6 +38,33 @@ INLINE vec NAME(max)(vec x, vec y) {
 INLINE vec NAME(low_half)(ints pair) { return (vec)(pair << 16); }
 INLINE vec NAME(high_half)(ints pair) { return (vec)(pair & (int32_t)0xffff0000); }
 
+typedef uint16_t NAME(halves_at) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+/* Load LANES elements from index `i` of a row of bf16 or fp32. */
+INLINE vec NAME(load)(const void *row, int64_t i, int wide) {
+    if (wide)
+        return *(const vec_at *)((const float *)row + i);
+    NAME(halves_at) halves = *(const NAME(halves_at) *)((const uint16_t *)row + i);
+    return (vec)(__builtin_convertvector(halves, ints) << 16);
+}
+
+INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
+    if (wide) {
+        *(vec_at *)((float *)row + i) = x;
+        return;
+    }
+    ints bits = (ints)x; /* to nearest, ties to even; infinities survive */
+    bits = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff;
+    *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+}
+
+/* Store as bf16 as `narrow` does, NaN included. */
+INLINE void NAME(store_rounded)(uint16_t *to, vec x) {
+    ints bits = (ints)x, number = x == x;
+    bits = (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16 & 0xffff;
+    *(NAME(halves_at) *)to = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+}
+
 #if DOTS && defined(TRIFORCE_EMULATE)
 INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
     ints factors = factor - (ints){0};

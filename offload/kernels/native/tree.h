@@ -92,7 +92,7 @@ TARGET static void NAME(score_tree)(const struct attention *a, struct NAME(work)
     struct NAME(tree) *t = &w->tree;
     for (int64_t at = 0; at < t->stride; at += BLOCK) {
         const char *keys = NAME(block)(a, head, (t->base + at) / BLOCK);
-        NAME(score)(a, w, &keys, &keys, 1, rows, a->wide, t->scores + at, t->stride);
+        NAME(score)(a, w->queries, &keys, &keys, 1, rows, a->wide, t->scores + at, t->stride);
     }
 }
 

@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 9,      /* raise it with any change that Python sees */
+    LAYOUT = 11,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -25,6 +25,8 @@ enum {
     FLOAT8 = 9,         /* in place of the bits of a code: it is an e4m3 number (arXiv 2209.05433) without infinities */
     MOST_PARTIALS = 1 << 26, /* bytes of partial results up to which the keys are split in prefill */
 };
+
+struct format;
 
 /* Attention of `tokens` queries over stored keys and values; a row is a query of one head. */
 struct attention {
@@ -55,6 +57,14 @@ struct attention {
     const int32_t *parents;
     const int32_t *depths; /* NULL; the kernel's own: of the call's tokens */
     int32_t nodes;
+    /*
+     * NULL, or the first head's first quantised group of keys and values. A table must be given: its entry ~b, below
+     * zero, is block b of them. Both blocks of a group follow each other, at a multiple of SPAN of the order of reading,
+     * and all rows see them.
+     */
+    const char *quantized;
+    int64_t quantized_stride; /* bytes between the groups of consecutive heads */
+    const struct format *kv_format;
 };
 
 /* Merge `pieces` partial results over consecutive keys, in order, into the result over the keys before them. */
@@ -107,6 +117,26 @@ struct format {
     uint16_t levels[64]; /* bf16, for less than 8 bits; with 4 bits twice or more; FLOAT8: the subnormal ones, repeated */
 };
 
+/*
+ * Quantised keys and values (KIVI, arXiv 2402.02750) are stored in groups of SPAN tokens of one KV head. A number is
+ * scale * level + middle; keys have a scale and a middle for each dimension, values for each token. A group is
+ *
+ *     bf16  key scales [head_dim], key middles [head_dim], value scales [SPAN], value middles [SPAN]
+ *     key codes    [2][head_dim / 8] quads of 4 pairs of dimensions, for the 16 tokens of a block
+ *     value codes  [2][head_dim / 16][2] quads of 4 pairs of tokens of a block, for 16 dimensions
+ *
+ * A quad is that of quantised weights: [16][2] of 16 bits whose digits are the four pairs' codes, or [4][16][2] bytes.
+ */
+struct quantize {
+    char *kv;               /* blocks: the first head's first block */
+    char *quantized;        /* groups: the first head's first group */
+    const int32_t *groups;  /* [count][3]: KV head, block number of the first of two blocks, group number */
+    void *keys, *values;    /* NULL to quantise, or [count][SPAN][head_dim]: what the groups are dequantised to */
+    int64_t head_stride, quantized_stride, count;
+    int32_t head_dim, wide; /* of blocks and of `keys` and `values` */
+    const struct format *format;
+};
+
 /* Store the codes of a matrix in panels. */
 struct pack {
     const uint8_t *codes; /* [rows][groups][32], or where `halves` is set [16]: code i and 16 + i in byte i */
@@ -152,13 +182,41 @@ struct linear {
     int32_t wide_out;
 };
 
-/* RMSNorm of rows [width] with a weight; without a weight silu(gate) * up of rows [gate, up] of 2 * width. */
+/*
+ * RMSNorm of rows [width] with a weight; without a weight silu(gate) * up of rows [gate, up] of 2 * width. The norm's x
+ * may be some heads of each token: then `heads` rows lie together, and there are `stride` elements between tokens.
+ */
 struct norm {
     const void *x, *weight;
     void *y;
     int64_t rows, width; /* width: a multiple of 16 */
+    int64_t heads, stride;
     float epsilon;
     int32_t wide;
+};
+
+/* Bytes that are copied as they are. */
+struct copy {
+    const void *from;
+    void *to;
+    int64_t bytes;
+};
+
+/* A call of one of the functions above, with its struct. */
+enum { APPEND, ATTEND, LINEAR, NORM, GATE, COPY };
+struct call {
+    int64_t kind;
+    void *arguments;
+};
+
+/* The calls of a forward pass, and what differs between two passes of as many tokens: fields of all appends and attends. */
+struct pass {
+    const struct call *calls;
+    int64_t count;
+    const void *cos, *sin;
+    const int32_t *parents;
+    int64_t start, seen;
+    int32_t stored, nodes;
 };
 
 #endif

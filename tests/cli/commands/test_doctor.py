@@ -91,10 +91,16 @@ def test_lines_of_text(doctor):
     assert found["prompts"].startswith("0 cached prompts, 0.00 GiB of ") and found["prompts"].endswith("prompts")
 
 
+def test_the_disk_is_described(doctor, tmp_path):
+    found = json.loads(doctor("--json", "--disk", tmp_path))["disk"]
+    assert found["folder"] == str(tmp_path) and found["free_bytes"] > 0 and found["read_gb_s"] is None
+    assert f"GiB free, {tmp_path}\n" in doctor("--disk", tmp_path)
+
+
 def test_one_json_object(doctor, tmp_path):
     (line,) = doctor("--json", "--device", "cpu").splitlines()
     found = json.loads(line)
-    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "versions", "prompts"]
+    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "versions", "disk", "prompts"]
     assert (found["type"], found["device"]["used"], found["memory"]["read_gb_s"]) == ("doctor", "cpu", None)
     assert found["memory"]["total_bytes"] >= found["memory"]["free_bytes"] > 0
     assert found["processor"]["name"] and found["processor"]["logical_cores"] >= 1

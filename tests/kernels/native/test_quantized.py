@@ -60,6 +60,21 @@ def test_a_row_is_the_same_whatever_other_rows_there_are(kernel, set_threads, na
         assert torch.equal(some(first, first + count), whole[first : first + count]), count
 
 
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("odd", [1e-39, 1e-30, 2.0**-90, float("inf"), NAN, 3e38])
+def test_a_single_row_has_the_same_bits_with_unusual_activations(kernel, name, odd):
+    """Matrix instructions take subnormal numbers for zero; a single row may be computed without them."""
+    weight, _ = weight_of(name, 40, 512)
+    packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
+    x = draw(5, 512, dtype=torch.bfloat16, seed=3)
+    x[:, ::7] = odd
+
+    def some(rows):
+        return kernel.linear(rows, packed, None, None, torch.empty((len(rows), 40)), format)
+
+    assert torch.equal(torch.cat([some(x[i : i + 1]) for i in range(5)]).view(torch.int32), some(x).view(torch.int32))
+
+
 def test_parts_in_different_formats_are_one_linear(kernel):
     """As q, k and v of a Q4_K_M file: neighbours of one format are joined, and a part may be in floating point."""
     parts = [weight_of(name, outputs, 512, seed) for seed, (name, outputs) in enumerate(

@@ -1,0 +1,77 @@
+"""The needle test: a random number, said once somewhere in a long text, is asked for at its end.
+
+The passkey test (Mohtashami and Jaggi, arXiv 2305.16300), with a longer number, and in words that the text itself
+continues: models of 135M parameters find that at 8K tokens, and instructions less often. The log-probability tells
+more than whether it is found: it also measures how nearly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+from ..events import Prefilled
+from ..sequence import common_prefix
+from ..speculation.runner import Runner
+from .teacher_forcing import score_text
+
+DIGITS = 7
+_NEEDLE = "\n\nThe pass key is {0}. Remember it. The pass key is {0}.\n\n"
+_QUESTION = "\n\nThe pass key is"
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Needle:
+    """A text with a needle: `prompt` ends with the question, `answer` are the tokens of the pass key.
+
+    `depth` is where the needle is, from 0 for the beginning to 1 for the end; None if it is not there at all.
+    """
+
+    depth: float | None
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeedleScore:
+    """Whether greedy decoding gives the pass key, and the mean log-probability of its tokens in nats."""
+
+    depth: float | None
+    found: bool
+    log_prob: float
+
+
+def make_needles(text: Sequence[int], encode: Encode, count: int, seed: int = 0) -> list[Needle]:
+    """Return `count` needles at evenly spaced depths, the deepest first, and one that is not there.
+
+    Each is in a copy of `text` that is shortened at its end, so that prompt and answer have as many tokens as the text.
+    The beginnings are the same up to the needle: caches run them once. Raises ValueError for a text that is too short.
+    """
+    draw = random.Random(seed)
+    depths = [None, *((index + 0.5) / count for index in reversed(range(count)))]
+    return [_make_needle(text, encode, depth, "".join(draw.choices("123456789", k=DIGITS))) for depth in depths]
+
+
+def _make_needle(text: Sequence[int], encode: Encode, depth: float | None, key: str) -> Needle:
+    needle, question = encode(_NEEDLE.format(key)), encode(_QUESTION)
+    asked = encode(f"{_QUESTION} {key}")
+    start = common_prefix(question, asked)  # a tokenizer may merge the last word and the space
+    question, answer = asked[:start], asked[start:]
+    room = len(text) - len(needle) - len(question) - len(answer)
+    if room < 2:
+        raise ValueError(f"{len(text)} tokens are too few for a needle of {len(text) - room}")
+    body = list(text[:room])
+    if depth is not None:
+        at = max(1, round(depth * room))
+        body[at:at] = needle
+    return Needle(depth, (*body, *question), tuple(answer))
+
+
+def score_needle(runner: Runner, needle: Needle) -> Generator[Prefilled, None, NeedleScore]:
+    """Read the needle's text and score the pass key after the question; yields the progress of reading."""
+    scores = yield from score_text(runner, [*needle.prompt, *needle.answer], len(needle.answer))
+    found = scores.choices.tolist() == list(needle.answer)
+    return NeedleScore(needle.depth, found, float(scores.log_probs.double().mean()))

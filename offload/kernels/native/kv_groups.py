@@ -1,0 +1,76 @@
+"""Quantised keys and values (KIVI, arXiv 2402.02750) in the native kernel's groups of 32 tokens; see types.h.
+
+Keys share a scale and a middle per channel and group, values per token. Both are chosen so that no number is clamped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .library import BLOCK, FLOAT8, GROUP, LEVEL_COUNT, Format, Quantize
+
+_BITS = {"q4": 4, "q8": 8, "fp8": FLOAT8}
+
+
+@cache
+def kv_format(name: str) -> Format:
+    """Return a format of quantised keys and values, "q4", "q8" or "fp8" (e4m3), as the kernel takes it."""
+    levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8) if name == "fp8" else torch.arange(LEVEL_COUNT) % 16 - 8
+    result = Format(_BITS[name], 0, 0, 0, -8 if name == "q4" else 0)
+    result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]
+    return result
+
+
+def group_bytes(name: str, head_dim: int) -> int:
+    """Return the bytes of a group's keys and values of one head."""
+    return 4 * head_dim + 4 * GROUP + GROUP * head_dim * (1 if name == "q4" else 2)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A layer's quantised groups `[kv_heads, groups, bytes]`, uint8, contiguous."""
+
+    memory: Tensor
+    format: Format
+
+
+def quantize_call(blocks: Tensor, groups: Groups, items: Tensor, head_dim: int) -> Quantize:
+    """Return a call that quantises groups.
+
+    Args:
+        blocks: `[kv_heads, blocks, 2 * 16 * head_dim]`, bf16 or fp32, contiguous.
+        items: `[count, 3]`, int32: KV head, number of the first of two consecutive blocks, number of the group.
+    """
+    assert blocks.is_contiguous() and blocks.shape[2] == 2 * BLOCK * head_dim
+    return _call(
+        groups, items, head_dim, blocks.dtype, kv=blocks.data_ptr(), head_stride=blocks.stride(0) * blocks.itemsize
+    )
+
+
+def dequantize_call(groups: Groups, items: Tensor, keys: Tensor, values: Tensor) -> Quantize:
+    """Return a call that dequantises groups to keys and values `[count, 32, head_dim]`, bf16 or fp32.
+
+    `items` is that of `quantize_call`; the blocks' numbers are not read.
+    """
+    assert all(x.is_contiguous() and x.dtype == keys.dtype for x in (keys, values))
+    return _call(groups, items, keys.shape[2], keys.dtype, keys=keys.data_ptr(), values=values.data_ptr())
+
+
+def _call(groups: Groups, items: Tensor, head_dim: int, dtype: torch.dtype, **own: int) -> Quantize:
+    assert items.is_contiguous() and items.dtype == torch.int32 and items.shape[1] == 3
+    assert groups.memory.is_contiguous()
+    return Quantize(
+        quantized=groups.memory.data_ptr(),
+        groups=items.data_ptr(),
+        quantized_stride=groups.memory.stride(0),
+        count=len(items),
+        head_dim=head_dim,
+        wide=dtype == torch.float32,
+        format=ctypes.addressof(groups.format),
+        **own,
+    )

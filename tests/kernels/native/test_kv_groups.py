@@ -1,0 +1,114 @@
+"""Attention to quantised keys and values at every level: that to dequantised ones, in the same bits in any company."""
+
+import pytest
+import torch
+
+from offload.kernels.native.kv_groups import Groups, dequantize_call, group_bytes, kv_format, quantize_call
+from offload.kernels.native.library import GROUP
+from tests.support.native_kernel import DTYPES, NAN, attention, definition, distance, draw, fill_blocks
+
+pytestmark = pytest.mark.xdist_group("native")
+
+FORMATS = ("q4", "q8", "fp8")
+# Keys before the first query, queries, head size, query heads of a KV head, groups that are quantised.
+CASES = [
+    (33, 1, 64, 3, range(1)),
+    (100, 5, 80, 1, range(3)),
+    (96, 33, 128, 4, range(1, 3)),
+    (513, 8, 64, 3, range(1, 16)),
+    (530, 25, 16, 7, range(16)),
+    (700, 12, 256, 2, [1, 2, 3, 7, 15, 16]),
+    (1100, 64, 32, 1, range(1, 32)),
+]
+
+
+def quantized(kernel, blocks, kind, dim, chosen):
+    """Return chosen groups, quantised, and their keys and values `[kv_heads, count, 32, head_dim]` in fp32."""
+    heads, count, _ = blocks.shape
+    groups = Groups(torch.full((heads, count // 2, group_bytes(kind, dim)), 255, dtype=torch.uint8), kv_format(kind))
+    items = torch.tensor([(head, 2 * g, g) for head in range(heads) for g in chosen], dtype=torch.int32)
+    kernel.quantize(quantize_call(blocks, groups, items, dim))
+    both = tuple(torch.full((len(items), GROUP, dim), NAN) for _ in range(2))
+    kernel.quantize(dequantize_call(groups, items, *both))
+    return groups, [x.unflatten(0, (heads, len(chosen))) for x in both]
+
+
+def make(kernel, case, dtype, kind, scale=1.0, seed=0):
+    """Return queries, blocks whose quantised ones are NaN, their table and groups, and the keys and values in all."""
+    seen, tokens, dim, group, chosen = case
+    q = draw(tokens, 2 * group, dim, seed=seed).to(dtype)
+    k, v = (scale * draw(2, seen + tokens - 1, dim, seed=seed + n) for n in (1, 2))
+    k += 3 * scale * draw(2, 1, dim, seed=seed + 3)  # channels have an offset of their own
+    k, v = k.to(dtype), v.to(dtype)
+    blocks = fill_blocks(k, v)
+    groups, (keys, values) = quantized(kernel, blocks, kind, dim, chosen)
+    k, v = k.float(), v.float()
+    table = torch.arange(blocks.shape[1], dtype=torch.int32).repeat(2, 1)
+    for index, at in enumerate(chosen):
+        some = slice(at * GROUP, (at + 1) * GROUP)
+        k[:, some], v[:, some] = keys[:, index], values[:, index]
+        table[:, 2 * at : 2 * at + 2] = ~table[:, 2 * at : 2 * at + 2]
+        blocks[:, 2 * at : 2 * at + 2] = NAN
+    return q, blocks, table, groups, k, v
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_attention_to_the_dequantised(kernel, case, dtype, kind):
+    q, blocks, table, groups, k, v = make(kernel, case, dtype, kind)
+    out, lse = attention(kernel, q, blocks, case[0], table, groups=groups)
+    expected, expected_lse = definition(q, k, v, case[0])
+    assert distance(out, expected) < (1e-5 if dtype == torch.float32 else 3e-3)
+    assert torch.allclose(lse.double(), expected_lse, rtol=1e-5, atol=1e-4 if dtype == torch.float32 else 3e-3)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_number_of_rows_gives_the_same_rows(kernel, set_threads, dtype, kind):
+    q, blocks, table, groups, _, _ = make(kernel, CASES[-1], dtype, kind)
+    set_threads(3)
+    whole = attention(kernel, q, blocks, CASES[-1][0], table, groups=groups)
+    set_threads(1)
+    for first, count in ((0, 1), (1, 2), (3, 17), (20, 33), (63, 1)):
+        some = slice(first, first + count)
+        found = attention(kernel, q[some], blocks, CASES[-1][0] + first, table, groups=groups)
+        assert all(torch.equal(one, other[some]) for one, other in zip(found, whole, strict=True))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_tiny_and_huge_numbers_are_kept(kernel, kind, scale):
+    q, blocks, table, groups, k, v = make(kernel, CASES[1], torch.bfloat16, kind, scale)
+    assert torch.isfinite(k).all() and v.abs().max() > scale
+    out, _ = attention(kernel, (q.float() / scale).bfloat16(), blocks, CASES[1][0], table, groups=groups)
+    assert distance(out / scale, definition(q, k / scale, v / scale, CASES[1][0])[0]) < 4e-3
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("wrong", [NAN, float("inf"), -float("inf")])
+@pytest.mark.parametrize("which", [0, 1])
+def test_numbers_that_are_not_finite_show(kernel, kind, wrong, which):
+    """As NaN, in the rows that see them, and in no group beside theirs."""
+    k, v = (draw(1, 96, 32, seed=seed) for seed in (1, 2))
+    (k, v)[which][0, 40, 3] = wrong
+    blocks = fill_blocks(k.bfloat16(), v.bfloat16())
+    groups, (keys, values) = quantized(kernel, blocks, kind, 32, range(3))
+    lost = (keys, values)[which].isnan()
+    assert lost[0, 1].any() and not lost[0, [0, 2]].any()
+    table = torch.tensor([[0, 1, ~2, ~3, 4, 5]], dtype=torch.int32)
+    out, _ = attention(kernel, draw(1, 2, 32).bfloat16(), blocks, 96, table, groups=groups)
+    assert out.isnan().any()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_no_number_is_further_from_its_own_than_half_a_step(kernel, kind):
+    k, v = (draw(2, 64, 64, seed=seed).bfloat16() for seed in (1, 2))
+    k[0, :, 0], v[0, 7] = 100, -3  # a constant is kept
+    _, found = quantized(kernel, fill_blocks(k, v), kind, 64, range(2))
+    for own, given, axis in zip(found, (k, v), (2, 3), strict=True):
+        given = given.float().view(2, 2, GROUP, 64)
+        size = given.amax(axis, keepdim=True) - given.amin(axis, keepdim=True)
+        step = given.abs() / 8 + 1e-3 if kind == "fp8" else size / (15 if kind == "q4" else 255)
+        assert ((own - given).abs() <= 0.6 * step + given.abs() / 256).all()
+    assert torch.equal(found[0][0, :, :, 0], k[0, :, 0].float().view(2, GROUP)) or kind == "fp8"

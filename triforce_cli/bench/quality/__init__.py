@@ -1,0 +1,1 @@
+"""`bench --quality`: how much the modes that change the answer change it."""
