@@ -59,8 +59,8 @@ def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk
     sizes = settings.sink, settings.window, settings.budget
     if settings.approximate == RETRIEVAL:
         full = model.new_cache(capacity)
-        grain = selected_chunk(settings, full.store.grain, tokens=capacity)
-        cache = RetrievedCache(full, *sizes, grain, settings.rebuild_every or REBUILD_EVERY)
+        chunk_size = selected_chunk(settings, full.store.grain, tokens=capacity)
+        cache = RetrievedCache(full, *sizes, chunk_size, settings.rebuild_every or REBUILD_EVERY)
     else:
         room = forgetting_capacity(settings)
         store = new_store(model.operations.kernel, model.shape, room, model.dtype, model.device)
