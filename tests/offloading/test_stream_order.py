@@ -275,7 +275,7 @@ REDUNDANT = {
     "to device waits for to host: CudaLink.copy < PrefetchRing.reset < TieredStore._recover < TieredStore.b": "ordered",
     "to device waits for to host: CudaLink.copy < OpenPages._copy < OpenPages.advance": "the host has waited for it",
     # A link compares extents, which overlap where pages do not.
-    "to host waits for to device: CudaLink.copy < OpenPages._copy < OpenPages.flush": "other pages",
+    "to host waits for to device: CudaLink.copy < OpenPages._copy < OpenPages._close < OpenPages.flush": "other pages",
 }
 
 

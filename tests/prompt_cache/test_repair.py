@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from offload import GenerationConfig, Sampling
-from offload.decoder import Model
 from offload.errors import Degraded
 from offload.offloading import TierSettings
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS, weights_digest
+from offload.speculation.runner import Runner
 from tests.support.models import ids
 from tests.support.prompt_cache import CHUNK, LENGTH, NEW, engine_on, files, said, spoil, tensors
 
@@ -71,8 +71,8 @@ def test_missing_blocks_are_computed_and_those_after_them_restored(
     for path in [files(home)[index] for index in missing]:
         path.unlink()
     computed = {index // unit for index in missing}
-    run, lengths = Model.forward, []
-    monkeypatch.setattr(Model, "forward", lambda self, x, cache: (lengths.append(len(x)), run(self, x, cache))[1])
+    run, lengths = Runner.step, []
+    monkeypatch.setattr(Runner, "step", lambda self, x: (lengths.append(len(x)), run(self, x))[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         answer = said(engine_on(model_dir, home, operations=operations, chunk=chunk), prompt)
