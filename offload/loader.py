@@ -278,6 +278,11 @@ class OpenModel:
             raise SettingsError(
                 f"--kv {self.config.kv} needs the native kernel, on a CPU", "leave --kv out; triforce doctor says more"
             )
+        if self.config.kv != EXACT and self.speculation.approximate is not None:
+            raise SettingsError(
+                f"--kv {self.config.kv} and --approximate {self.speculation.approximate} cannot be used together",
+                "leave one of the two out",
+            )
         copied = self.speculation.retrieval_kv
         if copied != EXACT and (self.kernel == "off" or self.config.kv != EXACT):
             raise SettingsError(

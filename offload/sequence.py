@@ -21,6 +21,13 @@ class Watermarks:
             if mark > length:
                 self._marks[follower] = length
 
+    def unchanged(self, follower: object) -> int:
+        """Return how many leading tokens are unchanged since this follower's last update (0 at the first one).
+
+        A follower that an interrupt must not leave out of step asks, makes up for the change, and then updates.
+        """
+        return self._marks.get(follower, 0)
+
     def update(self, follower: object, length: int) -> int:
         """Return how many leading tokens are unchanged since this follower's last update (0 at the first one).
 

@@ -7,7 +7,16 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
 from .events import Event, Finished, Pinned, Tokens
-from .levels import draft_chunk, drafter_kind, forgets, has_alternative, has_draft_model, has_middle, middle_kind
+from .levels import (
+    draft_chunk,
+    drafter_kind,
+    forgets,
+    has_alternative,
+    has_draft_model,
+    has_middle,
+    middle_kind,
+    tail_tokens,
+)
 from .methods import LOOKUP, METHODS
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
@@ -153,6 +162,7 @@ class Session:
             settings.chunk,
             settings.rebuild_every,
             settings.retrieval_kv,
+            tail_tokens(settings),
         )
         if use not in self._middles or self._middles[use][0] != key:
             self._middles.pop(use, None)  # free its memory first

@@ -24,6 +24,11 @@ from .tree import Tree
 _SINK_BLOCKS, _WINDOW_BLOCKS = SINK // BLOCK, WINDOW // BLOCK
 
 
+def _slot(block: int, ring: int) -> int:
+    """Return where block `block` of a sequence lies among those of the sink and of a ring of `ring` blocks."""
+    return block if block < _SINK_BLOCKS else _SINK_BLOCKS + block % ring
+
+
 class QuantizedStore(Store):
     """Quantised groups of all tokens, and a ring of bf16 blocks of the newest ones; attended to by the native kernel.
 
@@ -50,22 +55,20 @@ class QuantizedStore(Store):
         ring = ring_blocks(tokens)
         if ring <= self._ring:
             return
-        old, self._lost = None, self._oldest
-        if self._ring:
-            kept = (*range(_SINK_BLOCKS), *range(self._lost // BLOCK, -(-self._newest // BLOCK)))
-            old = self._blocks[:, :, [self._slot(block) for block in kept]]
-        shape, self._ring = self.shape, ring
+        shape, lost = self.shape, self._oldest
         slots = _SINK_BLOCKS + ring + 2 * _WINDOW_BLOCKS  # the last ones: see `_attend_path`
-        self._blocks = host_memory((shape.layers, shape.kv_heads, slots, 2 * BLOCK * shape.head_dim), self.dtype)
-        if old is not None:
-            self._blocks[:, :, [self._slot(block) for block in kept]] = old
-        self._calls = BlockCalls(shape, slots)
-        blocks = range(self._capacity // BLOCK)
-        self._slots = torch.tensor([self._slot(block) for block in blocks], dtype=torch.int32)
-        self._table, self._quantized_end = self._slots.clone(), 0
+        memory = host_memory((shape.layers, shape.kv_heads, slots, 2 * BLOCK * shape.head_dim), self.dtype)
+        if self._ring:
+            kept = (*range(_SINK_BLOCKS), *range(lost // BLOCK, -(-self._newest // BLOCK)))
+            memory[:, :, [_slot(block, ring) for block in kept]] = self._blocks[:, :, [self._slot(x) for x in kept]]
+        calls = BlockCalls(shape, slots)
+        table = torch.tensor([_slot(block, ring) for block in range(self._capacity // BLOCK)], dtype=torch.int32)
+        # All at once: an interrupt, or too little memory, must leave the old ring.
+        self._blocks, self._calls, self._slots, self._lost, self._ring = memory, calls, table, lost, ring
+        self._table, self._quantized_end = table.clone(), 0
 
     def _slot(self, block: int) -> int:
-        return block if block < _SINK_BLOCKS else _SINK_BLOCKS + block % self._ring
+        return _slot(block, self._ring)
 
     @property
     def _oldest(self) -> int:

@@ -73,12 +73,13 @@ class SelectedCache(InFlight, ABC):
         Those are dropped if they have been overwritten, or if the chunks have to be selected again.
         """
         full = self._full.length
-        unchanged = self._full.marks.update(self, full)
+        unchanged = self._full.marks.unchanged(self)
         self._selector.truncate(unchanged)
         if unchanged < self.tail_start:
             self._rebuild = True
         intact = self._invalidate(unchanged)
         self._length = max(self._length, full) if intact and not self._rebuild else full
+        self._full.marks.update(self, full)
 
     @abstractmethod
     def _invalidate(self, unchanged: int) -> bool:

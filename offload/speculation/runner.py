@@ -190,12 +190,15 @@ class Runner:
 
     def _matching_prefix(self, sequence: TokenSequence) -> int:
         """Return how many leading tokens of the sequence are in the cache."""
-        unchanged = sequence.marks.update(self, len(sequence))
+        unchanged = sequence.marks.unchanged(self)
         if sequence.marks is not self._marks:  # the runner followed another sequence since its last update
-            unchanged, self._marks = 0, sequence.marks
+            unchanged = 0
         agreed = common_prefix(self._cached, sequence.tokens, min(unchanged, self.num_cached))
         # Tokens after the common prefix may match the sequence again later, but no watermark would say so.
         del self._cached[agreed:]
+        # Last: an interrupt before must not leave tokens that were not compared.
+        sequence.marks.update(self, len(sequence))
+        self._marks = sequence.marks
         self._last = self._last if agreed == self.cache.length else None
         return agreed if self._tree is None else agreed + self._keep_path(sequence.tokens[agreed:])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload import Sampling
+from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.events import Restored
 from tests.support.engine import fresh, run, tokens
 from tests.support.models import ids
@@ -88,3 +88,13 @@ def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft, sa
     t1 = Sampling(temperature=1, top_p=1)
     level = hierarchy(method, draft, t1, tree="k-ary:2x2", tree_sampling=sampling).top
     assert p_value(level, t1, 1_000) > 1e-3
+
+
+def test_a_session_serves_a_larger_tree_than_before(endless_engine):
+    """The tail of its retrieval cache holds the tree of an earlier request alone."""
+    prompt, config = ids(200), GenerationConfig(max_new_tokens=24)
+    endless_engine.reserve(2000)
+    for tree in ("chain", "k-ary:2x2x2x2x2x2x2"):
+        settings = Speculation("retrieval", budget=32, chunk=8, tree=tree)
+        events = list(endless_engine.generate(prompt, Sampling(temperature=0), config, settings))
+        assert sum(len(event.ids) for event in events if isinstance(event, Tokens)) == 24

@@ -5,6 +5,7 @@ import torch
 
 from offload import Speculation
 from offload.kernels.native import KernelUnavailable, find_kernel
+from offload.kernels.native.library import Pass
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.recording import recorder
 from offload.kernels.ops import TorchOperations
@@ -98,6 +99,26 @@ def test_a_failed_recording_leaves_nothing(model):
         full.rows(sequence)
     full.cache.attend = attend
     assert recorder.recording is None and full.cache.length == PROMPT - 1
+    assert torch.equal(full.rows(sequence), expected)
+
+
+def test_an_interrupt_of_the_first_run_leaves_no_part_of_a_recording(model, monkeypatch):
+    full, _, sequence = runners(model)
+    expected = full.rows(sequence)
+    full.truncate(PROMPT - 1)
+    full.graphs._recorded.clear()
+    made = []
+
+    def interrupted(**fields):
+        made.append(fields)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return Pass(**fields)
+
+    with monkeypatch.context() as patches:
+        patches.setattr("offload.kernels.native.recording.Pass", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            full.rows(sequence)
     assert torch.equal(full.rows(sequence), expected)
 
 

@@ -89,6 +89,20 @@ def test_a_cached_prompt_runs_its_last_token_only(model, monkeypatch):
     assert [event.done for event in runner.prefill(sequence)] == [3, 4]
 
 
+def test_an_interrupted_comparison_is_made_again(model, monkeypatch):
+    """Where the sequence has changed, an interrupt before the comparison must not leave old tokens in the cache."""
+    runner, sequence = Runner(model, model.new_cache(64)), TokenSequence([1, 2, 3, 4, 5, 6])
+    runner.rows(sequence)
+    sequence.truncate(3)
+    sequence.extend([9, 9, 9, 8])
+    with monkeypatch.context() as patches:
+        patches.setattr("offload.speculation.runner.common_prefix", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            runner.rows(sequence)
+    fresh = Runner(model, model.new_cache(64))
+    torch.testing.assert_close(runner.rows(sequence), fresh.rows(TokenSequence(sequence.tokens)))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.integers(0, 15), min_size=1, max_size=6),

@@ -52,6 +52,7 @@ def _refuse_offloading(settings: Settings, mode: str) -> None:
         "resident-layers": where.resident_layers,
         "host-share": where.host_share,
         "link": where.link_gb_s,
+        "disk": where.disk,
     }
     for name, value in asked.items():
         if value is not None:

@@ -28,6 +28,7 @@ from offload.scratch_file import ScratchFile
 from offload.system import cores, file_system, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
+from ..options.approximate import lossy_modes
 from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
@@ -128,6 +129,9 @@ def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(model, placement)
+    if lossy_modes(settings):  # their keys and values stay on the device
+        model.check_fit(tokens, settings.memory_limit(model.device.type))
+        return None
     if model.device.type == "cpu" and placement.link_gb_s is None and placement.disk is None:
         model.check_fit(tokens, settings.memory_limit("cpu"))
         return None

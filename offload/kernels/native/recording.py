@@ -68,12 +68,13 @@ class Recording:
 
     def _prepare(self) -> list[tuple[ctypes.Array[Call], Pass]]:
         """Return the calls in parts, each with the struct that runs it."""
-        size = -(-len(self._calls) // _PARTS)
+        size, parts = -(-len(self._calls) // _PARTS), []
         for at in range(0, len(self._calls), size):
             some = [Call(kind, ctypes.addressof(call)) for kind, call in self._calls[at : at + size]]
             array = (Call * len(some))(*some)
-            self._parts.append((array, Pass(calls=array, count=len(some))))
-        return self._parts
+            parts.append((array, Pass(calls=array, count=len(some))))
+        self._parts = parts  # all at once: an interrupt must not leave some
+        return parts
 
 
 class Recorder(threading.local):
