@@ -84,6 +84,8 @@ class ScratchFile:
         try:
             try:
                 os.posix_fallocate(self._fd, 0, self.size)
+            except AttributeError:  # macOS
+                os.ftruncate(self._fd, self.size)
             except OSError as error:
                 if error.errno not in _NOT_SUPPORTED:
                     raise

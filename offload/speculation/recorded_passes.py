@@ -15,7 +15,7 @@ from ..kv_cache.full import KVCache, RecordableCache
 from ..kv_cache.tree import Tree
 from ..levels import KEPT_QUERIES
 
-_MOST = 64  # recordings of a cache: of each number of rows, as chains and as trees; about 150 KB each
+_MOST_ROWS = 256  # of a cache's recordings together: a row of a model with 8 billion weights has buffers of 130 KB
 
 
 def recorded_passes(model: Model, cache: KVCache) -> RecordedPasses | None:
@@ -35,7 +35,7 @@ class RecordedPasses:
 
     def __init__(self, model: Model, cache: RecordableCache) -> None:
         self._model, self._cache = model, cache
-        self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
+        self._recorded: OrderedDict[tuple[int, Hashable], _Recorded] = OrderedDict()
 
     def serves(self, tokens: int) -> bool:
         """Return whether a pass of so many tokens is recorded; longer ones gain little."""
@@ -64,10 +64,10 @@ class RecordedPasses:
         recorded.calls.run(self._model.operations.kernel, inputs)
         return recorded.hidden.clone()  # the next pass writes to the same memory
 
-    def _find(self, ids: Tensor, key: Hashable) -> _Recorded:
+    def _find(self, ids: Tensor, key: tuple[int, Hashable]) -> _Recorded:
         if key not in self._recorded:
             self._recorded[key] = self._record(ids)
-            if len(self._recorded) > _MOST:
+            while len(self._recorded) > 1 and sum(rows for rows, _ in self._recorded) > _MOST_ROWS:
                 self._recorded.popitem(last=False)
         self._recorded.move_to_end(key)
         return self._recorded[key]

@@ -79,10 +79,10 @@ def test_a_pass_is_recorded_once(model):
 
 
 def test_recordings_are_bounded(model, monkeypatch):
-    monkeypatch.setattr(recorded_passes, "_MOST", 3)
+    monkeypatch.setattr(recorded_passes, "_MOST_ROWS", 15)
     full, _, sequence = runners(model)
     expected = {count: full.rows(sequence, ids(count, seed=1)) for count in range(1, 7)}
-    assert len(full.graphs._recorded) == 3
+    assert [rows for rows, _ in full.graphs._recorded] == [6, 7]  # and the last token
     for count, rows in expected.items():
         assert torch.equal(full.rows(sequence, ids(count, seed=1)), rows)
     assert not full.graphs.serves(KEPT_QUERIES + 1)
