@@ -58,12 +58,14 @@ def load_or_measure(on_gpu: bool, terminal: Terminal, disk: str | None = None) -
 
 
 def measure_disk(folder: str, measured: Measured, terminal: Terminal) -> Measured:
-    """Return the rates with that of the disk of a folder, measured now, and on a quiet machine saved for later plans.
+    """Return the rates with that of the disk of a folder, measured now and saved for later plans.
+
+    Rates of a busy machine that were not saved are not saved now either.
 
     Where it cannot be measured, the rates as they are, with a warning.
     """
     measured = _with_disk(measured, folder, terminal)
-    if measured.host.disk_gb_s is not None and is_quiet():
+    if measured.host.disk_gb_s is not None and (is_quiet() or load_measured(terminal) is not None):
         with contextlib.suppress(TriforceError):  # a read-only folder
             calibration.save(measured, config_home(os.environ))
     return measured

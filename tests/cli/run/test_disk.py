@@ -1,5 +1,6 @@
 """KV on disk on the command line: the same text, a plan that says where what lies, and refusals with a hint."""
 
+import io
 import json
 import warnings
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ from offload.hardware.schema import Host
 from offload.system import file_system
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
+from triforce_cli.output.terminal import Terminal
+from triforce_cli.run.calibration import measure_disk
 from triforce_cli.run.plan import free_on_disk
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a page has
@@ -97,6 +100,15 @@ def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, m
     found = [json.loads(triforce_here(*args)[1])["plan"]["hardware"]["disk"] for _ in range(2)]
     assert found[0] == found[1] == pytest.approx(load(tmp_path).host.disk_gb_s * 1e9)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["measured.yaml"]
+
+
+def test_rates_of_a_busy_machine_are_not_saved_with_those_of_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("offload.hardware.microbenchmarks.QUICK", BenchmarkSizes(disk=2**23, seconds=0))
+    monkeypatch.setattr("triforce_cli.run.calibration.is_quiet", lambda: False)
+    monkeypatch.setenv("TRIFORCE_CONFIG", str(tmp_path / "config"))
+    unsaved = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
+    measured = measure_disk(str(tmp_path), unsaved, Terminal(io.StringIO(), io.StringIO(), io.StringIO(), {}))
+    assert measured.host.disk_gb_s is not None and not (tmp_path / "config").exists()
 
 
 def test_a_folder_in_memory_is_a_warning(triforce_here, tmp_path, monkeypatch):
