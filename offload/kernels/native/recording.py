@@ -1,6 +1,6 @@
 """Forward passes recorded as lists of kernel calls, which one call repeats: what CUDA graphs are on a GPU.
 
-A pass of one token makes ten calls a layer, and Python needs longer to prepare each than the kernel to run the small
+A pass of one token makes ten calls a layer, and Python needs longer to prepare one than the kernel to run the small
 ones. All passes of as many rows over the same memory make the same calls, but for the fields of `struct pass`.
 """
 
@@ -46,13 +46,9 @@ class Recording:
         self._parts: list[tuple[ctypes.Array[Call], Pass]] = []
 
     def add(self, kind: int, call: ctypes.Structure, *operands: object) -> None:
-        """Add a call that has not been run."""
+        """Add a call, which is not run now; `operands` are the tensors and structs that it refers to."""
         self._calls.append((kind, call))
         self._operands += operands
-
-    def keep(self, operand: object) -> None:
-        """Keep what a call refers to."""
-        self._operands.append(operand)
 
     def run(self, kernel: Kernel, inputs: PassInputs) -> None:
         """Run all calls with other inputs. Raises what the kernel raises."""
