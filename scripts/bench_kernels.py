@@ -4,8 +4,9 @@
     python scripts/bench_kernels.py --tokens 8000 --level portable --json out.json
 
 `attention`: attention of all layers alone, 1 to 16 query tokens over random keys and values. `step`: a whole forward
-pass over a cache of such keys and values; its cost does not depend on the text. Runs are interleaved, so that drift of
-the machine's speed affects all; figures are medians.
+pass over a cache of such keys and values, recorded as in decoding; its cost does not depend on the text. Each is run
+twice in its turn, and the second run counts. Turns are interleaved, so that drift of the machine's speed affects all;
+figures are medians.
 """
 
 from __future__ import annotations
