@@ -53,7 +53,11 @@ class BuildKernel(build_ext):
 
 
 setup(
-    packages=[*find_packages(include=["offload", "offload.*", "triforce_cli", "triforce_cli.*"]), "offload.profiles"],
+    packages=[
+        *find_packages(include=["offload", "offload.*", "triforce_cli", "triforce_cli.*"]),
+        "offload.profiles",  # data, see pyproject.toml
+        "triforce_cli.experiments",
+    ],
     ext_modules=[KERNEL],
     cmdclass={"build_ext": BuildKernel},
 )

@@ -11,7 +11,7 @@ import select
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from .units import size_text
 
@@ -28,16 +28,21 @@ class Unbounded(ValueError):
 
 def read_bounded(stream: Any, limit: int) -> bytes:
     """Return a stream's bytes, text as UTF-8. Raises OSError, and Unbounded above `limit` bytes and for devices."""
+    found = io.BytesIO()  # grows in place, and returns its bytes without a copy
+    copy_bounded(stream, found, limit)
+    return found.getvalue()
+
+
+def copy_bounded(stream: Any, target: IO[bytes], limit: int) -> None:
+    """Write a stream's bytes into an empty file, text as UTF-8. Raises as `read_bounded`."""
     _check(stream, limit)
     read = _reader(stream)
-    found = io.BytesIO()  # grows in place, and returns its bytes without a copy
     while chunk := read(_CHUNK):
         if isinstance(chunk, str):  # a text stream without a byte stream, as in notebooks and tests
             chunk = chunk.encode("utf-8", errors="replace")
-        if found.tell() + len(chunk) > limit:
+        if target.tell() + len(chunk) > limit:
             raise _too_large(f"has more than {limit:,} bytes, the most that are read", limit)
-        found.write(chunk)
-    return found.getvalue()
+        target.write(chunk)
 
 
 def _reader(stream: Any) -> Callable[[int], bytes | str]:

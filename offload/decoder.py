@@ -1,4 +1,4 @@
-"""The decoder of the Llama family: embedding, norms, linears and MLP. The cache computes attention and stores the KV.
+"""The decoder: embedding, layers, final norm and output head. The cache computes attention and stores the KV.
 
 Rows are flat, `[tokens, hidden]`, whichever sequence they belong to.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -14,32 +15,14 @@ from torch import Tensor
 from .architecture.config import ModelShape
 from .architecture.rope import Rope
 from .config import EXACT
+from .decoder_layer import Layer, LayerPass
 from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
 from .kv_cache.full import Attends, FullCache, KVCache
 from .kv_cache.store import Store
 from .kv_cache.tree import Tree
+from .kv_cache.windows import Windows
 from .parallel import ALONE, Group
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The weights of one decoder layer; q, k, v and gate, up are fused. The q and k norms are Qwen3's."""
-
-    input_norm: Tensor  # [hidden]
-    qkv: Linear  # [(heads + 2 kv_heads) * head_dim, hidden]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
-    o: Linear  # [hidden, heads * head_dim]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Linear  # [2 * intermediate, hidden]
-    down: Linear  # [hidden, intermediate]
-
-    @property
-    def linear_bytes(self) -> int:
-        """Return the bytes of the weights that a pass multiplies with."""
-        linears = (self.qkv, self.o, self.gate_up, self.down)
-        return sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
 
 
 class Model:
@@ -54,6 +37,8 @@ class Model:
         norm: Tensor,
         head: Linear,
         group: Group = ALONE,
+        norm_bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Create a model from its weights.
 
@@ -62,15 +47,22 @@ class Model:
             embedding: maps token ids `[tokens]` to rows `[tokens, hidden]`.
             layers: a layer needs to be in memory only from when it is taken from the iterator until the next one is.
             group: the ranks that share the model; the linears sum over them, so that hidden rows are complete.
+            dtype: that of the rows; None for that of `norm`.
         """
         self.shape = shape
         self.group = group
         self.operations = operations
         self.kv = EXACT  # the format of a new cache's keys and values
+        self.barred: Tensor | None = None  # see `bar`
         self._embedding = embedding
         self._layers = layers
-        self._norm = norm
+        self._norm, self._norm_bias = norm, norm_bias
+        self.dtype = dtype or norm.dtype
+        scale = shape.embedding_scale
+        self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item() if shape.rounds_embedding_scale else scale
+        self._passes = [LayerPass(spec, shape, operations) for spec in shape.specs]
         self._head = head
+        self._read_costs: dict[int, float] = {}  # by tokens
         self._progress = (0, 0)  # tokens of the forward pass under way, and the layers that it has run
 
     @property
@@ -82,22 +74,38 @@ class Model:
         return tokens * layers / self.shape.layers
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._norm.dtype
-
-    @property
     def device(self) -> torch.device:
         return self._norm.device
 
+    def bar(self, ids: Iterable[int]) -> None:
+        """Set the tokens that the model must not propose when it drafts for another one; `logits` has them still."""
+        own = [token for token in ids if token < self.shape.vocab]
+        self.barred = torch.tensor(own, device=self.device) if own else None
+
     def rope(self, length: int) -> Rope:
         """Return the rotations for a sequence that may reach `length` tokens, for all of its caches to share."""
-        return Rope(self.shape, length, self.dtype, self.device)
+        return Rope(self.shape.full_attention, length, self.dtype, self.device)
+
+    def sliding_rope(self, length: int) -> Rope | None:
+        """Return the rotations of the layers that attend to a window, if there are any, as `rope` does."""
+        if not self.shape.sliding_layers:
+            return None
+        return Rope(self.shape.sliding_attention, length, self.dtype, self.device)
 
     def new_cache(self, capacity: int, rope: Rope | None = None, store: Store | None = None) -> FullCache:
         """Return an empty full cache for `capacity` tokens; unless given, its rotations are for that length."""
         if store is None:
-            store = new_store(self.operations.kernel, self.shape, capacity, self.dtype, self.device, self.kv)
-        return FullCache(store, rope or self.rope(capacity), capacity)
+            shape = self.shape.full_attention
+            store = new_store(self.operations.kernel, shape, capacity, self.dtype, self.device, self.kv)
+        rope = rope or self.rope(capacity)
+        return FullCache(store, rope, capacity, self._new_windows(rope.length))
+
+    def _new_windows(self, length: int) -> Windows | None:
+        """Return an empty ring for the layers that attend to a window, if there are any."""
+        if (rope := self.sliding_rope(length)) is None:
+            return None
+        shape = self.shape.sliding_attention
+        return Windows(shape, rope, self.dtype, self.device, self.operations.kernel)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
@@ -127,7 +135,8 @@ class Model:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
-        return self._embedding(ids)
+        rows = self._embedding(ids)
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def through_layers(self, x: Tensor, cache: Attends) -> Tensor:
         """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`."""
@@ -137,11 +146,22 @@ class Model:
         self._progress = (0, 0)
         return x
 
-    @property
+    @cached_property
     def read_cost(self) -> float:
         """Return the bytes of weights that a step reads from the device's memory; those over a link count more."""
+        return self._read_cost(1)
+
+    def read_cost_of(self, tokens: int) -> float:
+        """Return `read_cost` of a pass of `tokens` tokens, which reads more experts; of others it is the same."""
+        if self.shape.experts is None:
+            return self.read_cost
+        if tokens not in self._read_costs:
+            self._read_costs[tokens] = self._read_cost(tokens)
+        return self._read_costs[tokens]
+
+    def _read_cost(self, tokens: int) -> float:
         streamed = getattr(self._layers, "read_cost", None)
-        layers = sum(layer.linear_bytes for layer in self._layers) if streamed is None else streamed
+        layers = sum(layer.linear_bytes(tokens) for layer in self._layers) if streamed is None else streamed
         return layers + sum(tensor.nbytes for tensor in self._head.tensors())
 
     def layers(self) -> Iterator[Layer]:
@@ -151,7 +171,17 @@ class Model:
     def with_weights(self, layers: Iterable[Layer], head: Linear | None = None) -> Model:
         """Return a model of the same shape with other layers, and maybe another head; all else is shared."""
         head = self._head if head is None else head
-        return Model(self.shape, self.operations, self._embedding, layers, self._norm, head, self.group)
+        return Model(
+            self.shape,
+            self.operations,
+            self._embedding,
+            layers,
+            self._norm,
+            head,
+            self.group,
+            self._norm_bias,
+            self.dtype,
+        )
 
     @property
     def keeps_weights(self) -> bool:
@@ -161,7 +191,8 @@ class Model:
     @property
     def is_recordable(self) -> bool:
         """Return whether the layers' operations are native kernel calls alone, on memory that stays where it is."""
-        return self.operations.kernel is not None and self.group.size == 1 and self.keeps_weights
+        is_alone = self.operations.kernel is not None and self.group.size == 1
+        return is_alone and self.keeps_weights and self.shape.is_native
 
     def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
         """Run `forward` layer by layer, each in chunks of `chunk` tokens: a layer's offloaded KV is then read once, not
@@ -172,7 +203,7 @@ class Model:
         """
         with torch.inference_mode():
             cache.begin(len(ids), chunk=chunk)
-            parts = [self._embedding(part) for part in ids.split(chunk)]
+            parts = [self.embed(part) for part in ids.split(chunk)]
         for index, layer in enumerate(self._layers):
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
@@ -182,18 +213,18 @@ class Model:
         return parts[-1]
 
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends) -> Tensor:
-        shape, do, epsilon = self.shape, self.operations, self.shape.norm_eps
-        heads = layer.qkv(do.norm(x, layer.input_norm, epsilon)).view(len(x), -1, shape.head_dim)
-        q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
-        if layer.q_norm is not None:
-            q, k = do.norm_heads(q, layer.q_norm, epsilon), do.norm_heads(k, layer.k_norm, epsilon)
-        x = layer.o(cache.attend(index, q, k, v).reshape(len(x), -1), onto=x)
-        return layer.down(do.gated(layer.gate_up(do.norm(x, layer.mlp_norm, epsilon))), onto=x)
+        is_sliding, number = self.shape.places[index]
+        attend = cache.attend_window if is_sliding else cache.attend
+        return self._passes[index % len(self._passes)].run(layer, x, partial(attend, number))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
-        return self._head.wide(self.operations.norm(hidden, self._norm, self.shape.norm_eps))
+        logits = self._head.wide(self._passes[0].norm(hidden, self._norm, self._norm_bias))
+        if self.shape.logit_scale != 1.0:
+            logits.mul_(self.shape.logit_scale)
+        cap = self.shape.logit_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 @dataclass(frozen=True, slots=True)

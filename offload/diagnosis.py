@@ -10,6 +10,10 @@ from pathlib import Path
 import psutil
 import torch
 
+from .architecture.config import shape_from_config
+from .architecture.families import FAMILIES
+from .architecture.known_models import draft_models
+from .architecture.text_part import WRAPPERS
 from .config import EngineConfig
 from .errors import SettingsError
 from .hardware.microbenchmarks import link_rate, read_rate
@@ -87,6 +91,14 @@ class ModelCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Families:
+    """The families of models that load: those whose layers the native kernel runs, and those that need torch too."""
+
+    native: tuple[str, ...]
+    mixed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Versions:
     """The versions that matter for a bug report; `openmp` says whether torch was built with OpenMP."""
 
@@ -106,6 +118,8 @@ class Report:
     memory: Memory
     kernel: KernelState
     cache: ModelCache
+    families: Families
+    draft_models: dict[str, str]  # well-known ones, by the name of the vocabulary that they draft for
     versions: Versions
 
 
@@ -127,6 +141,8 @@ def examine(config: EngineConfig, processor: str, home: Path | None = None, meas
         memory=Memory(psutil.virtual_memory().total, free, read_rate(free) if measure else None),
         kernel=kernel_state(config.kernel),
         cache=model_cache(home or default_home()),
+        families=families(),
+        draft_models=draft_models(),
         versions=_versions(),
     )
 
@@ -163,6 +179,17 @@ def kernel_state(asked: str) -> KernelState:
     if asked not in ("auto", *found):
         return KernelState(asked, None, f"this processor has no {asked}", "use --kernel auto", found)
     return KernelState(asked, find_kernel(asked).level, "", "", found)
+
+
+def families() -> Families:
+    """Return the families that load: those whose layers the native kernel runs, and those that need torch for some."""
+    configs: dict[str, dict] = {name: {} for name in FAMILIES}
+    configs |= {name: {"text_config": {"model_type": text}} for name, text in WRAPPERS.items()}
+    native = {
+        name: shape_from_config({"model_type": name, "eos_token_id": None, **more}, {}).is_native
+        for name, more in configs.items()
+    }
+    return Families(*(tuple(name for name, is_native in native.items() if is_native is each) for each in (True, False)))
 
 
 def model_cache(home: Path) -> ModelCache:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
-from .config import QUANTIZE, GenerationConfig, Sampling, Speculation
+from .batching.batch import Batch, BatchEvent
+from .batching.lane import Lane
+from .batching.memory import BatchMemory
+from .batching.request import BatchRequest, Events
+from .config import EXACT, QUANTIZE, GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
-from .errors import PromptError
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
+from .kv_cache.store import Store
 from .levels import check_forgetting, forgets, tree_nodes, uses_copy
 from .loading.quantized_copy import QuantizedCopies
 from .offloading import LINK_COST, TieredStoreFactory
 from .planning.self_draft import best_level, expected_agreements, relative_costs
+from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from .prompt_cache.prefill import PromptCache
+from .prompt_checks import check_prompt, check_vocabulary, token_ids
 from .session import Session
-from .short_repr import short_repr
 from .speculation.lossless import Replay, replay
 from .speculation.runner import Runner
 from .speculation.sampling import Sampler
+from .speculation.steps import AT_ONCE, Executor
+from .tree_config import MOST_NODES
+from .validation import require
 
 _Result = TypeVar("_Result")
 Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]
@@ -88,23 +97,90 @@ class Engine:
 
         Yields Prefilled, then Speculated and Tokens for every verification, then one Finished. An end-of-sequence token
         ends the run and is not emitted. Without a seed in `config`, the seed is 0. The text layer handles stop strings
-        (`tokenizer.stream_text`): `send(n)` after Tokens keeps only the first n of all emitted tokens and ends the run.
+        (`text_stream.stream_text`): `send(n)` after Tokens keeps the first n of all emitted tokens and ends the run.
         Closing the iterator at any point is safe. Raises PromptError, when it is started, for ids outside the
         vocabulary and for more tokens than the model's context, which do not matter to a cache that forgets.
         """
-        ids = _token_ids(ids)
-        settings, breakers = speculation or Speculation(), self._breakers(sampling)
-        length = len(ids) + config.max_new_tokens
-        if forgets(settings):
-            check_forgetting(settings, self.model.shape.context)
-        self._check(ids, 0 if forgets(settings) else length)
-        session = self._session(length, tree_nodes(settings), settings)
+        settings = speculation or Speculation()
+        ids = self._checked(ids, config, settings)
+        session = self._session(len(ids) + config.max_new_tokens, tree_nodes(settings), settings)
         try:
-            copy = self.prepare(ids, config, settings)
-            events = session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy)
+            events = self._events(session, ids, sampling, config, settings)
             yield from generate_on_one_thread(self._kernel_of_all_models(), events)
         finally:
             self.idle_session = session
+
+    def generate_batch(
+        self, requests: Iterable[BatchRequest | None], parallel: int
+    ) -> Generator[tuple[Hashable, BatchEvent], int | None]:
+        """Generate for several prompts, up to `parallel` of them together; yield their events, each with its key.
+
+        A sequence has the events that `generate` yields for it, and with the native kernel, greedy or coupled, the same
+        tokens, whatever runs beside it; otherwise tokens of the same distribution, for drafts depend on measured times.
+        Requests are taken one by one, whenever another sequence can join. None among them says that none is ready: the
+        next one is asked for after another pass, and if no sequence runs the batch ends. A request that raises a
+        TriforceError ends with Failed, one that is cancelled with Cancelled before the next pass, and the others go on.
+        Closing the iterator ends all. All that in one thread.
+        Raises SettingsError, when it is started, if `parallel` is less than 1.
+        """
+        require(parallel >= 1, f"parallel is {parallel}", "use 1 or more")
+        batch, memory = Batch(parallel), self._batch_memory(parallel)
+        sequences = (
+            request and (request.key, partial(self._start, request, memory), request.is_cancelled)
+            for request in requests
+        )
+        events = batch.run(sequences)
+        yield from generate_on_one_thread(self._kernel_of_all_models(), events)
+
+    def _batch_memory(self, parallel: int) -> BatchMemory | None:
+        """Return the pages of a batch's sequences; None where there are none, and each sequence has its own memory."""
+        has_pages = self.stores is None and self.model.operations.kernel is not None and self.model.kv == EXACT
+        has_pages = has_pages and not self.model.shape.sliding_layers and not self.model.shape.caps_scores
+        if not has_pages:
+            return None
+        longest = self.model.shape.context + MOST_NODES
+        return BatchMemory(self.model, parallel, longest, unit=1 if self.prompts is None else PROMPT_BLOCK)
+
+    def _start(self, request: BatchRequest, memory: BatchMemory | None, lane: Lane) -> Events:
+        """Return the events of a request, in caches of its own, with passes that the `lane` executes."""
+        return request.text(self._in_new_session(request, memory, lane))
+
+    def _in_new_session(self, request: BatchRequest, memory: BatchMemory | None, lane: Lane) -> Events:
+        settings, config = request.speculation, request.config
+        ids = self._checked(request.ids, config, settings)
+        length, spare = len(ids) + config.max_new_tokens, tree_nodes(settings)
+        if memory is None or settings.approximate is not None or settings.retrieval_kv != EXACT:
+            session = self._new_session(length, spare, settings, scope=request.scope)
+            yield from self._events(session, ids, request.sampling, config, settings, lane)
+            return
+        allocation, shared = memory.allocate(ids, length, spare, lane, request.scope)
+        try:
+            session = self._new_session(length, spare, settings, allocation.store, request.scope)
+            allocation.runner = session.full
+            session.full.adopt(ids[:shared])
+            yield from self._events(session, ids, request.sampling, config, settings, lane)
+        finally:
+            memory.free(allocation)
+
+    def _events(
+        self,
+        session: Session,
+        ids: list[int],
+        sampling: Sampling,
+        config: GenerationConfig,
+        settings: Speculation,
+        executor: Executor = AT_ONCE,
+    ) -> Events:
+        copy, breakers = self.prepare(ids, config, settings), self._breakers(sampling)
+        return session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy, executor)
+
+    def _checked(self, ids: Sequence[int], config: GenerationConfig, settings: Speculation) -> list[int]:
+        """Return the token ids of a request. Raises PromptError."""
+        ids = token_ids(ids)
+        if forgets(settings):
+            check_forgetting(settings, self.model.shape.context)
+        check_prompt(self.model.shape, ids, 0 if forgets(settings) else len(ids) + config.max_new_tokens)
+        return ids
 
     def prepare(self, ids: Sequence[int], config: GenerationConfig, speculation: Speculation) -> QuantizedCopy | None:
         """Return the quantised copy of the model that drafts for a request, making it first if need be; None for none.
@@ -145,9 +221,9 @@ class Engine:
         scalings depend on it. The last `generated` of `ids` count as generated tokens, for the penalties that need it.
         Raises PromptError as `generate` does.
         """
-        ids, emitted = _token_ids(ids), _token_ids(emitted)
-        self._check(ids, len(ids) + len(emitted))
-        self._check_vocabulary(emitted)
+        ids, emitted = token_ids(ids), token_ids(emitted)
+        check_prompt(self.model.shape, ids, len(ids) + len(emitted))
+        check_vocabulary(self.model.shape, emitted)
         session = self._session(max(len(ids) + len(emitted), length))
         sampling = sampling or Sampling(temperature=0)
         model, breakers = self.model, self._breakers(sampling)
@@ -167,10 +243,10 @@ class Engine:
         text that it runs, in one session as `generate` does. Yields the progress of reading.
         Raises PromptError as `generate` does, when it is started.
         """
-        ids, settings = _token_ids(ids), speculation or Speculation()
+        ids, settings = token_ids(ids), speculation or Speculation()
         if forgets(settings):
             check_forgetting(settings, self.model.shape.context)
-        self._check(ids, 0 if forgets(settings) else len(ids))
+        check_prompt(self.model.shape, ids, 0 if forgets(settings) else len(ids))
         session = self._session(len(ids), settings=settings)
         try:
             return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
@@ -185,25 +261,6 @@ class Engine:
     def _breakers(self, sampling: Sampling) -> Collection[int]:
         return self._dry_breakers() if sampling.dry_multiplier > 0 else ()
 
-    def _check(self, ids: Sequence[int], length: int) -> None:
-        if not ids:
-            raise PromptError("the prompt is empty", "give at least one token")
-        self._check_vocabulary(ids)
-        if length > (context := self.model.shape.context):
-            raise PromptError(
-                f"{length:,} tokens, prompt and answer, exceed the model's context of {context:,}",
-                "shorten the prompt, ask for fewer new tokens, or stretch the context (OpenModel.stretched)",
-            )
-
-    def _check_vocabulary(self, ids: Sequence[int]) -> None:
-        vocab = self.model.shape.vocab
-        for wrong in {min(ids, default=0), max(ids, default=0)}:
-            if not 0 <= wrong < vocab:
-                raise PromptError(
-                    f"token id {wrong:,} at position {ids.index(wrong):,} is not in the vocabulary of {vocab:,} tokens",
-                    "encode the text with this model's tokenizer",
-                )
-
     def _session(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> Session:
         """Return the idle session if it has room and the right cache, else a new one."""
         session, self.idle_session = self.idle_session, None
@@ -213,7 +270,13 @@ class Engine:
         del session  # free its memory before the new one is allocated
         if not self.model.shape.rope_depends_on_length:
             capacity = max(capacity, self._reserved)
-        more = (self.stores, self.prompts, spare, settings)
+        return self._new_session(capacity, spare, settings)
+
+    def _new_session(
+        self, capacity: int, spare: int, settings: Speculation, store: Store | None = None, scope: str = ""
+    ) -> Session:
+        prompts = self.prompts.scoped(scope) if self.prompts is not None and scope else self.prompts
+        more = (self.stores, prompts, spare, settings, store)
         return Session(self.model, self.draft, capacity, self._prefill_chunk, *more)
 
     def _kernel_of_all_models(self) -> Kernel | None:
@@ -225,7 +288,7 @@ class Engine:
     def without_end(self) -> Engine:
         """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""
         more = {"dry_breakers": self._dry_breakers, "copies": self._copies}
-        return Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, **more)
+        return Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, self.prompts, **more)
 
     def describe(self) -> str:
         """Return device, dtype, kernel, ranks and offloading as text: everything that may affect rounding."""
@@ -241,17 +304,3 @@ class Engine:
             return where
         settings = self.stores.settings
         return f"{where}, KV offloaded ({settings.mode if settings.disk is None else 'disk'})"
-
-
-def _token_ids(ids: Iterable[int]) -> list[int]:
-    """Return token ids as a list of ints, from any integers or a tensor or array with one axis. Raises PromptError."""
-    result = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    if set(map(type, result)) <= {int}:
-        return result  # a million tokens are checked ten times as fast so
-    for position, token in enumerate(result):
-        if type(token) is not int:
-            if isinstance(token, bool) or not hasattr(token, "__index__"):
-                wrong = f"{short_repr(token)} at position {position:,} is no token id"
-                raise PromptError(wrong, "give a list of whole numbers, as the tokenizer's encode returns")
-            result[position] = int(token)
-    return result

@@ -1,6 +1,6 @@
 """The events that the engine yields, in order: prefill, tokens, finished.
 
-Events carry tokens, not text; `loading/tokenizer.py` adds `Text` events.
+Events carry tokens, not text; `loading/text_stream.py` adds `Text` and `Thought` events.
 """
 
 from __future__ import annotations
@@ -66,6 +66,14 @@ class Text:
     """Final text: whole characters, no part of a stop string."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Final text of what a reasoning model thinks before its answer, and the tokens that it took."""
+
+    text: str
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +177,4 @@ class Finished:
     reason: str
 
 
-Event = Pinned | Prefilled | Restored | DraftPrefilled | Tokens | Speculated | Transferred | Text | Finished
+Event = Pinned | Prefilled | Restored | DraftPrefilled | Tokens | Speculated | Transferred | Text | Thought | Finished

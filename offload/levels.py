@@ -17,7 +17,7 @@ PADDING = 32  # positions behind the tail that recorded passes may write to: the
 MOST_CHUNKS = 2**14
 KEPT_QUERIES = 64  # newest rows of a pass whose queries are kept for selections: more than a verification has
 EVICT_EVERY = 128  # tokens after which a cache that forgets drops as many: they are run in one pass of a prompt
-_MIN_RATIO = 2  # of the sequence to the retrieval cache: below, the middle level saves too little time
+_MIN_RATIO = 1.25  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 
 def tree_nodes(settings: Speculation) -> int:

@@ -16,13 +16,15 @@ import torch
 
 from .architecture.config import ModelShape
 from .architecture.dims import WeightBits
+from .architecture.known import sibling_of
 from .architecture.rope import check_frequencies
-from .architecture.yarn import beyond_dual_chunk, factor_for, stretched
+from .architecture.yarn import beyond_dual_chunk, factor_for, stretch_error, stretched
 from .config import EXACT, EngineConfig, Sampling, Speculation
 from .decoder import Model
 from .engine import Engine
 from .errors import PromptError, SettingsError, TriforceError
 from .generation_config import DRY_BREAKERS
+from .kernels import triton
 from .kernels.ops import Operations, check_kernel, choose_operations
 from .levels import check_forgetting, forgets, has_draft_model, uses_copy
 from .loading.agreement import agreement
@@ -36,8 +38,9 @@ from .loading.tensor_checks import check_tensors
 from .loading.tokenizer import Tokenizer
 from .loading.vocabulary import check_draft, tokens_containing
 from .loading.weights import Progress, load_model
-from .offloading import TieredStoreFactory, TierSettings, WeightTier, make_link
+from .offloading import TieredStoreFactory, TierSettings, WeightTier, check_model, make_link
 from .parallel import ALONE, Group, Share, split
+from .planning.batch import fitting_sequences
 from .planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from .planning.self_draft import copy_bits
 from .prompt_cache.fingerprint import LEAST, weights_digest
@@ -99,6 +102,12 @@ class OpenModel:
         """Return the tokenizer, loading it on first use. Raises CheckpointError."""
         return self.checkpoint.load_tokenizer()
 
+    @cached_property
+    def barred(self) -> list[int]:
+        """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
+        sibling = sibling_of(self.config.model, self.checkpoint.shape)
+        return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
+
     @property
     def kernel(self) -> str:
         """Return the level of the native kernel that will be used; "off" if torch computes."""
@@ -130,15 +139,16 @@ class OpenModel:
             limit += " (its sliding window)"
         if self.checkpoint.shape.dual_chunk == context and prompt_tokens + (wanted if exact else 1) > context:
             raise beyond_dual_chunk(counted(prompt_tokens, "prompt token") + " and the answer do not fit", context)
+        extend = "--extend-context, " if stretch_error(self.checkpoint.shape) is None else ""
         if prompt_tokens >= context:
             raise PromptError(
                 f"the prompt has {counted(prompt_tokens, 'token')}, which leaves no room in {limit}",
-                "use `triforce summarize --map-reduce`, --extend-context, or --model with a longer context",
+                f"use `triforce summarize --map-reduce`, {extend}or --model with a longer context",
             )
         if exact and prompt_tokens + wanted > context:
             raise PromptError(
                 f"{counted(prompt_tokens, 'prompt token')} and {counted(wanted, 'new one')} exceed {limit}",
-                f"use --max-new-tokens {context - prompt_tokens} or fewer, --extend-context, or shorten the prompt",
+                f"use --max-new-tokens {context - prompt_tokens} or fewer, {extend}or shorten the prompt",
             )
         return min(wanted, context - prompt_tokens)
 
@@ -177,18 +187,35 @@ class OpenModel:
             itemsize=self.dtype.itemsize,
             prefill_chunk=self.config.prefill_chunk,
             draft=None if self.draft is None else self.draft.shape,
-            in_place=self.kernel != "off" if self.device.type == "cpu" else find_spec("triton") is not None,
+            in_place=self._retrieves_in_place,
             weight_bits=self.weight_bits,
             copy_bits=self.copy_bits,
             kv=self.config.kv,
         )
 
+    @property
+    def _retrieves_in_place(self) -> bool:
+        """Return whether the retrieval cache copies nothing where all KV is on the device."""
+        if self.device.type == "cpu":
+            return self.kernel != "off"
+        return self.config.kv == EXACT and find_spec("triton") is not None
+
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
+        check_fit(self.estimate(tokens), self._usable(memory_limit))
+
+    def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:
+        """Return how many sequences of up to `tokens` fit the device together, or `memory_limit` bytes of it.
+
+        The first `shared` tokens of all are the same, and in memory once. Call it before the weights are loaded.
+        """
+        return fitting_sequences(self.estimate(tokens), self._usable(memory_limit), shared)
+
+    def _usable(self, memory_limit: int | None) -> int:
         free = int(free_memory(self.device) * USABLE)
         if self.device.type == "cpu":
             free //= self.group.mates
-        check_fit(self.estimate(tokens), free if memory_limit is None else min(free, memory_limit))
+        return free if memory_limit is None else min(free, memory_limit)
 
     def load(
         self,
@@ -205,13 +232,9 @@ class OpenModel:
             prompts: the cache of prompts on disk; None for none.
             capacity: tokens of the longest sequence, if it is known: host memory for them is pinned meanwhile.
 
-        Raises SettingsError for tiers or a prompt cache of quantised keys and values, which neither has.
+        Raises SettingsError for quantised keys and values that tiers do not have.
         """
-        if self.config.kv != EXACT and not (tiers is None and prompts is None):
-            raise SettingsError(
-                f"--kv {self.config.kv} is for keys and values in memory, neither offloaded nor cached on disk",
-                "leave --kv out, or offloading and --cache",
-            )
+        self._check_tiers(tiers)
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         link = weights = None
@@ -219,7 +242,7 @@ class OpenModel:
             link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)
             weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
         do = self._operations(self.shape)
-        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link)
+        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         model, draft = self._load(progress, do, weights), self._load_draft(progress)
@@ -227,6 +250,17 @@ class OpenModel:
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
+
+    def _check_tiers(self, tiers: TierSettings | None) -> None:
+        """Raise SettingsError for models and for quantised copies of keys and values that tiers do not have."""
+        if tiers is not None:
+            check_model(self.checkpoint.shape)
+        copied = self.speculation.retrieval_kv
+        if tiers is not None and copied != EXACT:
+            raise SettingsError(
+                f"--retrieval-kv {copied} is for keys and values in memory, and these are offloaded",
+                "leave --retrieval-kv out, or offloading",
+            )
 
     @property
     def _can_copy(self) -> bool:
@@ -261,7 +295,9 @@ class OpenModel:
     def _load_draft(self, progress: Progress) -> Model | None:
         if self.draft is None:
             return None
-        return load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
+        draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
+        draft.bar(self.barred)
+        return draft
 
     def _operations(self, shape: ModelShape) -> Operations:
         """Return the operations of one model, which own its result buffers. Raises SettingsError."""
@@ -273,11 +309,10 @@ class OpenModel:
             check_self_draft(settings, self.config, self.checkpoint, self.device, self.dtype)
 
     def check_kv(self) -> None:
-        """Raise SettingsError if keys and values are to be quantised, and the native kernel does not attend to them."""
-        if self.config.kv != EXACT and self.kernel == "off":
-            raise SettingsError(
-                f"--kv {self.config.kv} needs the native kernel, on a CPU", "leave --kv out; triforce doctor says more"
-            )
+        """Raise SettingsError if keys and values are to be quantised, and no kernel attends to them."""
+        self._check_windows()
+        if self.config.kv != EXACT and (reason := self._why_no_kv()) is not None:
+            raise SettingsError(f"--kv {self.config.kv} needs {reason}", "leave --kv out; triforce doctor says more")
         if self.config.kv != EXACT and self.speculation.approximate is not None:
             raise SettingsError(
                 f"--kv {self.config.kv} and --approximate {self.speculation.approximate} cannot be used together",
@@ -288,6 +323,28 @@ class OpenModel:
             raise SettingsError(
                 f"--retrieval-kv {copied} needs the native kernel, and keys and values without --kv",
                 "leave --retrieval-kv out",
+            )
+
+    def _why_no_kv(self) -> str | None:
+        """Return the kernel that would attend to quantised keys and values here and is missing; None if it is not."""
+        if self.device.type == "cpu":
+            return "the native kernel, on a CPU" if self.kernel == "off" else None
+        reason = triton.why_not(self.device, self.dtype, self.shape.head_dim)
+        return None if reason is None else f"Triton's kernels, on a GPU, and they cannot run: {reason}"
+
+    def _check_windows(self) -> None:
+        """Raise SettingsError for settings that layers with windows, capped scores or sinks do not have."""
+        shape, approximate = self.checkpoint.shape, self.speculation.approximate
+        if approximate is not None and (shape.sliding_layers or shape.caps_scores):
+            raise SettingsError(
+                f"--approximate {approximate} does not work with {shape.family}: some of its layers attend to a window",
+                "leave --approximate out",
+            )
+        if self.config.kv != EXACT and (shape.caps_scores or shape.has_sinks):
+            what = "caps attention scores" if shape.caps_scores else "has attention sinks"
+            raise SettingsError(
+                f"--kv {self.config.kv} does not work with {shape.family}, which {what}",
+                "leave --kv out",
             )
 
     def check_kernel(self) -> None:
@@ -334,7 +391,7 @@ def open_model(
     opened.check_self_draft(settings)
     opened.check_kv()
     if draft is not None:
-        check_draft(opened.tokenizer, draft.load_tokenizer(), draft.shape, settings)
+        _ = opened.barred  # raises what is wrong before the weights are loaded
     return opened
 
 

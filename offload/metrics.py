@@ -9,7 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .events import Event, Finished, LevelStatistics, Prefilled, Restored, Speculated, Text, Tokens, Transferred
+from .events import (
+    Event,
+    Finished,
+    LevelStatistics,
+    Prefilled,
+    Restored,
+    Speculated,
+    Text,
+    Thought,
+    Tokens,
+    Transferred,
+)
 
 FULL = "full"  # the verifier of the top level
 
@@ -29,6 +40,7 @@ class Summary:
     tbt_p95_s: float | None
     tokens_per_s: float | None
     total_s: float
+    thinking_tokens: int = 0  # of the new ones, what a reasoning model thinks before its answer
     seed: int | None = None
     sampling: str | None = None  # "greedy", "coupled" or "fastest"
     method: str | None = None
@@ -55,6 +67,7 @@ class Summary:
     self_draft: str | None = None  # the level of the quantised copy of the weights that drafted
     self_agreement: float | None = None  # of that copy's and the model's choices on the prompt's end
     agreement: float | None = None  # of the quantised model's and its original's choices on the prompt's end
+    batch_size: float | None = None  # sequences that ran together, in the mean over this one's time
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
 
@@ -81,7 +94,9 @@ class Meter:
         self.gaps: list[float] = []  # time between tokens, one for each token after the first event
         self.speculated: Speculated | None = None  # the latest
         self.transferred: Transferred | None = None
-        self._pieces: list[str] = []
+        self.pieces: list[str] = []  # of the answer's text
+        self.thoughts: list[str] = []  # pieces of what was thought before the answer
+        self.thinking_tokens = 0
 
     def watch(self, events: Iterable[Event]) -> Iterator[Event]:
         """Observe each event, then yield it."""
@@ -99,7 +114,10 @@ class Meter:
             self._count(len(event.ids), self._clock())
             self.ids += event.ids
         elif isinstance(event, Text):
-            self._pieces.append(event.text)
+            self.pieces += [event.text] if event.text else []
+        elif isinstance(event, Thought):
+            self.thoughts += [event.text] if event.text else []
+            self.thinking_tokens += event.tokens
         elif isinstance(event, Speculated):
             self.speculated = event
         elif isinstance(event, Transferred):
@@ -131,8 +149,8 @@ class Meter:
 
     @property
     def text(self) -> str:
-        """The text so far."""
-        return "".join(self._pieces)
+        """The text so far, of the answer alone."""
+        return "".join(self.pieces)
 
     @property
     def prefill_s(self) -> float | None:
@@ -183,6 +201,7 @@ class Meter:
             prompt_tokens=self.prompt_tokens,
             prefilled_tokens=self.prefilled_tokens,
             new_tokens=self.new_tokens,
+            thinking_tokens=self.thinking_tokens,
             prefill_s=self.prefill_s,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             ttft_s=None if self._first_at is None else self._first_at - self._start,

@@ -7,6 +7,7 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from .config import GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
 from .events import Event, Finished, Pinned, Tokens
+from .kv_cache.store import Store
 from .levels import (
     draft_chunk,
     drafter_kind,
@@ -27,6 +28,7 @@ from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, needs
 from .speculation.ngram import LookupDrafter
 from .speculation.runner import Runner, SelectedRunner
 from .speculation.sampling import Sampler
+from .speculation.steps import AT_ONCE, Executor
 
 
 class Session:
@@ -42,22 +44,27 @@ class Session:
         prompts: PromptCache | None = None,
         spare: int = 0,
         settings: Speculation | None = None,
+        store: Store | None = None,
     ) -> None:
         """`spare`: further positions of the full cache, for the tokens of a tree.
 
-        With `settings` that ask for an approximate cache, it takes the full cache's place; `stores` and `prompts` are
-        not used.
+        With `settings` that ask for an approximate cache, it takes the full cache's place; `stores` are not used,
+        and `prompts` only by one that forgets nothing. The full cache is in `store` if that is given, else in one of
+        `stores` or on the device.
         """
         self.sequence = TokenSequence()
         self._approximation = approximation(settings)
         if self._approximation is not None:
-            self.full, stores, prompts = approximate_runner(model, settings, capacity, chunk), None, None
+            self.full, stores = approximate_runner(model, settings, capacity, chunk), None
+            prompts = None if forgets(settings) else prompts
         else:
-            store = None if stores is None else stores.new_store(model.shape, capacity + spare, model.dtype)
+            if stores is not None:
+                store = stores.new_store(model.shape, capacity + spare, model.dtype)
             by_layers = stores is not None and stores.settings.by_layers
             self.full = Runner(model, model.new_cache(capacity + spare, model.rope(capacity), store), chunk, by_layers)
         self._link = None if stores is None else stores.link
-        self._prompts = None if prompts is None else prompts.bind(self.full)
+        is_cached = prompts is not None and self.full.cache.is_dumpable
+        self._prompts = prompts.bind(self.full) if is_cached else None
         self._model, self._draft = model, draft
         self._capacity, self._spare = capacity, spare
         self._lookup = LookupDrafter()
@@ -83,11 +90,16 @@ class Session:
         eos_ids: frozenset[int],
         breakers: Collection[int] = (),
         copy: QuantizedCopy | None = None,
+        executor: Executor = AT_ONCE,
     ) -> Generator[Event, int | None]:
-        """See Engine.generate. With a `copy`, the retrieval cache is read with its weights."""
+        """See Engine.generate. With a `copy`, the retrieval cache is read with its weights.
+
+        The `executor` runs all passes.
+        """
         sequence = self.sequence
         sequence.restart(ids)
         runners = self._runners(settings, len(ids) + config.max_new_tokens, copy)
+        runners.use(executor)
         for done, total in self.full.cache.store.prepare():
             yield Pinned(done, total)
         yield from self._prefill()
@@ -98,7 +110,8 @@ class Session:
         model, kernel = self._model, self._model.operations.kernel
         sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel)
         sampler.observe_prompt(sequence.tokens)
-        hierarchy = build(runners, settings, sampler, group=self._model.group, horizon=config.max_new_tokens)
+        more = {"group": self._model.group, "horizon": config.max_new_tokens}
+        hierarchy = build(runners, settings, sampler, executor.clock, **more)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)
 
     def _prefill(self) -> Generator[Event]:

@@ -28,8 +28,8 @@ from offload.hardware.microbenchmarks import BenchmarkSizes, disk_rate, measure
 from offload.hardware.profiles import load
 from offload.hardware.rates import describe
 from offload.offloading import TierSettings
-from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
+from offload.planning.request import PlanRequest
 from offload.prompt_cache.folder import PromptFolder
 from offload.units import GIB, parse_size
 

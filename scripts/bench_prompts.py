@@ -95,7 +95,7 @@ def synthetic(args: argparse.Namespace, folder: Path) -> dict:
         return Runner(model, model.new_cache(len(ids), model.rope(len(ids))))
 
     full = runner()
-    prompt = Prompt(prompts.storage, prompts.bind(full).fingerprint, ids)
+    prompt = Prompt(prompts.storage(full.model.kv), prompts.bind(full).fingerprint, ids)
     kv = full.cache.store.dump(0, TOKENS)
     kv.copy_(torch.randn(kv.shape))
     for index in range(blocks):

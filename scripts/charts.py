@@ -13,8 +13,8 @@ from offload.architecture.known import KNOWN
 from offload.config import Placement, Speculation
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
+from offload.planning.request import PlanRequest
 
 BENCHMARKS = Path(__file__).parents[1] / "docs" / "benchmarks"
 COLOURS = {

@@ -38,7 +38,7 @@ build "$work/kernel.so"
 build "$work/emulated.so" -DTRIFORCE_EMULATE
 
 cd "$root"
-tests=(tests/kernels/native/test_{attention,tree,rows,pool}.py tests/kv_cache/test_block_store.py)
+tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys}.py tests/kv_cache/test_block_store.py)
 # Python and torch do not free everything at exit, so leaks are not reported. --capture=sys: a report must reach stderr before pytest aborts.
 LD_PRELOAD="$asan $ubsan $cxx" OMP_NUM_THREADS=1 \
     ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \

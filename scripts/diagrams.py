@@ -144,6 +144,7 @@ def _slot(picture: Picture, x: float, lane: int, width: float, colour: str, labe
 
 PURPOSE = {
     "commands": "one file per command: options in, exit code out",
+    "experiment": "published values beside planned and measured ones",
     "summarize": "map-reduce",
     "bench": "methods compared",
     "run": "generate, verify, plan, calibrate",

@@ -18,8 +18,8 @@ from offload.config import Placement, Speculation
 from offload.hardware.rates import Hardware
 from offload.offloading import SimulatedLink
 from offload.offloading.link import Link
-from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan
+from offload.planning.request import PlanRequest
 
 CAP = 24 * GIB  # of device memory: that of the cards that most people have
 SIMULATED = 2e9  # bytes a second, of the link in miniature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import statistics
 import time
@@ -16,10 +17,10 @@ import torch
 from safetensors.torch import save_file
 
 from offload import EngineConfig, open_model
-from offload.config import Sampling, Speculation
+from offload.config import EXACT, Sampling, Speculation
 from offload.decoder import Model
-from offload.engine import _token_ids
 from offload.events import Prefilled, Tokens
+from offload.kernels.native.threads import torch_on_one_thread
 from offload.loader import OpenModel
 from offload.metrics import Meter
 from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
@@ -30,6 +31,7 @@ from offload.prompt_cache.entries import entries
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.header import Header
+from offload.prompt_checks import token_ids
 from offload.sequence import TokenSequence, common_prefix
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.ngram import LookupDrafter
@@ -68,6 +70,7 @@ class Subject:
     tokens: int
     layers: int
     ids: list[int] = field(repr=False)
+    resident: int  # bytes of the process before there was a model
 
     @cached_property
     def opened(self) -> OpenModel:
@@ -98,7 +101,8 @@ def make_subject(folder: Path, tokens: int, layers: int) -> Subject:
     """Return a subject; its tokens are those of a book that is repeated."""
     folder.mkdir(parents=True)
     book = open_model(EngineConfig()).tokenizer.encode(_book(), special_tokens=False)
-    return Subject(folder, tokens, layers, (book * (tokens // len(book) + 1))[:tokens])
+    ids = (book * (tokens // len(book) + 1))[:tokens]
+    return Subject(folder, tokens, layers, ids, resident())
 
 
 def _book() -> str:
@@ -168,7 +172,7 @@ def tokenizing(subject: Subject) -> Iterator[Cost]:
 def sequence(subject: Subject) -> Iterator[Cost]:
     """Check the tokens of a prompt, compare them with the last one's, and the comparisons of a step."""
     ids = subject.ids
-    yield "checking token ids", timed(lambda: _token_ids(ids), 3), None
+    yield "checking token ids", timed(lambda: token_ids(ids), 3), None
     tokens = TokenSequence(ids)
     yield "a second question: common prefix", timed(lambda: tokens.restart([*ids[:-8], 5, 6, 7]), 3), None
     yield "common prefix of lists", timed(lambda: common_prefix(ids, list(ids)), 3), None
@@ -195,7 +199,12 @@ def rope(subject: Subject) -> Iterator[Cost]:
 
 
 def retrieval(subject: Subject) -> Iterator[Cost]:
-    """Restore, verify, and select chunks: the first time, and again after a few tokens."""
+    """Restore, verify, and select chunks: the first time, and again after a few tokens; with threads as in a run."""
+    with torch_on_one_thread(subject.model.operations.kernel):
+        yield from _retrieval(subject)
+
+
+def _retrieval(subject: Subject) -> Iterator[Cost]:
     before, started = resident(), time.perf_counter()
     full = subject.full
     yield "restoring keys and values", time.perf_counter() - started, resident() - before
@@ -217,6 +226,7 @@ def retrieval(subject: Subject) -> Iterator[Cost]:
     first = timed(lambda: middle.rows(text))
     yield "index and first selection", first, resident() - before
 
+    @torch.inference_mode()
     def select() -> None:
         middle.renew()
         middle.cache.begin(1)
@@ -237,7 +247,7 @@ def retrieval(subject: Subject) -> Iterator[Cost]:
 def prompt_cache(subject: Subject) -> Iterator[Cost]:
     """The chain of a prompt's blocks, and a folder with a file for each."""
     folder = PromptFolder(subject.folder / "prompts")
-    storage = Storage(folder, ALONE, "m", "a document")
+    storage = Storage(folder, ALONE, "m", "a document", EXACT)
     yield "prompt cache: chain", timed(lambda: Prompt(storage, "f" * 64, subject.ids), 3), None
     prompt = Prompt(storage, "f" * 64, subject.ids)
     folder.make("f" * 64)
@@ -300,6 +310,17 @@ def planning(subject: Subject) -> Iterator[Cost]:
     yield "memory estimate", timed(lambda: opened.estimate(subject.tokens), 5), opened.estimate(subject.tokens).total
 
 
+def peak(subject: Subject) -> Iterator[Cost]:
+    """The most memory that the process has had, without that before the model, and the plan's for the same run.
+
+    For runs of one length whose other parts are retrieval and lookup.
+    """
+    opened = replace(subject.opened, speculation=Speculation(method="triforce", draft="lookup"))
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - subject.resident
+    yield "peak memory", 0.0, used
+    yield "planned memory", 0.0, opened.estimate(subject.tokens + SPARE).total
+
+
 def meter(subject: Subject) -> Iterator[Cost]:
     """The statistics of a prefill in chunks, and of as many tokens as a long answer has."""
     events = [Prefilled(done, subject.tokens) for done in range(0, subject.tokens, 512)]
@@ -316,5 +337,5 @@ def meter(subject: Subject) -> Iterator[Cost]:
 
 PARTS: dict[str, Callable[[Subject], Iterator[Cost]]] = {
     part.__name__: part
-    for part in (tokenizing, sequence, rope, retrieval, lookup, penalties, prompt_cache, pages, planning, meter)
+    for part in (tokenizing, sequence, rope, retrieval, lookup, penalties, prompt_cache, pages, planning, meter, peak)
 }

@@ -10,9 +10,9 @@ from offload.architecture.weight_formats import rounded_bits
 from offload.config import EngineConfig, Speculation
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.loading.registry import HUB_MODELS
-from offload.planning.placement import PlanRequest
+from offload.loading.hub_models import HUB_MODELS
 from offload.planning.plan import make_plan, suggested_budget
+from offload.planning.request import PlanRequest
 from offload.units import GIB
 
 CONTEXT = 128 * 1024  # tokens, prompt and answer

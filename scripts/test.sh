@@ -14,4 +14,6 @@ cd "$root"
 "$venv/bin/lint-imports"
 # One process per core with one thread each: small models and short-lived processes are slower with more threads.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist loadfile "$@"
+# A test that hangs fails after ten times what the slowest takes; should it hang outside Python, its stack is printed.
+ending=(--timeout 600 -o faulthandler_timeout=660)
+exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist loadfile "${ending[@]}" "$@"

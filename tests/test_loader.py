@@ -1,21 +1,55 @@
 """Draft models and caches that do not go with a model: refused before anything is loaded."""
 
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 from offload import EngineConfig, Speculation, open_model
 from offload.errors import SettingsError
 from offload.offloading import TierSettings
-from offload.prompt_cache.folder import PromptFolder
-from tests.support.models import make_hf_model, make_tokenizer
+from tests.support.models import FAMILY_CASES, make_hf_model, make_tokenizer
+
+
+def with_draft(model_dir, folder, tokenizer, **changes):
+    """Open a model with a draft model of some tokenizer."""
+    make_hf_model("llama", num_hidden_layers=1, **changes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = EngineConfig(model=str(model_dir), dtype="float32", device="cpu")
+    return open_model(config, speculation=Speculation("naive", str(folder), sink=4, window=64))
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused(tiny_model_dir, tmp_path):
-    make_hf_model("llama", num_hidden_layers=1).save_pretrained(tmp_path)
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["<other>"])
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(SettingsError, match=r"268 tokens .* 267; id 267 is '<other>' .* None"):
-        open_model(EngineConfig(model=str(tiny_model_dir)), speculation=Speculation("naive", str(tmp_path)))
+    other = make_tokenizer(alphabet=sorted(ByteLevel.alphabet(), reverse=True))
+    with pytest.raises(SettingsError) as caught:
+        with_draft(tiny_model_dir, tmp_path, other)
+    assert "267 tokens where the target has 267, and 256 ids are not the same" in caught.value.message
+    assert "the first is 3, 'Ń' where the target has '!'" in caught.value.message
+    assert "--draft lookup" in caught.value.hint
+
+
+def test_a_draft_model_with_too_few_of_the_tokens_is_refused(tiny_model_dir, tmp_path):
+    small = make_tokenizer(alphabet=sorted(ByteLevel.alphabet())[:100], merges=[])
+    with pytest.raises(SettingsError, match=r"103 tokens where the target has 267, and 164 ids .* 103, no token where"):
+        with_draft(tiny_model_dir, tmp_path, small)
+
+
+def test_what_a_draft_model_must_not_propose(tiny_model_dir, draft_model_dir, tmp_path):
+    more = make_tokenizer(special=("<|endoftext|>", "<|im_start|>", "<think>"))
+    more.add_tokens(["<other>"])
+    assert with_draft(tiny_model_dir, tmp_path, more, vocab_size=300).barred == [2, 267]
+    same = Speculation("naive", str(draft_model_dir), sink=4, window=64)
+    assert open_model(EngineConfig(model=str(tiny_model_dir)), speculation=same).barred == []
+
+
+def test_a_known_model_that_drafts_is_named(llama_dir, tmp_path):
+    make_tokenizer().save_pretrained(llama_dir)
+    hint = ""
+    for name in ("Qwen3-8B", "llama"):
+        (folder := tmp_path / name).symlink_to(llama_dir)
+        other = make_tokenizer(alphabet=sorted(ByteLevel.alphabet(), reverse=True))
+        with pytest.raises(SettingsError) as caught:
+            with_draft(folder, tmp_path / "draft", other)
+        hint += caught.value.hint
+    assert hint.count("--draft Qwen3-0.6B") == 1 and "smaller model of the same family" in hint
 
 
 def test_a_window_beyond_the_draft_s_context_is_refused(tiny_model_dir, draft_model_dir):
@@ -24,9 +58,18 @@ def test_a_window_beyond_the_draft_s_context_is_refused(tiny_model_dir, draft_mo
         open_model(EngineConfig(model=str(tiny_model_dir)), speculation=wanted)
 
 
-def test_quantised_keys_and_values_are_neither_offloaded_nor_cached_on_disk(tiny_model_dir, tmp_path):
-    opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", kv="q8"))
-    prompts = opened.prompt_cache(PromptFolder(tmp_path, 1000))
-    for more in ({"tiers": TierSettings("stream", 0, link_gb_s=1.0)}, {"prompts": prompts}):
-        with pytest.raises(SettingsError, match="--kv q8 is for keys and values in memory"):
-            opened.load(**more)
+def test_quantised_copies_are_of_keys_and_values_in_memory(tiny_model_dir):
+    speculation = Speculation("retrieval", retrieval_kv="q8")
+    opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu"), speculation=speculation)
+    with pytest.raises(SettingsError, match="--retrieval-kv q8 is for keys and values in memory"):
+        opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))
+
+
+@pytest.mark.parametrize(("name", "why"), [("gemma2", "caps attention scores"), ("gpt-oss", "has attention sinks")])
+def test_quantised_keys_are_refused_where_attention_to_them_lacks_what_the_model_needs(tmp_path, name, why):
+    family, changes = FAMILY_CASES[name]
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    make_hf_model(family, **changes | {"vocab_size": len(tokenizer)}).save_pretrained(tmp_path)
+    with pytest.raises(SettingsError, match=why):
+        open_model(EngineConfig(str(tmp_path), device="cpu", kv="q8"))

@@ -31,11 +31,20 @@ def run(command, cwd, **more):
 
 UNNEEDED = (".*", "*.egg-info", "__pycache__", "build", "dist", "docs", "examples", "tests")
 BUILT_IN_PLACE = ("_kernel*", "build-error.txt")
+NATIVE = ROOT / "offload" / "kernels" / "native"
 
 
-def build_wheel(work, **environment):
-    """Built from a copy: setuptools leaves its working files in the folder it builds from."""
+def build_wheel(work, *, compiled=None, **environment):
+    """Built from a copy: setuptools leaves its working files in the folder it builds from.
+
+    A `compiled` kernel that is newer than its sources is not compiled again, which takes most of a minute.
+    """
     shutil.copytree(ROOT, work / "source", ignore=shutil.ignore_patterns(*UNNEEDED, *BUILT_IN_PLACE))
+    if compiled is not None:
+        folder = f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+        target = work / "source" / "build" / folder / compiled.relative_to(ROOT)
+        target.parent.mkdir(parents=True)
+        shutil.copyfile(compiled, target)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work / "dist"]
     if find_spec("setuptools"):  # otherwise pip fetches one
         command.append("--no-build-isolation")
@@ -46,7 +55,8 @@ def build_wheel(work, **environment):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    built = next(NATIVE.glob("_kernel*"), None)
+    return build_wheel(tmp_path_factory.mktemp("wheel"), compiled=built)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +82,15 @@ def test_the_wheel_holds_the_packages_and_the_profiles(wheel):
     assert {name for name in names if name.endswith(".py")} == code
     shipped = {f"offload/profiles/{path.name}" for path in (ROOT / "profiles").glob("*.yaml")}
     assert shipped
+    shipped |= {f"triforce_cli/experiments/{path.name}" for path in (ROOT / "experiments").glob("*.yaml")}
     assert {name for name in names if name.endswith(".yaml")} == shipped
     templates = {f"triforce_cli/templates/{name}.txt" for name in ("document", "notes", "part")}
     assert {name for name in names if name.endswith(".txt") and "/templates/" in name} == templates
+    page = {f"triforce_cli/serve/page/{name}" for name in ("index.html", "page.css", "page.js")}
+    assert {name for name in names if "/page/" in name} == page
     assert any(name.endswith("/LICENSE") for name in names)
+    compiled = {path.relative_to(ROOT).as_posix() for path in NATIVE.glob("_kernel*")}
+    assert {name for name in names if "/_kernel" in name} == compiled
 
 
 def test_the_wheel_declares_the_command(wheel):

@@ -27,7 +27,7 @@ from .options.mistakes import explained
 from .options.settings import cache_home
 from .output.terminal import Terminal
 
-_COMMANDS = ("generate", "summarize", "bench", "pull", "profile", "doctor", "cache")
+_COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "experiment", "pull", "profile", "doctor", "cache")
 
 
 def _app_with(commands: Sequence[str]) -> typer.Typer:

@@ -16,11 +16,16 @@ _REDELIVERY = 0.01  # seconds
 
 
 def listen() -> None:
-    """Install the handlers of the signals that end a process."""
+    """Install the handlers of the signals that end a process; with SIGHUP ignored, as by nohup, it stays so."""
     signal.signal(signal.SIGINT, _interrupt)
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        if hasattr(signal, name):
+        if hasattr(signal, name) and not (name == "SIGHUP" and is_ignored(signal.SIGHUP)):
             signal.signal(getattr(signal, name), _terminate)
+
+
+def is_ignored(number: int) -> bool:
+    """Return whether a signal is ignored, as the parent process has asked for."""
+    return signal.getsignal(number) == signal.SIG_IGN
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -6,17 +6,20 @@ transformers takes seconds. Imports nothing heavy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ..errors import UnsupportedModel
 from ..short_repr import short_repr, short_text
 from ..units import MOST_TOKENS
 from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
-from .dims import Dimensions
+from .dims import WINDOW_SLACK, Dimensions, Experts
+from .families import FAMILIES, Family
+from .layer_spec import LayerSpec, activation_of
+from .text_part import text_config
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _SUPPORTED = f"what runs: {', '.join(FAMILIES)}, with RoPE {', '.join(ROPE_TYPES)}"
 _STORES_ORIGINAL = ("llama3", "yarn", "longrope")  # RoPE types with `original_max_position_embeddings`
@@ -37,31 +40,6 @@ _DEFAULTS: dict[str, Any] = {
     "use_sliding_window": False,
     "eos_token_id": None,
 }
-_QWEN = {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "max_position_embeddings": 32768,
-    "num_key_value_heads": 32,
-    "sliding_window": 4096,
-}
-_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "vocab_size": 32000,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "eos_token_id": 2,
-    },
-    "mistral": {
-        "vocab_size": 32000,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "eos_token_id": 2,
-    },
-    "qwen2": _QWEN,
-    "qwen3": _QWEN | {"head_dim": 128},
-}
 
 
 @dataclass(frozen=True)
@@ -74,18 +52,82 @@ class ModelShape(Dimensions):
     """
 
     family: str
+    specs: tuple[LayerSpec, ...]  # of the layers, which repeat them; see `spec`
     norm_eps: float
     context: int
     sliding_window: int | None
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     eos_ids: tuple[int, ...]
     rope: Mapping[str, Any] = field(hash=False)  # transformers' `rope_parameters`
     max_positions: int  # `max_position_embeddings`
     rope_divisors: tuple[float, ...] | None = None  # one per frequency, from the tensor of a GGUF file
     dual_chunk: int | None = None  # tokens up to which dual chunk attention is full attention; None: it has none
+    embedding_scale: float = 1.0  # a factor of the embedding's rows
+    logit_scale: float = 1.0  # a factor of the logits
+    logit_cap: float = 0.0  # logits are `logit_cap * tanh(logit / logit_cap)`; 0: they are as they are
+    sliding_rope: Mapping[str, Any] | None = field(default=None, hash=False)  # of layers with a window, if another
+    wide_norms: bool = False  # whether the norms' weights are kept in fp32
+    norm_offset: float = 0.0  # is added to the norms' weights of a checkpoint
+    rounds_embedding_scale: bool = False  # whether that factor is rounded to the model's dtype
+    rotates_neighbours: bool = False  # whether RoPE rotates pairs of neighbours, and not of halves, in the checkpoint
+
+    def spec(self, layer: int) -> LayerSpec:
+        """Return what layer number `layer` computes."""
+        return self.specs[layer % len(self.specs)]
+
+    @cached_property
+    def full_attention(self) -> ModelShape:
+        """Return the part of the model whose layers attend to all tokens: a KV cache grows for these alone."""
+        return self._of_layers([spec for spec in self._every_spec if not spec.window], self.rope)
+
+    @cached_property
+    def sliding_attention(self) -> ModelShape:
+        """Return the part of the model whose layers attend to a window."""
+        return self._of_layers([spec for spec in self._every_spec if spec.window], self.sliding_rope or self.rope)
+
+    @property
+    def _every_spec(self) -> list[LayerSpec]:
+        return [self.spec(layer) for layer in range(self.layers)]
+
+    def _of_layers(self, specs: list[LayerSpec], rope: Mapping[str, Any]) -> ModelShape:
+        if len(specs) == self.layers and rope is self.rope:
+            return self
+        sliding = sum(spec.window > 0 for spec in specs)
+        more = {"sliding_layers": sliding, "rope": rope, "sliding_rope": None}
+        return replace(self, specs=tuple(specs), layers=len(specs), **more)
+
+    @cached_property
+    def places(self) -> list[tuple[bool, int]]:
+        """Return for each layer whether it attends to a window, and its number among the layers of its kind."""
+        numbers, found = [0, 0], []
+        for spec in self._every_spec:
+            found.append((spec.window > 0, numbers[spec.window > 0]))
+            numbers[spec.window > 0] += 1
+        return found
+
+    @property
+    def caps_scores(self) -> bool:
+        """Return whether attention scores of any layer are capped, which torch alone computes."""
+        return any(spec.soft_cap for spec in self.specs)
+
+    @property
+    def has_sinks(self) -> bool:
+        """Return whether any layer has attention sinks, which need the log-sum-exp of attention."""
+        return any(spec.has_sinks for spec in self.specs)
+
+    @property
+    def is_native(self) -> bool:
+        """Return whether the native kernel has all operations of the layers; torch runs what it lacks."""
+        return all(spec.is_native for spec in self.specs)
+
+    @property
+    def family_spec(self) -> Family:
+        """Return how the models of the family are read."""
+        return FAMILIES[self.family]
+
+    @property
+    def rotary_dim(self) -> int:
+        """Return how many dimensions of a head RoPE rotates, the first ones."""
+        return int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0))
 
     @property
     def rope_type(self) -> str:
@@ -145,20 +187,28 @@ def shape_from_config(
         UnsupportedModel: for any other architecture, RoPE type or activation.
         CheckpointError: for values that are wrong.
     """
-    check = check or check_of_config("config.json")
-    _refuse_family(config)
+    config = text_config(config)
+    family = family_of(config)
+    check = (check or check_of_config("config.json")).naming(own_names(config))
+    config = common_config(config)
     check.check(config)
     values = _with_defaults(config, check)
     rope = _rope_parameters(values, check)
-    _refuse_features(values, rope)
-    family, heads = values["model_type"], values["num_attention_heads"]
-    window = window_in_use(family, values["sliding_window"], values["use_sliding_window"])
-    context = positions_of(rope, values["max_position_embeddings"])
+    specs = tuple(family.layers(values))
+    _refuse_features(values, rope, specs)
+    experts = _experts(values, specs, check)
+    heads, window = values["num_attention_heads"], None if family.has_layer_windows else window_in_use(values)
+    context = longest_context(rope, values["max_position_embeddings"], family)
     dual_chunk = dual_chunk_tokens(config, check)
-    return ModelShape(
-        **_features(values),
-        family=family,
+    shape = ModelShape(
+        **family.features(values),
+        mlp_matrices=family.mlp_matrices,
+        joins_heads=family.joins_heads,
+        experts=experts,
+        family=family.name,
+        specs=specs,
         layers=values["num_hidden_layers"],
+        **_windows(specs, values["num_hidden_layers"]),
         hidden=values["hidden_size"],
         heads=heads,
         kv_heads=values["num_key_value_heads"] or heads,
@@ -171,33 +221,80 @@ def shape_from_config(
         tied_embeddings=values["tie_word_embeddings"],
         eos_ids=_eos_ids(values, generation, check),
         rope=rope,
+        sliding_rope=_sliding_rope(values, check),
         max_positions=values["max_position_embeddings"],
         rope_divisors=rope_divisors,
         dual_chunk=dual_chunk,
     )
+    if shape.rotary_dim % 2 or not shape.rotary_dim:
+        wanted = f"a part of {shape.head_dim} dimensions that is even"
+        raise check.error("partial_rotary_factor", rope["partial_rotary_factor"], wanted)
+    return shape
 
 
-def _refuse_family(config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModel for an architecture that the decoder does not compute."""
-    family = config.get("model_type")
-    if family in FAMILIES:
-        return
+def checked_features(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
+    """Return the fields of `Dimensions` for the experts of a checked config, and for its layers with windows.
+
+    `config` has the names of values that families share. Raises UnsupportedModel for features that the decoder does not
+    compute, and CheckpointError.
+    """
+    values = _with_defaults(config, check)
+    specs = FAMILIES[config["model_type"]].layers(values)
+    _refuse_features(values, _rope_parameters(values, check), specs)
+    _sliding_rope(values, check)
+    experts = _experts(values, specs, check)
+    return {"experts": experts, **_windows(specs, values["num_hidden_layers"])}
+
+
+def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> Experts | None:
+    """Return the experts of the sparse layers; None if there are none. Raises CheckpointError."""
+    sparse = sum(specs[layer % len(specs)].is_sparse for layer in range(values["num_hidden_layers"]))
+    if not sparse:
+        return None
+    count, per_token = values["num_experts"], values["num_experts_per_tok"]
+    if per_token > count:
+        raise check.error("num_experts_per_tok", per_token, f"at most the number of experts, {count}")
+    return Experts(count, per_token, values.get("moe_intermediate_size") or values["intermediate_size"], sparse)
+
+
+def longest_context(rope: Mapping[str, Any], positions: int, family: Family) -> int:
+    """Return how many positions a model of a family supports; see `positions_of`."""
+    return positions if family.counts_scaled_positions else positions_of(rope, positions)
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """Return the family of a config. Raises UnsupportedModel for an architecture that the decoder does not compute."""
+    name = config.get("model_type")
+    if isinstance(name, str) and name in FAMILIES:
+        return FAMILIES[name]
     names = config.get("architectures")
     names = ", ".join(map(str, names)) if names and isinstance(names, list) else names or "without a name"
     raise UnsupportedModel(
-        f"the architecture {short_text(str(names))} ({short_text(str(family))}) is not supported",
+        f"the architecture {short_text(str(names))} ({short_text(str(name))}) is not supported",
         f"what runs: {', '.join(FAMILIES)}",
     )
 
 
+def common_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config of a known family with the names of values that families share."""
+    common = {theirs: ours for ours, theirs in FAMILIES[config["model_type"]].aliases.items()}
+    return {common.get(name, name): value for name, value in config.items()}
+
+
+def own_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names that a config of a known family has of values that others call otherwise, by the others'."""
+    aliases = FAMILIES[config["model_type"]].aliases
+    return {ours: theirs for ours, theirs in aliases.items() if theirs in config}
+
+
 def default_of(family: str, name: str) -> Any:
     """Return what a family's config has for an absent value; None where it follows from others."""
-    return (_DEFAULTS | _FAMILY_DEFAULTS[family]).get(name)
+    return (_DEFAULTS | FAMILIES[family].defaults).get(name)
 
 
 def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
     """Return a checked config with transformers' defaults for absent values. Raises CheckpointError."""
-    values = _DEFAULTS | _FAMILY_DEFAULTS[config["model_type"]] | dict(config)
+    values = _DEFAULTS | FAMILIES[config["model_type"]].defaults | dict(config)
     check.heads(values)
     if values["model_type"] == "llama" and values["hidden_size"] % values["num_attention_heads"]:
         hidden, heads = values["hidden_size"], values["num_attention_heads"]
@@ -205,37 +302,48 @@ def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, A
     return values
 
 
+def _windows(specs: Sequence[LayerSpec], layers: int) -> dict[str, int]:
+    """Return how many layers attend to a window, and how many tokens they keep."""
+    windows = [specs[layer % len(specs)].window for layer in range(layers)]
+    sliding = sum(window > 0 for window in windows)
+    if sliding == layers:
+        raise UnsupportedModel("a model all of whose layers attend to a window is not supported", _SUPPORTED)
+    return {"sliding_layers": sliding, "window_room": max(windows) + WINDOW_SLACK if sliding else 0}
+
+
 def _rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
     """Return the RoPE parameters, completed as transformers does."""
     rope = check.rope_of(values)
     rope.setdefault("rope_theta", 10000.0)
     if rope["rope_type"] in _STORES_ORIGINAL:
-        rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+        name = "original_max_position_embeddings"
+        if name in FAMILIES[values["model_type"]].defaults:  # a family that has it outside of the parameters
+            rope[name] = values[name]
+        rope.setdefault(name, values["max_position_embeddings"])
     return rope
 
 
-def _refuse_features(values: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+def _sliding_rope(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any] | None:
+    """Return the RoPE parameters of the layers with a window; None if they are those of the others."""
+    rope = check.sliding_rope_of(values)
+    if rope is not None and rope["rope_type"] != "default":
+        raise UnsupportedModel(
+            f"the RoPE type {short_repr(rope['rope_type'])} in layers with a window is not supported", _SUPPORTED
+        )
+    return rope
+
+
+def _refuse_features(values: Mapping[str, Any], rope: Mapping[str, Any], specs: Sequence[LayerSpec]) -> None:
     """Raise UnsupportedModel for RoPE and activations that the decoder does not compute."""
-    if rope["rope_type"] not in ROPE_TYPES:
+    family = FAMILIES[values["model_type"]]
+    if rope["rope_type"] not in (family.only_rope or ROPE_TYPES):
         raise UnsupportedModel(f"the RoPE type {short_repr(rope['rope_type'])} is not supported", _SUPPORTED)
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    partial = rope.get("partial_rotary_factor", 1.0)
+    if partial != 1.0 and not family.has_partial_rope:
         raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", _SUPPORTED)
-    if values["hidden_act"] not in ("silu", "swish"):
+    activation = activation_of(values["hidden_act"])
+    if not activation or any(spec.activation != activation for spec in specs):
         raise UnsupportedModel(f"the activation {short_repr(values['hidden_act'])} is not supported", _SUPPORTED)
-
-
-def _features(values: Mapping[str, Any]) -> dict[str, bool]:
-    """Return which of a model's linears have a bias, and whether it normalises q and k.
-
-    Qwen2 always has a bias on q, k and v. Llama and Qwen3 have one on q, k, v and the output with `attention_bias`.
-    """
-    family, attention_bias = values["model_type"], values["attention_bias"]
-    return {
-        "qkv_bias": attention_bias or family == "qwen2",
-        "o_bias": attention_bias and family in ("llama", "qwen3"),
-        "mlp_bias": values["mlp_bias"] and family == "llama",
-        "qk_norm": family == "qwen3",
-    }
 
 
 def _eos_ids(values: Mapping[str, Any], generation: Mapping[str, Any], check: ConfigCheck) -> tuple[int, ...]:

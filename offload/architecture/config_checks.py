@@ -7,12 +7,14 @@ wrong output. Imports nothing heavy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import CheckpointError
 from ..short_repr import short_repr
 from ..units import MOST_TOKENS
+from .families import FAMILIES, Family
+from .families.family import FULL, SLIDING
 
 _MOST_IDS = 2**32
 
@@ -49,6 +51,22 @@ NUMBERS = {
     "max_position_embeddings": Limits(int, 1, MOST_TOKENS, 4096),
     "sliding_window": Limits(int, 1, MOST_TOKENS, 4096, null=True),
     "rms_norm_eps": Limits(float, 1e-30, 1, 1e-5),  # fp32 cannot represent numbers below 1e-38
+    "embedding_multiplier": Limits(float, 1e-6, 1e6, 12),
+    "attention_multiplier": Limits(float, 1e-6, 1e6, 0.015625),
+    "residual_multiplier": Limits(float, 1e-6, 1e6, 0.22),
+    "logits_scaling": Limits(float, 1e-6, 1e6, 8),
+    "logit_scale": Limits(float, 1e-6, 1e6, 0.0625),
+    "query_pre_attn_scalar": Limits(float, 1e-3, 1e6, 256, null=True),
+    "attn_logit_softcapping": Limits(float, 1e-3, 1e6, 50, null=True),
+    "final_logit_softcapping": Limits(float, 1e-3, 1e6, 30, null=True),
+    "rope_local_base_freq": Limits(float, 2, 1e30, 10000),
+    "sliding_window_pattern": Limits(int, 1, 10_000, 6, null=True),
+    "no_rope_layer_interval": Limits(int, 1, 10_000, 4),
+    "num_experts": Limits(int, 0, 2**16, 128),
+    "num_experts_per_tok": Limits(int, 1, 2**16, 8),
+    "moe_intermediate_size": Limits(int, 1, 2**24, 768),
+    "decoder_sparse_step": Limits(int, 1, 10_000, 1),
+    "swiglu_limit": Limits(float, 1e-3, 1e6, 7),
 }
 ROPE_NUMBERS = {
     "rope_theta": Limits(float, 2, 1e30, 10000),
@@ -63,7 +81,12 @@ ROPE_NUMBERS = {
     "mscale_all_dim": Limits(float, 0, 1e3, 1, null=True),
     "partial_rotary_factor": Limits(float, 0, 1, 1),
 }
+_SWITCHES = (
+    *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window", "use_qk_norm"),
+    "norm_topk_prob",
+)
 _DIVISOR = Limits(float, 1e-3, 1e6, 1)  # in the lists of longrope
+_BITS = (0, 1)
 _LISTS = ("short_factor", "long_factor")
 _EVERY_ROPE = ("rope_theta", "partial_rotary_factor")
 _OF_ROPE_TYPE = {  # the parameters that transformers reads, and those that it requires
@@ -100,23 +123,31 @@ class ConfigCheck:
     names: Mapping[str, str]
     hint: str
 
+    def naming(self, names: Mapping[str, str]) -> ConfigCheck:
+        """Return the same checks for a file that has its own `names`, too, of some values."""
+        return replace(self, names={**names, **self.names})
+
     def check(self, values: Mapping[str, Any]) -> None:
         """Check a config's numbers, flags, token ids, heads and RoPE, under transformers' names.
 
         Absent values are not checked: they have defaults. Raises CheckpointError with the name, the value and the
         values that are allowed.
         """
-        named = (values.get(name) for name in ("sliding_window", "use_sliding_window"))
-        window = window_in_use(str(values.get("model_type")), *named)
+        window = window_in_use(values)
         for name, limits in NUMBERS.items():
             if name in values and not (name == "sliding_window" and window is None):
                 self._number(name, values[name], limits)
-        for name in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"):
+        for name in _SWITCHES:
             if name in values and not isinstance(values[name], bool):
                 raise self.error(name, values[name], "true or false")
         self.token_ids(values.get("eos_token_id"))
         self.heads(values)
+        self._flags("no_rope_layers", values)
+        self._numbers_of_layers("mlp_only_layers", values)
+        self._layer_types(values)
         self._rope(self.rope_of(values))
+        if sliding := self.sliding_rope_of(values):
+            self._rope(sliding)
 
     def _number(self, name: str, value: Any, limits: Limits) -> None:
         """Raise CheckpointError if a value is not within the limits."""
@@ -155,10 +186,39 @@ class ConfigCheck:
                 self._divisors(name, rope[name])
             else:
                 self._number(name, rope[name], ROPE_NUMBERS[name])
+        if kind == "yarn" and not isinstance(rope.get("truncate", True), bool):
+            raise self.error("truncate", rope["truncate"], "true or false")
         for lower, higher in _ASCENDING:
             first, second = rope.get(lower), rope.get(higher)
             if lower in read and first is not None and second is not None and first >= second:
                 raise self.error(lower, first, f"below {self.names.get(higher, higher)}, which is {short_repr(second)}")
+
+    def _flags(self, name: str, values: Mapping[str, Any]) -> None:
+        """Check a list with 0 or 1 for every layer, or null."""
+        flags, layers = values.get(name), values.get("num_hidden_layers", 0)
+        if flags is not None and not (
+            isinstance(flags, list)
+            and len(flags) >= layers
+            and all(type(flag) is int and flag in _BITS for flag in flags)
+        ):
+            raise self.error(name, flags, "a list with 0 or 1 for every layer")
+
+    def _numbers_of_layers(self, name: str, values: Mapping[str, Any]) -> None:
+        """Check a list of layers, by their numbers, or null."""
+        numbers = values.get(name)
+        if numbers is not None and not (
+            isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
+        ):
+            raise self.error(name, numbers, "a list of layers' numbers")
+
+    def _layer_types(self, values: Mapping[str, Any]) -> None:
+        """Check the list of each layer's kind, or null, where a family reads it."""
+        kinds, family = values.get("layer_types"), _family(values)
+        if kinds is None or family is None or not family.has_layer_windows:
+            return
+        is_list = isinstance(kinds, list) and len(kinds) >= values.get("num_hidden_layers", 0)
+        if not is_list or any(kind not in (FULL, SLIDING) for kind in kinds):
+            raise self.error("layer_types", kinds, f"a list with {FULL} or {SLIDING} for every layer")
 
     def _divisors(self, name: str, value: Any) -> None:
         """Check a list of longrope."""
@@ -173,14 +233,31 @@ class ConfigCheck:
         """
         name = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
         rope = values.get(name) or {}
+        if _is_by_kind(rope, values):
+            rope = rope.get(FULL) or {}
         if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
             raise self.error(name, rope, "RoPE parameters that hold for all layers")
         merged = {"rope_type": rope.get("type", "default"), **rope}
+        family = _family(values)
+        if family is not None and isinstance(merged["rope_type"], str):
+            merged["rope_type"] = family.rope_types.get(merged["rope_type"], merged["rope_type"])
         if "rope_theta" in values:
             merged.setdefault("rope_theta", values["rope_theta"])
         if values.get("partial_rotary_factor") is not None:
             merged.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
         return merged
+
+    def sliding_rope_of(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the RoPE parameters of layers with a window; None if they are those of the others."""
+        family, rope = _family(values), values.get("rope_parameters") or {}
+        if family is None or not family.has_layer_windows:
+            return None
+        if _is_by_kind(rope, values):
+            rope = rope.get(SLIDING)
+            if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+                raise self.error("rope_parameters", values["rope_parameters"], f"RoPE parameters with {SLIDING}")
+            return {"rope_type": "default", "rope_theta": 10000.0, **rope}
+        return family.sliding_rope(values) if family.sliding_rope else None
 
     def token_ids(self, value: Any, name: str = "eos_token_id") -> tuple[int, ...]:
         """Return the token ids in a config's value, which is null, one id or a list. Raises CheckpointError."""
@@ -190,9 +267,23 @@ class ConfigCheck:
         return tuple(ids)
 
 
-def window_in_use(family: str, window: Any, is_used: Any) -> Any:
+def _is_by_kind(rope: Any, values: Mapping[str, Any]) -> bool:
+    """Return whether RoPE parameters are those of each kind of layer."""
+    family = _family(values)
+    return family is not None and family.has_layer_windows and isinstance(rope, Mapping) and FULL in rope
+
+
+def window_in_use(values: Mapping[str, Any]) -> Any:
     """Return a config's sliding window, or None if the model does not use it, as in most of Qwen's configs."""
-    return None if family.startswith("qwen") and not is_used else window
+    family = _family(values)
+    is_optional = family is not None and family.has_optional_window
+    return None if is_optional and not values.get("use_sliding_window") else values.get("sliding_window")
+
+
+def _family(values: Mapping[str, Any]) -> Family | None:
+    """Return the family of a config; None if it is not known."""
+    name = values.get("model_type")
+    return FAMILIES.get(name) if isinstance(name, str) else None
 
 
 def check_of_config(place: Any) -> ConfigCheck:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollbacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,36 @@ class WeightBits:
         return min(self.layers, self.outer) < 8 * itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of a decoder's sparse layers, whose MLP is a mixture of them.
+
+    Attributes:
+        count: experts of a layer.
+        per_token: how many of them a token is routed to.
+        width: the intermediate size of each.
+        layers: how many of the decoder's layers are sparse.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    layers: int
+
+    def distinct(self, tokens: float) -> float:
+        """Return the expected number of experts of a layer that `tokens` tokens read together."""
+        return expected_experts(self.count, self.per_token, tokens)
+
+
+def expected_experts(count: int, per_token: int, tokens: float) -> float:
+    """Return the expected number of experts, of `count`, that `tokens` tokens read together, each `per_token` of them.
+
+    It is count * (1 - (1 - per_token / count) ** tokens), if each token's experts are random and independent of the
+    others' (MoESD, arXiv 2505.19645). Where neighbouring tokens share more of them, they read fewer.
+    """
+    return count * (1 - (1 - per_token / count) ** tokens)
+
+
 @dataclass(frozen=True)
 class Dimensions:
     """The dimensions of a decoder. Parameter counts exclude biases and norms, which are under 0.1 % of the total."""
@@ -34,11 +67,26 @@ class Dimensions:
     intermediate: int
     vocab: int
     tied_embeddings: bool
+    mlp_matrices: int = field(default=3, kw_only=True)  # gate, up and down; 2 without a gate
+    sliding_layers: int = field(default=0, kw_only=True)  # layers that attend to a window
+    window_room: int = field(default=0, kw_only=True)  # tokens whose keys and values they keep
+    joins_heads: bool = field(default=False, kw_only=True)  # whether norms of q and k are over all heads together
+    experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
 
     @property
     def group(self) -> int:
         """Return how many query heads share one KV head."""
         return self.heads // self.kv_heads
+
+    @property
+    def kv_layers(self) -> int:
+        """Return how many layers have keys and values of all tokens."""
+        return self.layers - self.sliding_layers
+
+    @property
+    def growing(self) -> Dimensions:
+        """Return the dimensions with these layers alone, for bytes of what grows with the sequence."""
+        return self if not self.sliding_layers else replace(self, layers=self.kv_layers, sliding_layers=0)
 
     def share(self, ranks: int) -> Dimensions:
         """Return the dimensions of the largest share of `ranks` devices, as parallel/shard.py divides a model.
@@ -47,13 +95,53 @@ class Dimensions:
         """
         kv_heads = -(-self.kv_heads // ranks)
         heads = kv_heads * self.group if self.kv_heads >= ranks else -(-self.heads // ranks)
-        return replace(self, heads=heads, kv_heads=kv_heads, intermediate=-(-self.intermediate // ranks))
+        experts = self.experts and replace(self.experts, width=-(-self.experts.width // ranks))
+        intermediate = -(-self.intermediate // ranks)
+        return replace(self, heads=heads, kv_heads=kv_heads, intermediate=intermediate, experts=experts)
+
+    @property
+    def dense_layers(self) -> int:
+        """Return how many layers have one MLP and no experts."""
+        return self.layers - (self.experts.layers if self.experts else 0)
+
+    @property
+    def mlp_widths(self) -> list[int]:
+        """Return the intermediate sizes that there are: of an MLP, of an expert, or of both."""
+        return [self.intermediate] * (self.dense_layers > 0) + ([self.experts.width] if self.experts else [])
+
+    def linears(self) -> Iterator[tuple[int, int]]:
+        """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without routers."""
+        heads = self.heads * self.head_dim
+        yield self.hidden, self.layers * (heads + 2 * self.kv_heads * self.head_dim)
+        yield heads, self.layers * self.hidden
+        mlps = [(self.intermediate, self.dense_layers)]
+        if self.experts:
+            mlps.append((self.experts.width, self.experts.layers * self.experts.count))
+        for width, count in mlps:
+            yield self.hidden, count * (self.mlp_matrices - 1) * width
+            yield width, count * self.hidden
 
     @property
     def layer_parameters(self) -> int:
-        """Return the number of parameters of one layer."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
+        """Return the number of parameters of one layer; their mean, rounded up, if only some layers are sparse."""
+        return -(-self._all_layers() // self.layers)
+
+    def _all_layers(self) -> int:
+        """Return the number of parameters of all layers."""
+        routers = self.experts.layers * self.experts.count * self.hidden if self.experts else 0
+        return routers + sum(inputs * outputs for inputs, outputs in self.linears())
+
+    def _read_by(self, tokens: float) -> float:
+        """Return the expected number of the layers' parameters that `tokens` tokens read together."""
+        if self.experts is None:
+            return self._all_layers()
+        unread = self.experts.count - self.experts.distinct(tokens)
+        return self._all_layers() - unread * self.experts.layers * self.expert_parameters
+
+    @property
+    def expert_parameters(self) -> int:
+        """Return the number of parameters of one expert; 0 without experts."""
+        return self.mlp_matrices * self.hidden * self.experts.width if self.experts else 0
 
     @property
     def outer_parameters(self) -> int:
@@ -63,12 +151,17 @@ class Dimensions:
     @property
     def parameters(self) -> int:
         """Return the number of parameters of the decoder."""
-        return self.layers * self.layer_parameters + self.outer_parameters
+        return self._all_layers() + self.outer_parameters
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Return the number of parameters of all layers that a token is multiplied with."""
+        return round(self._read_by(1))
 
     @property
     def read_parameters(self) -> int:
         """Return the number of parameters that a decode step reads; of the embeddings it reads one row."""
-        return self.layers * self.layer_parameters + self.vocab * self.hidden
+        return self.active_layer_parameters + self.vocab * self.hidden
 
     def layer_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of the weights of one layer."""
@@ -78,13 +171,29 @@ class Dimensions:
         """Return the bytes of the embeddings and the output head."""
         return int(self.outer_parameters * bits.outer / 8)
 
-    def read_bytes(self, bits: WeightBits) -> int:
-        """Return the bytes of weights that a decode step reads."""
-        return self.layers * self.layer_bytes(bits) + int(self.vocab * self.hidden * bits.outer / 8)
+    def read_bytes(self, bits: WeightBits, tokens: float = 1) -> int:
+        """Return the bytes of weights that a pass of `tokens` tokens reads: of experts, as many as are expected."""
+        layers = self.layers * self.layer_bytes(bits)
+        if self.experts:
+            layers = int(self._read_by(tokens) * bits.layers / 8)
+        return layers + int(self.vocab * self.hidden * bits.outer / 8)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of all layers for `tokens` tokens."""
-        return self.layers * self.layer_kv_bytes(tokens, itemsize)
+        whole = self.kv_layers * self.layer_kv_bytes(tokens, itemsize)
+        return whole + self.window_bytes(tokens, itemsize)
+
+    def window_bytes(self, tokens: int, itemsize: int) -> int:
+        """Return the bytes of keys and values of `tokens` tokens that the layers with a window keep."""
+        return self.sliding_layers * self.layer_kv_bytes(min(tokens, self.window_room), itemsize)
+
+    def ring_bytes(self, itemsize: int, nodes: int = 0) -> int:
+        """Return the bytes of the rings of the layers with a window, whatever is in them.
+
+        `nodes` are those of the largest tree in flight.
+        """
+        room = self.window_room + max(nodes - WINDOW_SLACK, 0)
+        return self.sliding_layers * self.layer_kv_bytes(room, itemsize)
 
     def layer_kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of one layer for `tokens` tokens."""

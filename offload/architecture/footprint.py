@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..config import Speculation
+from ..config import EXACT, Speculation
 from ..levels import KEPT_QUERIES, PADDING, TAIL, has_alternative, selected_chunk, tail_tokens
 from .dims import Dimensions
+from .kv_formats import GROUP
 from .tier_footprint import GATHERED_BYTES
 
 
@@ -17,14 +18,23 @@ def activation_bytes(
     `decode` are bytes of buffers that exist only while a prompt is read, and only afterwards.
     """
     rows = min(chunk, tokens)
-    rope = 2 * tokens * shape.head_dim * itemsize
+    rope = rope_bytes(shape, tokens, itemsize)
     # The peak is in the MLP: gate, up, their product and the residual; norms are computed in fp32.
-    row = (3 * shape.intermediate + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * max(itemsize, 4 * copies)
+    width = max(shape.mlp_widths)
+    row = (3 * width + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * max(itemsize, 4 * copies)
+    if shape.experts:  # a row for each expert of a token: what it takes, gate, up, their product, and outputs in fp32
+        each = (shape.hidden + 3 * shape.experts.width) * max(itemsize, 4 * copies) + shape.hidden * 4
+        row += shape.experts.per_token * each + 2 * shape.hidden * 4
     if copies:
-        widest = 2 * shape.intermediate * shape.hidden * 4 + 4 * 4 * shape.vocab
+        widest = 2 * width * shape.hidden * 4 + 4 * 4 * shape.vocab
         return rope + widest + max(rows * 2 * row + prefill, decode)
     logits = 4 * 4 * shape.vocab * TAIL // 4  # of the longest draft: logits, sorted, and distributions
     return rope + max(rows * (row + 2 * 4 * shape.hidden) + prefill, logits + decode)
+
+
+def rope_bytes(shape: Dimensions, tokens: int, itemsize: int) -> int:
+    """Return the bytes of the RoPE tables of a sequence."""
+    return 2 * tokens * shape.head_dim * itemsize
 
 
 DEQUANTIZED_BYTES = 64 * 2**20  # of a quantised weight that a GPU dequantises at once, for more rows than a few
@@ -32,7 +42,7 @@ DEQUANTIZED_BYTES = 64 * 2**20  # of a quantised weight that a GPU dequantises a
 
 def dequantized_bytes(shape: Dimensions) -> int:
     """Return the bytes of the weights that a GPU dequantises at once, in bf16: some outputs of the largest linear."""
-    return min(DEQUANTIZED_BYTES, 2 * 2 * shape.intermediate * shape.hidden)
+    return min(DEQUANTIZED_BYTES, 2 * 2 * max(shape.mlp_widths) * shape.hidden)
 
 
 SCORED_BYTES = 64 * 2**20  # of mean keys in fp32 that a GPU computes at once
@@ -46,6 +56,7 @@ def retrieval_bytes(
     device: str,
     offloaded: int = 0,
     in_place: bool = False,
+    kv: str = EXACT,
 ) -> int:
     """Return the bytes of the retrieval cache, with the mean keys and queries that are kept for selections.
 
@@ -53,8 +64,9 @@ def retrieval_bytes(
         device: "cpu" or "cuda".
         offloaded: layers whose KV is in host memory.
         in_place: the selected chunks are a list of the full cache's blocks or chunks, not a copy.
+        kv: the format of the full cache's keys and values.
     """
-    chunk = _chunk(settings, tokens, device, offloaded, in_place)
+    chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     selected = (
@@ -66,9 +78,14 @@ def retrieval_bytes(
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 
 
-def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool) -> int:
-    """Return how many tokens are selected together: a block of the native kernel, where it attends or could."""
+def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str) -> int:
+    """Return how many tokens are selected together: a block of the native kernel, where it attends or could.
+
+    Of quantised keys and values, those of the full cache or of the retrieval cache alone, it is a group.
+    """
     grain = PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1
+    if kv != EXACT or (settings.retrieval_kv != EXACT and in_place):
+        grain = GROUP
     return selected_chunk(settings, grain, tokens=tokens)
 
 
@@ -80,10 +97,16 @@ def kept_mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: s
 
 
 def selection_bytes(
-    shape: Dimensions, settings: Speculation, tokens: int, device: str, offloaded: int = 0, in_place: bool = False
+    shape: Dimensions,
+    settings: Speculation,
+    tokens: int,
+    device: str,
+    offloaded: int = 0,
+    in_place: bool = False,
+    kv: str = EXACT,
 ) -> int:
     """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
-    chunk = _chunk(settings, tokens, device, offloaded, in_place)
+    chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
     rows = shape.layers * shape.kv_heads
     if device == "cpu":

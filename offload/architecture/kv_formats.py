@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..config import EXACT
 from .dims import Dimensions
 
 GROUP = 32  # tokens of keys and values that share their scales
@@ -15,6 +16,16 @@ def group_bytes(kind: str, head_dim: int) -> int:
     return 4 * head_dim + 4 * GROUP + GROUP * head_dim * (1 if kind == "q4" else 2)
 
 
+def stored_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> float:
+    """Return the bytes of keys and values of all layers for `tokens` tokens in a format, without a ring."""
+    if kind == EXACT:
+        return shape.kv_bytes(tokens, itemsize)
+    exact = shape.growing.kv_bytes(tokens, itemsize)
+    return shape.window_bytes(tokens, itemsize) + exact * group_bytes(kind, shape.head_dim) / (
+        2 * GROUP * shape.head_dim * itemsize
+    )
+
+
 def ring_blocks(tokens: int) -> int:
     """Return the blocks of a ring for passes of so many tokens, which leaves room for rollbacks of two windows."""
     return (-(-tokens // WINDOW) + 2) * WINDOW // BLOCK
@@ -22,8 +33,21 @@ def ring_blocks(tokens: int) -> int:
 
 def quantized_layer_bytes(shape: Dimensions, kind: str, tokens: int, chunk: int, itemsize: int) -> int:
     """Return the bytes of one layer's keys and values of `tokens` tokens that are prefilled in chunks."""
-    groups = -(-tokens // WINDOW) * WINDOW // GROUP
-    # The window before a chunk, the sink, and room for a path across the end of a window.
+    groups = format_bytes(shape, kind, -(-tokens // WINDOW) * WINDOW, itemsize)
+    return groups + bf16_layer_bytes(shape, tokens, chunk, itemsize)
+
+
+def format_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> int:
+    """Return the bytes of one layer's keys and values in a format; of a multiple of GROUP tokens if quantised."""
+    if kind == EXACT:
+        return shape.layer_kv_bytes(tokens, itemsize)
+    return shape.kv_heads * tokens // GROUP * group_bytes(kind, shape.head_dim)
+
+
+def bf16_layer_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int) -> int:
+    """Return the bytes of one layer's tokens that are not quantised, in a sequence prefilled in chunks.
+
+    They are the window before a chunk, the sink, and room for a path across the end of a window.
+    """
     blocks = ring_blocks(min(tokens, chunk) + WINDOW - 1) + (SINK + 2 * WINDOW) // BLOCK
-    block = 2 * BLOCK * shape.head_dim * itemsize
-    return shape.kv_heads * (groups * group_bytes(kind, shape.head_dim) + blocks * block)
+    return shape.kv_heads * blocks * 2 * BLOCK * shape.head_dim * itemsize

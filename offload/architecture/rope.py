@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import CheckpointError
@@ -22,8 +23,8 @@ from .config import ModelShape
 
 
 def _frequencies(shape: ModelShape, length: int) -> tuple[Tensor, float]:
-    """Return inverse frequencies `[head_dim / 2]` in fp32 and the factor on cos and sin, for `length` tokens."""
-    _check_factors(shape.rope, shape.head_dim // 2)
+    """Return inverse frequencies `[rotary_dim / 2]` in fp32 and the factor on cos and sin, for `length` tokens."""
+    _check_factors(shape.rope, shape.rotary_dim // 2)
     if shape.rope_type in _OWN:
         inverse, factor = _OWN[shape.rope_type](_unscaled(shape), shape.rope), 1.0
     else:
@@ -35,7 +36,7 @@ def _frequencies(shape: ModelShape, length: int) -> tuple[Tensor, float]:
 
 def _unscaled(shape: ModelShape) -> Tensor:
     """Return RoFormer's inverse frequencies."""
-    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    exponents = torch.arange(0, shape.rotary_dim, 2, dtype=torch.float32) / shape.rotary_dim
     return 1.0 / shape.rope["rope_theta"] ** exponents
 
 
@@ -86,6 +87,8 @@ def _check_factors(parameters: Mapping[str, Any], wanted: int) -> None:
 
 def check_frequencies(shape: ModelShape) -> None:
     """Raise CheckpointError if the RoPE parameters, each valid by itself, together give no usable frequencies."""
+    if shape.sliding_rope is not None:
+        check_frequencies(shape.sliding_attention)
     try:
         inverse, factor = _frequencies(shape, shape.context)
         usable = bool(torch.isfinite(inverse).all() and (inverse > 0).all() and math.isfinite(factor))
@@ -110,8 +113,10 @@ class Rope:
     """
 
     def __init__(self, shape: ModelShape, length: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.length = length  # the longest that the sequence was expected to be
         self._inverse, self._factor = _frequencies(shape, length)
         self._dtype, self._device = dtype, device
+        self._unrotated = shape.head_dim // 2 - len(self._inverse)  # pairs of dimensions, behind those that are
         self._cos, self._sin = (torch.empty((0, shape.head_dim), dtype=dtype, device=device) for _ in range(2))
         self._grow(length)
 
@@ -122,9 +127,10 @@ class Rope:
         cos[:done], sin[:done] = self._cos, self._sin
         for start in range(done, length, _PIECE):
             positions = torch.arange(start, min(start + _PIECE, length), dtype=torch.float32)
-            angles = torch.outer(positions, self._inverse)  # [positions, head_dim / 2]
-            for table, of in ((cos, torch.cos), (sin, torch.sin)):
-                half = (of(angles) * self._factor).to(self._device, self._dtype)
+            angles = torch.outer(positions, self._inverse)  # [positions, rotary_dim / 2]
+            for table, of, fixed in ((cos, torch.cos, 1.0), (sin, torch.sin, 0.0)):
+                half = F.pad(of(angles) * self._factor, (0, self._unrotated), value=fixed)
+                half = half.to(self._device, self._dtype)
                 table[start : start + len(half)] = torch.cat((half, half), dim=-1)
         self._cos, self._sin = cos, sin
 
@@ -144,3 +150,11 @@ def rotate(x: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rows
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+def rows_of(shape: ModelShape, layer: int, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the rotations of a layer from those of the others, `rows`; a layer without RoPE rotates by angles of 0."""
+    if shape.spec(layer).rotates:
+        return rows
+    cos, sin = rows
+    return torch.ones_like(cos), torch.zeros_like(sin)

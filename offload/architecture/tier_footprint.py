@@ -5,7 +5,9 @@ Tests hold them against what offload/offloading allocates.
 
 from __future__ import annotations
 
+from ..config import EXACT
 from .dims import Dimensions
+from .kv_formats import format_bytes
 
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 SLOTS = 2  # for open pages, of every offloaded layer
@@ -17,18 +19,25 @@ def disk_buffers(page_bytes: int) -> int:
     return min(max(2, 2 * DISK_READ_BYTES // page_bytes), 16)
 
 
-def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int) -> int:
-    return shape.layer_kv_bytes(pages * page, itemsize)
+def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = EXACT) -> int:
+    return pages * format_bytes(shape, kv, page, itemsize)
 
 
-def host_page_bytes(shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int) -> int:
+def host_page_bytes(shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int, kv: str = EXACT) -> int:
     """Return the pinned bytes for the pages of `layers` offloaded layers with a capacity of `tokens`."""
-    return layers * _page_bytes(shape, -(-tokens // page), page, itemsize)
+    return layers * _page_bytes(shape, -(-tokens // page), page, itemsize, kv)
 
 
-def staging_bytes(shape: Dimensions, layers: int, buffers: int, page: int, itemsize: int) -> int:
+def staging_bytes(
+    shape: Dimensions, layers: int, buffers: int, page: int, itemsize: int, kv: str = EXACT, slots: int = SLOTS
+) -> int:
     """Return the device bytes for prefetched pages, and for the open pages of `layers` offloaded layers."""
-    return _page_bytes(shape, buffers + SLOTS * layers, page, itemsize)
+    return _page_bytes(shape, buffers + slots * layers, page, itemsize, kv)
+
+
+def open_slots(tokens: int, page: int, kv: str) -> int:
+    """Return the slots for open pages: all those of a pass over `tokens` where they are quantised."""
+    return SLOTS if kv == EXACT else max(SLOTS, -(-tokens // page) + 1)
 
 
 def plain_prefill_bytes(shape: Dimensions, end: int, chunk: int, page: int, itemsize: int) -> int:

@@ -9,7 +9,10 @@ from .dims import Dimensions, WeightBits
 
 BLOCK_GROUPS = 8  # groups of 32 inputs whose scales share an outer factor, where they are nested
 _UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of 4 bits (OCP Microscaling Formats 1.0, section 5.3.3)
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# Of experts: an error there may choose another one.
+_ROUTERS = (".gate.weight", ".router.weight", ".router.layer.weight")
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ FORMATS = {
         QuantizedFormat("Q5_K", 5, 32, True, True, _even(5, 0)),
         QuantizedFormat("Q6_K", 6, 16, True, False, _even(6, -32)),
         QuantizedFormat("IQ4_NL", 4, 32, False, False, _UNEVEN),
+        QuantizedFormat("MXFP4", 4, 32, False, False, (*_E2M1, *(-level for level in _E2M1))),
     )
 }
 _LEVELS = {"q4": FORMATS["Q4_1"], "q5": FORMATS["Q5_1"], "q6": FORMATS["Q6_K"], "q8": FORMATS["Q8_0"]}
@@ -84,7 +88,7 @@ def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | N
     Matrices are quantised if their rows are multiples of 32 inputs. Embedding and output head get 8 bits, as errors
     there cost the most; and so do rows that the blocks of 256 inputs of 6 bits do not fit.
     """
-    if len(size) != 2 or size[1] % 32:
+    if len(size) != 2 or size[1] % 32 or name.endswith(_ROUTERS):
         return None
     kind = _LEVELS["q8" if name in (_EMBEDDING, _HEAD) else level]
     return kind if size[1] % kind.block == 0 else _LEVELS["q8"]
@@ -101,11 +105,8 @@ Named = tuple[str, tuple[int, int]]  # of a matrix: its name, or any for one in 
 
 
 def _layer_sizes(shape: Dimensions) -> Iterator[Named]:
-    heads = shape.heads * shape.head_dim
-    yield "qkv", (heads + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
-    yield "o", (shape.hidden, heads)
-    yield "gate and up", (2 * shape.intermediate, shape.hidden)
-    yield "down", (shape.hidden, shape.intermediate)
+    for inputs, outputs in shape.linears():
+        yield "linears of a layer", (outputs, inputs)
 
 
 def _outer_size(shape: Dimensions) -> Named:

@@ -24,24 +24,21 @@ def factor_for(shape: ModelShape, tokens: int) -> int:
     return -(-tokens // shape.context)
 
 
+def layers_with_windows() -> UnsupportedModel:
+    """Return the error for a model some of whose layers attend to a window."""
+    return UnsupportedModel(
+        "the context cannot be stretched: some layers of this model attend to a window",
+        "shorten the prompt, or use a model with a longer context",
+    )
+
+
 def stretched(shape: ModelShape, factor: int) -> ModelShape:
     """Return the shape with a context `factor` times as long, by YaRN; the weights stay the same.
 
-    Raises UnsupportedModel for a model that already scales its positions, that uses a sliding window, or that
-    needs dual chunk attention.
+    Raises UnsupportedModel as `stretch_error` says.
     """
-    if shape.rope_type != "default" or shape.rope_divisors is not None:
-        raise UnsupportedModel(
-            f"the context cannot be stretched: this model's positions are scaled already (RoPE {shape.rope_type})",
-            "use a model with a longer context",
-        )
-    if shape.sliding_window is not None:
-        raise UnsupportedModel(
-            f"the context cannot be stretched: this model attends to a window of {shape.sliding_window:,} tokens",
-            "use a model without one",
-        )
-    if shape.dual_chunk is not None:
-        raise beyond_dual_chunk("the context cannot be stretched", shape.dual_chunk)
+    if (error := stretch_error(shape)) is not None:
+        raise error
     rope = {
         **shape.rope,
         "rope_type": "yarn",
@@ -49,3 +46,25 @@ def stretched(shape: ModelShape, factor: int) -> ModelShape:
         "original_max_position_embeddings": shape.context,
     }
     return replace(shape, rope=rope, context=shape.context * factor)
+
+
+def stretch_error(shape: ModelShape) -> UnsupportedModel | None:
+    """Return why a model's context cannot be stretched; None if it can.
+
+    It cannot where the model already scales its positions, uses a sliding window, or needs dual chunk attention.
+    """
+    if shape.rope_type != "default" or shape.rope_divisors is not None:
+        return UnsupportedModel(
+            f"the context cannot be stretched: this model's positions are scaled already (RoPE {shape.rope_type})",
+            "use a model with a longer context",
+        )
+    if shape.sliding_layers:
+        return layers_with_windows()
+    if shape.sliding_window is not None:
+        return UnsupportedModel(
+            f"the context cannot be stretched: this model attends to a window of {shape.sliding_window:,} tokens",
+            "use a model without one",
+        )
+    if shape.dual_chunk is not None:
+        return beyond_dual_chunk("the context cannot be stretched", shape.dual_chunk)
+    return None

@@ -1,21 +1,25 @@
 """How well a model continues a text: perplexity, agreement with another run of it, and the needle test.
 
-For modes that change the answer: rounded weights, quantised or dropped keys and values. Nothing here knows which.
+For modes that change the answer: rounded weights, quantised or dropped keys and values. Nothing here knows which. And
+how much of the attention the selections of the middle level keep.
 """
 
 from .agreement import equal_tokens, mean_divergence, top1_agreement
+from .attention import Policy, recovered_attention
 from .needles import Needle, NeedleScore, make_needles, score_needle
 from .teacher_forcing import TextScores, perplexities, perplexity, score_text
 
 __all__ = [
     "Needle",
     "NeedleScore",
+    "Policy",
     "TextScores",
     "equal_tokens",
     "make_needles",
     "mean_divergence",
     "perplexities",
     "perplexity",
+    "recovered_attention",
     "score_needle",
     "score_text",
     "top1_agreement",

@@ -24,7 +24,7 @@ _MAX_BYTES = 2**16  # of a file; a profile has about 1,000
 _MAX_VALUES = 10_000  # in a file with its aliases expanded
 _DEPTH = 2  # mappings in a profile: itself, and its parts
 _SIZES = ("memory", "host_memory", "disk_limit")  # options in bytes, which may be written as 22GiB
-_SMALL_FILE = "a profile is a small YAML file"
+_SMALL_FILE = "it is to be a small YAML file"
 _EXAMPLES = "see the profiles that come with the program"
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def _text(file: Path | Traversable, source: str) -> str:
         raise SettingsError(f"{source} {error}", _SMALL_FILE) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"cannot read {source}: {reason}", "check the profile's path") from error
+        raise SettingsError(f"cannot read {source}: {reason}", "check its path") from error
 
 
 def _not_yaml(place: str, problem: str) -> SettingsError:
@@ -157,7 +157,7 @@ def _document(loader: yaml.SafeLoader, source: str) -> Document:
     places[()] = place(root)
     if root is not None and (count := _values_below(root, {})) > _MAX_VALUES:
         message = f"{source}: {short_repr(count)} values with its aliases expanded"
-        raise SettingsError(message, f"write a profile without aliases; at most {_MAX_VALUES:,} values are read")
+        raise SettingsError(message, f"write it without aliases; at most {_MAX_VALUES:,} values are read")
     return Document(None if root is None else values(root, ()), places)
 
 

@@ -21,6 +21,12 @@ _LN2 = math.log(2)
 Attend = Callable[[Tensor, Tensor, int, bool], Any]  # page, queries, seen, causal -> a partial result
 
 
+def _fill_lse(lse: Tensor | None, maximum: Tensor, total: Tensor) -> None:
+    """Fill `lse`, if there is one, with the log-sum-exp; in fp64 as in `attention.with_sinks`, for the same reason."""
+    if lse is not None:
+        lse.copy_(maximum.double() + total.double().log())
+
+
 class Accumulator(Protocol):
     """Running attention of rows `[tokens, heads, head_dim]`, to which partial results are added.
 
@@ -46,8 +52,11 @@ class Accumulator(Protocol):
         that sum over the values."""
         ...
 
-    def output(self) -> Tensor:
-        """Return the attention over all keys added so far, in the shape and dtype of the queries."""
+    def output(self, lse: Tensor | None = None) -> Tensor:
+        """Return the attention over all keys added so far, in the shape and dtype of the queries.
+
+        `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp.
+        """
         ...
 
 
@@ -82,7 +91,8 @@ class TorchAccumulator:
     def state(self) -> Tensor:
         return torch.cat((self._max_lse.unsqueeze(-1), self._total.unsqueeze(-1), self._out), dim=-1)
 
-    def output(self) -> Tensor:
+    def output(self, lse: Tensor | None = None) -> Tensor:
+        _fill_lse(lse, self._max_lse, self._total)
         return self._out.div_(self._total.unsqueeze(-1)).to(self._dtype)
 
 
@@ -94,7 +104,8 @@ class KernelAccumulator:
 
     in_order = True
 
-    def __init__(self, kernel: Kernel, q: Tensor, attend: Attend) -> None:
+    def __init__(self, kernel: Kernel, q: Tensor, attend: Attend | None = None) -> None:
+        """Without `attend`, partial results are only added."""
         self._kernel, self._like, self._attend = kernel, q, attend
         tokens, heads, head_dim = q.shape
         self._state = torch.zeros((tokens, heads, 2 + head_dim))  # maximum, sum, output
@@ -117,7 +128,8 @@ class KernelAccumulator:
         state[..., 0] *= _LN2  # the kernel's maximum is that of logits in powers of two
         return state
 
-    def output(self) -> Tensor:
+    def output(self, lse: Tensor | None = None) -> Tensor:
+        _fill_lse(lse, self._state[..., 0] * _LN2, self._state[..., 1])
         out = torch.empty_like(self._like)
         self._kernel.merge(merge_call(self._state, out=out))
         return out

@@ -48,21 +48,38 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     return merge([_attend_causal(q, k[:, before:], v[:, before:]), attend(q, k[:, :before], v[:, :before])])
 
 
-def attend_masked(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Partial:
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None, cap: float = 0.0) -> Partial:
     """Attend to few keys, of which each query sees its own: those of a tree of tokens in flight.
 
-    Shapes as in `attend`; `sees` is bool `[tokens, keys]`, with a key at least for every token. `out` is in fp32.
+    Shapes as in `attend`; `sees` is bool `[tokens, keys]`, with a key at least for every token, None for all keys.
+    Scores are capped if `cap` is not 0. `out` is in fp32.
     """
     tokens, heads, head_dim = q.shape
     grouped = q.view(tokens, len(k), -1, head_dim).permute(1, 2, 0, 3).float()  # [kv_heads, group, tokens, head_dim]
     keys, values = (x.unsqueeze(1).float() for x in (k, v))
     scores = (grouped @ keys.transpose(-1, -2)) * head_dim**-0.5
-    scores.masked_fill_(~sees, float("-inf"))
+    if cap:
+        scores.div_(cap).tanh_().mul_(cap)
+    if sees is not None:
+        scores.masked_fill_(~sees, float("-inf"))
     lse = scores.logsumexp(dim=-1)
     out = scores.sub_(lse.unsqueeze(-1)).exp_() @ values
     return Partial(
         out.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim), lse.permute(2, 0, 1).reshape(tokens, heads)
     )
+
+
+def received_attention(q: Tensor, k: Tensor, lse: Tensor) -> Tensor:
+    """Return the softmax weights of `attend_causal(q, k, v)`, summed over the queries: `[kv_heads, keys]` in fp32.
+
+    `lse` `[tokens, heads]` is what it returned.
+    """
+    tokens, _, head_dim = q.shape
+    grouped = q.view(tokens, len(k), -1, head_dim).permute(1, 2, 0, 3).float()  # [kv_heads, group, tokens, head_dim]
+    scores = (grouped.flatten(1, 2) @ k.float().transpose(1, 2)).unflatten(1, (-1, tokens)) * head_dim**-0.5
+    later = torch.ones((tokens, tokens), dtype=torch.bool, device=q.device).triu_(1)
+    scores[..., k.shape[1] - tokens :].masked_fill_(later, float("-inf"))
+    return scores.sub_(lse.T.view(len(k), -1, tokens, 1)).exp_().sum((1, 2))
 
 
 def _attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Partial:
@@ -88,6 +105,17 @@ def merge(partials: Sequence[Partial]) -> Partial:
     for part, weight in zip(partials[1:], weights[1:], strict=True):
         out.addcmul_(part.out.float(), weight)
     return Partial(out.to(partials[0].out.dtype), total)
+
+
+def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Return attention whose softmax has one more key for each head, with the logit `sinks` `[heads]` and no value.
+
+    `out` and `lse` are of the attention without it, as in `Partial`. The factor is exp(lse) / (exp(lse) + exp(sink)).
+    """
+    # In fp64: torch computes the last numbers of a thread's part otherwise than the rest. In fp32 a row's bits would
+    # depend on the rows beside it.
+    factor = (lse - sinks).double().sigmoid_().float()
+    return (out.float() * factor.unsqueeze(-1)).to(out.dtype)
 
 
 def state_of(part: Partial) -> Tensor:

@@ -47,6 +47,13 @@ class TorchLinear:
     def wide(self, x: Tensor) -> Tensor:
         return self._product(x).float()
 
+    def into(self, x: Tensor, y: Tensor) -> None:
+        y.copy_(self._product(x))
+
+    @property
+    def outputs(self) -> int:
+        return len(self._weight)
+
     def rows(self, ids: Tensor) -> Tensor:
         return self._weight[ids]
 

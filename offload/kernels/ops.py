@@ -43,12 +43,25 @@ class Linear(Protocol):
         ...
 
 
+class LocalLinear(Linear, Protocol):
+    """A linear, or a rank's part of one, whose result needs no other rank."""
+
+    @property
+    def outputs(self) -> int:
+        """Return the number of outputs."""
+        ...
+
+    def into(self, x: Tensor, y: Tensor) -> None:
+        """Write y `[tokens, out]`, in the dtype of x or in fp32."""
+        ...
+
+
 class Operations(Protocol):
     """The operations of a layer. A result may be overwritten by the next call of the same operation."""
 
     kernel: Kernel | None  # the native kernel; None where torch computes
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> LocalLinear:
         """Return a linear with a weight `[out, in]` and bias `[out]`; the caller must not use the weight afterwards."""
         ...
 
@@ -56,7 +69,7 @@ class Operations(Protocol):
         """Return whether weights of a model that computes in `dtype` stay quantised."""
         ...
 
-    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> Linear:
+    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> LocalLinear:
         """Return a linear as `linear`; the outputs of the weights `[out, in]`, quantised or not, are concatenated."""
         ...
 

@@ -45,15 +45,18 @@ class QuantizedLinear:
     def __init__(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> None:
         """Pack the weights `[outputs, inputs]` on the device where they are; the bias is `[outputs]` there."""
         self._parts = tuple(_Part(weight) for weight in _packed(weights))
-        self._outputs = sum(part.outputs for part in self._parts)
+        self.outputs = sum(part.outputs for part in self._parts)
         self._bias = bias
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        y = x.new_empty((len(x), self._outputs)) if onto is None else onto
+        y = x.new_empty((len(x), self.outputs)) if onto is None else onto
         return self._write(x, y, onto is not None)
 
     def wide(self, x: Tensor) -> Tensor:
-        return self._write(x, x.new_empty((len(x), self._outputs), dtype=torch.float32), False)
+        return self._write(x, x.new_empty((len(x), self.outputs), dtype=torch.float32), False)
+
+    def into(self, x: Tensor, y: Tensor) -> None:
+        self._write(x, y, False)
 
     def rows(self, ids: Tensor) -> Tensor:
         ((weight,),) = self._parts

@@ -14,6 +14,7 @@ from .full import FullCache
 from .in_place import InPlaceCache
 from .quantized_store import QuantizedStore
 from .selection import Refresh, Selector
+from .store import given
 from .tree import Tree
 
 
@@ -56,6 +57,6 @@ class TableCache(InPlaceCache):
         key = self._table.data_ptr(), self._table.shape, tree is None
         return key, PassInputs(self.start, self.seen, self.rows, self.stored, parents)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = self._store.append(layer, self.start, q, k, v, self.rows, self.stored)
-        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        q = self._store.append(layer, self.start, q, k, v, self.rows_of(layer), self.stored)
+        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree, **given(lse))

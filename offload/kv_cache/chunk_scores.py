@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from ..architecture.footprint import SCORED_BYTES
+from ..kernels.native.kernel import Kernel
+from ..kernels.native.layout import new_key_panels, write_key_panels
 from .store import Store
 
 _SMALLEST_SCALE = 1e-20  # of a mean key: that of zeros
@@ -44,20 +46,57 @@ class KeptMeanKeys:
         shape = store.shape
         self._store, self._chunk = store, chunk
         self.kept = 0
+        self._means = self._new_means(room)
+        # Chunks whose keys are averaged at once: a mean in fp32 of keys in bf16 copies them to fp32 first.
+        self._size = max(SCORED_BYTES // (4 * shape.kv_heads * shape.head_dim * chunk), 1)
+
+    def _new_means(self, room: int) -> Tensor:
+        """Return memory for mean keys, `[layers, kv_heads, ...]`."""
+        shape = self._store.shape
         size = (shape.layers, shape.kv_heads, room, shape.head_dim)
-        self._means = torch.empty(size, dtype=store.dtype, device=store.device)
+        return torch.empty(size, dtype=self._store.dtype, device=self._store.device)
 
     def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
-        if chunks > self.kept:
-            start, end = self.kept * self._chunk, chunks * self._chunk
-            for layer, means in enumerate(self._means):
-                means[:, self.kept : chunks] = self._store.mean_keys(layer, start, end, self._chunk)
-            self.kept = chunks
+        for first in range(self.kept, chunks, self._size):
+            last = min(first + self._size, chunks)
+            for layer in range(self._store.shape.layers):
+                start, end = first * self._chunk, last * self._chunk
+                self._write(layer, first, self._store.mean_keys(layer, start, end, self._chunk))
+        self.kept = max(self.kept, chunks)
+        yield self._products(query.to(self._means.dtype).flatten(0, 1), chunks)
+
+    def _write(self, layer: int, first: int, means: Tensor) -> None:
+        """Keep the mean keys `[kv_heads, n, head_dim]` of chunks from `first` on."""
+        self._means[layer][:, first : first + means.shape[1]] = means
+
+    def _products(self, query: Tensor, chunks: int) -> Tensor:
+        """Return the products with a query `[rows, head_dim]` in fp32, `[rows, chunks]`."""
         means = self._means[:, :, :chunks].flatten(0, 1)
-        yield torch.bmm(means, query.to(means.dtype).flatten(0, 1).unsqueeze(-1)).squeeze(-1).float()
+        return torch.bmm(means, query.unsqueeze(-1)).squeeze(-1).float()
 
     def truncate(self, chunks: int) -> None:
         self.kept = min(self.kept, chunks)
+
+
+class PanelMeanKeys(KeptMeanKeys):
+    """The same in panels of 16, which the native kernel multiplies: sums are in fp32, and it has its own threads."""
+
+    def __init__(self, store: Store, chunk: int, room: int, kernel: Kernel) -> None:
+        super().__init__(store, chunk, room)
+        self._kernel = kernel
+
+    def _new_means(self, room: int) -> Tensor:
+        shape = self._store.shape
+        panels = new_key_panels(shape.layers * shape.kv_heads, room, shape.head_dim, self._store.dtype)
+        return panels.unflatten(0, (shape.layers, shape.kv_heads))
+
+    def _write(self, layer: int, first: int, means: Tensor) -> None:
+        write_key_panels(self._means[layer], first, means)
+
+    def _products(self, query: Tensor, chunks: int) -> Tensor:
+        found = torch.empty((len(query), chunks), dtype=torch.float32)
+        self._kernel.score_keys(query, self._means.flatten(0, 1), found)
+        return found
 
 
 class LayerScores:
@@ -110,4 +149,6 @@ class LayerScores:
 
 def chunk_scores(store: Store, chunk: int, room: int) -> ChunkScores:
     """Return the scores that fit the device of a store with `room` chunks."""
-    return (KeptMeanKeys if store.device.type == "cpu" else LayerScores)(store, chunk, room)
+    if store.device.type != "cpu":
+        return LayerScores(store, chunk, room)
+    return KeptMeanKeys(store, chunk, room) if store.kernel is None else PanelMeanKeys(store, chunk, room, store.kernel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..architecture.rope import rotate
+from ..architecture.rope import rotate, rows_of
 from ..kernels.attention import Partial, attend_masked, merge
 from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_table, attend_table_before
@@ -47,15 +47,16 @@ class ChunkTableCache(InPlaceCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.store.layer(layer)
+        rows = self.rows_of(layer)
         new = slice(self.start + self.stored, self.start + len(q))
-        keys[:, new] = rotate(k, self.rows)[self.stored :].transpose(0, 1)
+        keys[:, new] = rotate(k, rows)[self.stored :].transpose(0, 1)
         values[:, new] = v[self.stored :].transpose(0, 1)
         table = self.table[layer, :, : self.selection.shape[1]]
         if self.tree is not None:
-            return self._attend_tree(rotate(q, self.rows), keys, values, table)
+            return self._attend_tree(rotate(q, rows), keys, values, table)
         parts = [
             attend_table(part, keys, values, table, self._chunk, (self.seen + index * ROWS, self.tail_start))
-            for index, part in enumerate(rotate(q, self.rows).split(ROWS))
+            for index, part in enumerate(rotate(q, rows).split(ROWS))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -107,6 +108,7 @@ class ChunkTableStep:
         """Attend as `KVCache.attend`."""
         cache, inputs = self._cache, self._inputs
         keys, values = cache.store.layer(layer)
-        keys.index_copy_(1, inputs.positions, rotate(k, inputs.angles).transpose(0, 1))
+        rows = rows_of(cache.store.shape, layer, inputs.angles)
+        keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
         values.index_copy_(1, inputs.positions, v.transpose(0, 1))
-        return attend_table(rotate(q, inputs.angles), keys, values, cache.table[layer], cache.chunk, cache.lengths)
+        return attend_table(rotate(q, rows), keys, values, cache.table[layer], cache.chunk, cache.lengths)

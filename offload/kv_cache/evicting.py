@@ -6,14 +6,14 @@ exceeds the cache and a sequence may go on for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..architecture.rope import Rope, rotate
+from ..architecture.rope import Rope, rows_of
 from .full import FullCache
-from .store import Store
+from .store import ObservableStore
 from .tree import Tree
 
 
@@ -27,22 +27,26 @@ class EvictingCache:
     A pass has at most `room` tokens. There are no trees. A rollback that an eviction has made impossible starts over.
     """
 
-    observes = False  # whether `observe` is to be called with the attention weights
+    is_intact = True
+    observes = False  # whether `observe` is to be called with the attention that tokens have received
 
-    def __init__(self, store: Store, rope: Rope, budget: int, capacity: int) -> None:
+    def __init__(self, store: ObservableStore, rope: Rope, budget: int, capacity: int) -> None:
         """Make an empty cache over an empty store of `capacity` tokens, more than `budget`."""
         assert budget < capacity, "an eviction makes room"
         self.budget, self.capacity, self.every = budget, capacity, capacity - budget
         self._stored = FullCache(store, rope, capacity)  # the tokens that are kept, at their new positions
         self._rope = rope
         self._evicted = 0  # tokens
-        self._settled = 0  # tokens of the sequence whose weights were observed or that were evicted: no way back
+        self._settled = 0  # tokens of the sequence whose attention was observed or that were evicted: no way back
         shape = store.shape
         size = (shape.layers, capacity, shape.kv_heads, shape.head_dim)
         self._keys, self._values = (torch.empty(size, dtype=store.dtype, device=store.device) for _ in range(2))
-        if self.observes:  # the queries of the tokens that are not settled
-            size = (shape.layers, self.every, shape.heads, shape.head_dim)
-            self._queries = torch.empty(size, dtype=store.dtype, device=store.device)
+        if (
+            self.observes
+        ):  # the rotated queries of the tokens that are not settled, and the log-sum-exp of their attention
+            size = (shape.layers, self.every, shape.heads)
+            self._queries = torch.empty((*size, shape.head_dim), dtype=store.dtype, device=store.device)
+            self._lse = torch.empty(size, device=store.device)
 
     def keep(self, layer: int) -> Tensor:
         """Return which of the `capacity` tokens of a full store stay: increasing indices `[kv_heads, budget]`.
@@ -51,14 +55,17 @@ class EvictingCache:
         """
         raise NotImplementedError
 
-    def observe(self, layer: int, weights: Iterator[Tensor]) -> None:
-        """Observe the attention of new tokens: for each KV head the softmax weights `[group, tokens, keys]` in fp32."""
+    def observe(self, layer: int, received: Tensor) -> None:
+        """Observe the attention of new tokens: what each stored one has received, `[kv_heads, capacity]` in fp32.
+
+        That is the sum of the softmax weights of all new queries of its KV head; 0 behind the last token.
+        """
 
     def forget(self) -> None:
         """Forget everything observed: another sequence begins."""
 
     @property
-    def store(self) -> Store:
+    def store(self) -> ObservableStore:
         return self._stored.store
 
     @property
@@ -69,6 +76,10 @@ class EvictingCache:
     @property
     def length(self) -> int:
         return self._evicted + self._stored.length
+
+    def restartable(self, length: int) -> int:
+        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
+        return length
 
     @property
     def held(self) -> int:
@@ -98,11 +109,11 @@ class EvictingCache:
         self._stored.begin(tokens)
 
     def _settle(self, evicts: bool) -> None:
-        """Observe the weights of the unsettled tokens, and evict."""
+        """Observe the attention of the unsettled tokens, and evict."""
         length, stored, unsettled = self.length, self._stored.length, self._unsettled
         self._start_over()  # until done: an interrupt leaves an empty cache
         for layer in range(self.store.shape.layers) if self.observes else ():
-            self.observe(layer, self._weights(layer, stored, unsettled))
+            self.observe(layer, self._received(layer, stored, unsettled))
         if evicts:
             stored = self._evict()
         else:
@@ -110,39 +121,38 @@ class EvictingCache:
             self._stored.commit()
         self._evicted, self._settled = length - stored, length
 
-    def _weights(self, layer: int, stored: int, tokens: int) -> Iterator[Tensor]:
-        """Yield the attention weights of the last `tokens` of the stored ones, for each KV head."""
-        shape = self.store.shape
-        first = stored - tokens
-        keys = rotate(self._keys[layer, :stored], self._rope.rows(0, stored)).float()
-        queries = rotate(self._queries[layer, :tokens], self._rope.rows(first, stored)).float()
-        later = torch.ones((tokens, tokens), dtype=torch.bool, device=keys.device).triu(1)
-        for head, group in enumerate(queries.split(shape.group, dim=1)):
-            scores = (group.transpose(0, 1) @ keys[:, head].T) * shape.head_dim**-0.5
-            scores[:, :, first:].masked_fill_(later, float("-inf"))
-            yield scores.softmax(dim=-1)
+    def _received(self, layer: int, stored: int, tokens: int) -> Tensor:
+        """Return the attention that the stored tokens have received from the last `tokens` of them, for `observe`."""
+        received = torch.zeros((self.store.shape.kv_heads, self.capacity), device=self.store.device)
+        queries, lse = self._queries[layer, :tokens], self._lse[layer, :tokens]
+        self.store.observe(layer, queries, stored - tokens, lse, received)
+        return received
 
     def _evict(self) -> int:
         """Keep `budget` of the tokens in the full store, at new positions; return how many they are."""
         shape, budget = self.store.shape, self.budget
         rows = self._rope.rows(0, budget)
-        no_queries = self._keys.new_zeros((budget, shape.heads, shape.head_dim))  # a store rotates some, too
+        no_queries = self._keys.new_empty((budget, 0, shape.head_dim))
+        heads = torch.arange(shape.kv_heads, device=self.store.device)
         self._stored.begin(budget)
         for layer in range(shape.layers):
-            kept = self.keep(layer).T.unsqueeze(-1).expand(-1, -1, shape.head_dim)
+            kept = (self.keep(layer).T * shape.kv_heads + heads).flatten()  # rows of [capacity * kv_heads, head_dim]
             for tensor in (self._keys, self._values):
-                tensor[layer, :budget] = tensor[layer].gather(0, kept)
+                tensor[layer].flatten(0, 1)[: len(kept)] = tensor[layer].flatten(0, 1).index_select(0, kept)
             keys, values = self._keys[layer, :budget], self._values[layer, :budget]
-            self.store.append(layer, 0, no_queries, keys, values, rows)
+            self.store.append(layer, 0, no_queries, keys, values, rows_of(shape, layer, rows))
         self._stored.commit()
         return budget
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = self._stored.length
         self._keys[layer, start : start + len(k)], self._values[layer, start : start + len(v)] = k, v
-        if self.observes:
-            self._queries[layer, self._unsettled : self._unsettled + len(q)] = q
-        return self._stored.attend(layer, q, k, v)
+        if not self.observes:
+            return self._stored.attend(layer, q, k, v)
+        new = slice(self._unsettled, self._unsettled + len(q))
+        q, start = self._stored.append(layer, q, k, v)
+        self._queries[layer, new] = q
+        return self.store.attend(layer, q, start, lse=self._lse[layer, new])
 
     def hold(self) -> None:
         raise NotImplementedError("a cache that evicts has no trees")

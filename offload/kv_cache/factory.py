@@ -8,6 +8,7 @@ from ..architecture.config import ModelShape
 from ..config import EXACT
 from ..kernels.native import Kernel
 from .block_store import BlockStore
+from .device_quantized_store import DeviceQuantizedStore
 from .quantized_store import QuantizedStore
 from .store import PlainStore, Store
 
@@ -22,10 +23,12 @@ def new_store(
 ) -> Store:
     """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
 
-    `kv` is EXACT, or the format of quantised keys and values, which needs the native kernel.
+    `kv` is EXACT, or the format of quantised keys and values, which needs the native kernel or Triton's.
     """
+    if kv != EXACT and kernel is None:
+        return DeviceQuantizedStore(shape, capacity, dtype, device, kv)
     if kv != EXACT:
         return QuantizedStore(kernel, shape, capacity, dtype, kv)
-    if kernel is not None:
+    if kernel is not None and not shape.caps_scores:
         return BlockStore(kernel, shape, capacity, dtype)
-    return PlainStore(shape, capacity, dtype, device)
+    return PlainStore(shape, capacity, dtype, device, by_row=kernel is not None)

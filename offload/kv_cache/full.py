@@ -13,26 +13,33 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from ..architecture.rope import Rope
+from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
 from ..kernels.native.recording import PassInputs
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
+from .block_store import BlockStore
 from .static_step import StoreStep
-from .store import PlainStore, Store
+from .store import PlainStore, Store, given
 from .tree import InFlight, Tree
+from .windows import Windows
 
 
 class Attends(Protocol):
     """Attention as a decoder layer calls it."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store the in-flight keys and values, and attend causally to them and to all committed ones.
 
         Of a tree in flight, each token attends to its ancestors and itself instead.
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, not rotated yet;
-        returns `[tokens, heads, head_dim]`.
+        returns `[tokens, heads, head_dim]`. `layer` counts the layers that attend to all tokens.
+        `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp; only models with sinks give it.
         """
+        ...
+
+    def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        """Store and attend as `attend`, for number `layer` of those layers that attend to a window."""
         ...
 
 
@@ -48,6 +55,11 @@ class KVCache(Attends, Protocol):
     @property
     def length(self) -> int:
         """Return the number of committed tokens."""
+        ...
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether the committed tokens can be continued; else the sequence has to start over."""
         ...
 
     @property
@@ -102,13 +114,14 @@ class Follower(Protocol):
 class FullCache(InFlight):
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
+    The store has the layers that attend to all tokens, `windows` those that attend to a window, if there are any.
     All caches of the sequence share `rope`. `marks` records rollbacks, for caches that copy from the store; `writes`
     counts passes, for caches that use the store's memory behind the committed tokens. `followers` observe the passes of
     prompts.
     """
 
-    def __init__(self, store: Store, rope: Rope, capacity: int) -> None:
-        self.store = store
+    def __init__(self, store: Store, rope: Rope, capacity: int, windows: Windows | None = None) -> None:
+        self.store, self.windows = store, windows
         self.capacity = capacity
         self.rope = rope
         self.marks = Watermarks()
@@ -137,10 +150,13 @@ class FullCache(InFlight):
         self.writes += 1
         self._next = None
         if tree is None:
+            self._queries_end = -1  # until `commit`: those of an interrupted pass are of some layers
             self.rows = self.rope.rows(self._length, end)
         else:
             self._begin_tree(tree)
         self.store.begin(self._length, end - self._length, chunk, self._held)
+        if self.windows is not None:
+            self.windows.begin(self._length, tokens, tree, self._held)
 
     def _begin_tree(self, tree: Tree) -> None:
         self._held_at = self.writes
@@ -151,17 +167,17 @@ class FullCache(InFlight):
             if self._held:
                 self._tree_queries[:, : self._held] = kept[:, : self._held]
 
-    def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = self.store.append(layer, self.start, q, k, v, self.rows)
+    def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Tensor:
+        q = self.store.append(layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
         if self._queries is not None:
             self.store.copy_rows(q, self._tree_queries[layer, self._held : self._held + len(q)])
-        return self.store.attend(layer, q, self._length, self.tree)
+        return self.store.attend(layer, q, self._length, self.tree, **given(lse))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         if self.tree is not None:
-            return self._attend_tree(layer, q, k, v)
+            return self._attend_tree(layer, q, k, v, lse)
         q, start = self.append(layer, q, k, v)
-        return self.store.attend(layer, q, start)
+        return self.store.attend(layer, q, start, **given(lse))
 
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int]:
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
@@ -170,7 +186,7 @@ class FullCache(InFlight):
         rows = self.rows
         if len(q) < self._inflight:
             rows = tuple(row[start - self._length :][: len(q)] for row in rows)
-        q = self.store.append(layer, start, q, k, v, rows)
+        q = self.store.append(layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
         if self._queries is not None:
             self._num_queries = min(len(q), KEPT_QUERIES)
             self.store.copy_rows(q[-self._num_queries :], self._queries[layer, : self._num_queries])
@@ -195,6 +211,8 @@ class FullCache(InFlight):
     def _commit_path(self, keep: Sequence[int]) -> None:
         assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
         self.store.compact(self._length, keep)
+        if self.windows is not None:
+            self.windows.compact(self._length, keep)
         if self._queries is not None and keep:
             newest = keep[-KEPT_QUERIES:]
             self._queries_end = -1  # until all of them are there
@@ -215,7 +233,7 @@ class FullCache(InFlight):
 
     @property
     def is_recordable(self) -> bool:
-        return self.store.is_recordable
+        return self.store.is_recordable and self.windows is None
 
     @property
     def has_static_steps(self) -> bool:
@@ -223,7 +241,8 @@ class FullCache(InFlight):
 
         Torch's attention with a mask would read all of the capacity.
         """
-        return isinstance(self.store, PlainStore) and triton.serves(self.store.layer(0)[0][:1])
+        is_plain = isinstance(self.store, PlainStore) and self.windows is None and not self.store.shape.caps_scores
+        return is_plain and triton.serves(self.store.layer(0)[0][:1])
 
     @property
     def position(self) -> int:
@@ -247,23 +266,58 @@ class FullCache(InFlight):
     def clear(self) -> None:
         self.store.clear()
 
+    @property
+    def is_dumpable(self) -> bool:
+        """Return whether `dump` has the windows, too: not where they are in another layout than the store."""
+        windows, store = self.windows, self.store
+        has_blocks = isinstance(store, BlockStore)
+        return windows is None or (isinstance(store, BlockStore | PlainStore) and windows.has_blocks is has_blocks)
+
+    def holds(self, start: int) -> bool:
+        """Return whether all keys and values of the tokens from position `start` on are there."""
+        return self.windows is None or self.windows.holds(start)
+
+    def continues(self, length: int) -> bool:
+        """Return whether the cache can be rolled back to `length` tokens."""
+        return self.windows is None or self.windows.covers(length)
+
+    def dump(self, start: int, end: int) -> Tensor:
+        """Return a copy of tokens as `Store.dump` does, of the layers with a window behind the others."""
+        kv = self.store.dump(start, end)
+        return kv if self.windows is None else torch.cat((kv, self.windows.dump(start, end)))
+
     def restore(self, tokens: int, kv: Tensor) -> None:
-        """Commit tokens without running them, from what `Store.dump` returned."""
+        """Commit tokens without running them, from what `dump` returned."""
         end = self._length + tokens
         assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
-        self.store.load(self._length, kv)
+        grown = self.store.shape.layers
+        self.store.load(self._length, kv[:grown])
+        if self.windows is not None:
+            self.windows.load(self._length, end, kv[grown:])
         self._length, self._queries_end = end, -1
         self._leave()
 
+    def adopt(self, tokens: int) -> None:
+        """Commit the first tokens of an empty cache, whose keys and values are in the store already."""
+        assert self._length == 0 and tokens <= self.capacity and (self.windows is None or not tokens)
+        self.writes += 1
+        self._length, self._queries_end = tokens, -1
+
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
-        length = self.store.restartable(length)
+        length = self._restartable(self.store.restartable(length))
         self._length = length
         self._leave()
         self.store.truncate(length)
         self.marks.lower(length)
         return length
+
+    def _restartable(self, length: int) -> int:
+        if self.windows is None or (length and self.windows.covers(length)):
+            return length
+        self.windows.clear()
+        return 0
 
     def keep_queries(self) -> None:
         """Keep the newest queries of every pass from now on, for `query`."""

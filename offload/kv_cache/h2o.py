@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from ..architecture.rope import Rope
 from .evicting import EvictingCache
-from .store import Store
+from .store import ObservableStore
 
 
 class H2OCache(EvictingCache):
@@ -21,16 +19,15 @@ class H2OCache(EvictingCache):
 
     observes = True
 
-    def __init__(self, store: Store, rope: Rope, sink: int, window: int, budget: int, capacity: int) -> None:
+    def __init__(self, store: ObservableStore, rope: Rope, sink: int, window: int, budget: int, capacity: int) -> None:
         assert sink + window < budget, "some tokens are kept for their score"
         super().__init__(store, rope, budget, capacity)
         self._sink, self._window = sink, window
         shape = store.shape
         self._scores = torch.zeros((shape.layers, shape.kv_heads, capacity), device=store.device)
 
-    def observe(self, layer: int, weights: Iterator[Tensor]) -> None:
-        for scores, some in zip(self._scores[layer], weights, strict=True):
-            scores[: some.shape[-1]] += some.sum((0, 1))
+    def observe(self, layer: int, received: Tensor) -> None:
+        self._scores[layer] += received
 
     def keep(self, layer: int) -> Tensor:
         scores = self._scores[layer]

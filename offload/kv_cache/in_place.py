@@ -24,9 +24,11 @@ class InPlaceCache(SelectedCache):
         self._writes = -1  # the full cache's `writes` when this cache's own tokens were last intact
 
     def _invalidate(self, unchanged: int) -> bool:
-        intact = self._writes == self._full.writes
-        self._writes = self._full.writes
-        return intact
+        return self._writes == self._full.writes
+
+    def adopt(self) -> None:
+        super().adopt()
+        self._writes = self._full.writes  # last: an interrupt must not leave overwritten tokens that count as intact
 
     @property
     def selects_for_free(self) -> bool:
@@ -40,8 +42,10 @@ class InPlaceCache(SelectedCache):
         super().begin(tokens, tree)
         end = self.start + tokens
         assert end <= self._full.capacity, f"{end} tokens in a cache of {self._full.capacity}"
-        # Invalidate the tokens of another such cache, not these.
-        self._writes = self._full.writes = self._full.writes + 1
+        # Invalidate the tokens of another such cache, not these. In this order: after an interrupt between the two, the
+        # next pass over the full cache must not have the number that this cache has noted.
+        self._full.writes += 1
+        self._writes = self._full.writes
 
     @property
     def ahead(self) -> int:

@@ -17,11 +17,15 @@ GROUP_BLOCKS = GROUP // BLOCK
 
 
 class QuantizedGroups:
-    """Quantised groups of up to `capacity` tokens of all layers, in host memory; group g has tokens from 32 g on."""
+    """Quantised groups of up to `capacity` tokens of the first `layers` layers, or of all, in host memory.
 
-    def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, kind: str) -> None:
+    Group g has tokens from 32 g on.
+    """
+
+    def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, kind: str, layers: int | None = None) -> None:
         self._kernel, self._shape, self.kind = kernel, shape, kind
-        size = (shape.layers, shape.kv_heads, -(-capacity // GROUP), group_bytes(kind, shape.head_dim))
+        layers = shape.layers if layers is None else layers
+        size = (layers, shape.kv_heads, -(-capacity // GROUP), group_bytes(kind, shape.head_dim))
         self.memory = host_memory(size, torch.uint8)
         self._layers = [Groups(layer, kv_format(kind)) for layer in self.memory.unbind()]
 
@@ -35,13 +39,20 @@ class QuantizedGroups:
 
     def dequantize(self, layer: int, groups: Iterable[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return a layer's keys and values `[kv_heads, tokens, head_dim]` of groups, bf16 or fp32."""
-        shape, groups = self._shape, list(groups)
-        size = (shape.kv_heads, len(groups) * GROUP, shape.head_dim)
-        keys, values = (torch.empty(size, dtype=dtype) for _ in range(2))
-        items = group_items(shape.kv_heads, groups, [0] * len(groups))
-        flat = [x.view(len(items), GROUP, shape.head_dim) for x in (keys, values)]
-        self._kernel.quantize(dequantize_call(self._layers[layer], items, *flat))
+        groups, heads = list(groups), self._shape.kv_heads
+        items = group_items(heads, groups, [0] * len(groups))
+        both = dequantized(self._kernel, self._layers[layer], items, self._shape.head_dim, dtype)
+        keys, values = (x.view(heads, -1, self._shape.head_dim) for x in both)
         return keys, values
+
+
+def dequantized(
+    kernel: Kernel, groups: Groups, items: Tensor, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return keys and values `[items, 32, head_dim]`, bf16 or fp32, of groups; items as `dequantize_call` has."""
+    keys, values = (torch.empty((len(items), GROUP, head_dim), dtype=dtype) for _ in range(2))
+    kernel.quantize(dequantize_call(groups, items, keys, values))
+    return keys, values
 
 
 def group_items(kv_heads: int, groups: Iterable[int], blocks: Iterable[int]) -> Tensor:

@@ -10,6 +10,7 @@ from .block_table import TableCache
 from .full import FullCache
 from .quantized_groups import QuantizedGroups
 from .selection import Refresh, Selector
+from .store import given
 
 
 class QuantizedTableCache(TableCache):
@@ -51,7 +52,7 @@ class QuantizedTableCache(TableCache):
             self._groups.quantize(layer, self._store.layer(layer), items)
         self._known |= wanted
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = self._store.append(layer, self.start, q, k, v, self.rows, self.stored)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        q = self._store.append(layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         groups = self._groups.layer(layer)
-        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree, groups)
+        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree, groups, **given(lse))

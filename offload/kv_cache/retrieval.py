@@ -13,7 +13,7 @@ from .full import FullCache
 from .selected import SelectedCache
 from .selection import Refresh, Selector
 from .static_step import StoreStep
-from .store import PlainStore
+from .store import PlainStore, given
 from .tree import Tree
 
 
@@ -40,7 +40,7 @@ class CopiedCache(SelectedCache):
 
     @property
     def has_static_steps(self) -> bool:
-        return isinstance(self.store, PlainStore)
+        return isinstance(self.store, PlainStore) and self.windows is None and not self.store.shape.caps_scores
 
     def fits(self, rows: int) -> bool:
         return True  # behind the tail there are PADDING positions
@@ -116,10 +116,10 @@ class CopiedCache(SelectedCache):
         most = max(GATHERED_BYTES // each, 1)
         return (slice(start, start + most) for start in range(0, chunks, most))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         position = self.position
-        q = self.store.append(layer, position + self._held, q, k, v, self.rows)
-        return self.store.attend(layer, q, position, self.tree)
+        q = self.store.append(layer, position + self._held, q, k, v, self.rows_of(layer))
+        return self.store.attend(layer, q, position, self.tree, **given(lse))
 
     def _compact(self, keep: Sequence[int]) -> None:
         self.store.compact(self.position, keep)

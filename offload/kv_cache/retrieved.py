@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..architecture.rope import Rope
 from .block_store import BlockStore
 from .full import FullCache
 from .store import PlainStore, Store, attend_stored
@@ -23,10 +24,15 @@ class RetrievedCache:
     pass itself: a chunk's score is the sum over queries of the softmax of their products with the chunks' mean keys.
     A selection by a single token also serves the tokens that follow it one by one, `every` in all. Positions are those
     of the sequence. Keys and values are never dropped.
+
+    Tokens of a pass share a selection, so their keys depend on where passes begin and end: in a prompt at multiples of
+    ROOM, but an answer's tokens are run one by one. A prompt that goes on from `restartable` tokens has the bits of one
+    without cached tokens.
     """
 
+    is_intact = is_dumpable = True  # no layer has a window
     held = 0
-    room = ROOM
+    passes = ROOM  # tokens of each pass of a prompt
 
     def __init__(
         self, full: FullCache, sink: int, window: int, budget: int, chunk: int, every: int = REBUILD_EVERY
@@ -42,6 +48,8 @@ class RetrievedCache:
         self._first = torch.arange(self._sink, device=device).expand(shape.kv_heads, -1)
         self._chunks: list[Tensor] = []  # of each layer, selected at the position `_selected_at`: [kv_heads, chunks]
         self._tables: list[Tensor] = []  # the same as blocks, with those of the tail
+        self.identity = ("retrieval", sink, window, budget, chunk)  # what a prompt's keys and values depend on
+        self._num_aligned = 0  # tokens of the first passes that had ROOM tokens each
         self._tail, self._selected_at = 0, -1  # the chunk where the tail begins; -1: select again
         self._reuses = False
 
@@ -50,12 +58,33 @@ class RetrievedCache:
         return self._full.store
 
     @property
+    def rope(self) -> Rope:
+        return self._full.rope
+
+    @property
     def length(self) -> int:
         return self._full.length
 
+    @property
+    def room(self) -> int:
+        """Return how many tokens the next pass may have."""
+        return ROOM - self.length % ROOM
+
+    def holds(self, start: int) -> bool:
+        """Return whether all keys and values of the tokens from position `start` on are there."""
+        return self._full.holds(start)
+
+    def dump(self, start: int, end: int) -> Tensor:
+        """Return a copy of the keys and values of tokens, as `FullCache.dump`."""
+        return self._full.dump(start, end)
+
+    def restartable(self, length: int) -> int:
+        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
+        return min(self._num_aligned, length // ROOM * ROOM)
+
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         assert tree is None, "a tree shares no selection"
-        assert tokens <= ROOM, f"{tokens} tokens at once where {ROOM} are the most"
+        assert tokens <= self.room, f"{tokens} tokens at once where {self.room} are the most"
         self._full.begin(tokens)
         self._whole = self.length // self._chunk
         age = self.length - self._selected_at
@@ -117,6 +146,8 @@ class RetrievedCache:
     def commit(self, keep: Sequence[int] | None = None) -> None:
         before = self.length
         self._full.commit(keep)
+        if before == self._num_aligned and self.length == before + ROOM:
+            self._num_aligned = self.length
         if self._selects and not self._reuses:  # with the mean keys of all whole chunks
             self._num_means = max(self._num_means, self._whole)
             self._selected_at = before if self.length == before + 1 else -1
@@ -126,7 +157,15 @@ class RetrievedCache:
         """Return whether there are more tokens before the pass than the budget."""
         return self._whole > self._sink + self._scored + self._recent
 
+    def restore(self, tokens: int, kv: Tensor) -> None:
+        """Commit whole passes without running them, from what `Store.dump` of another cache of this kind returned."""
+        assert tokens % ROOM == 0 and self.length == self._num_aligned, "whole passes behind whole passes"
+        self._selected_at = -1
+        self._full.restore(tokens, kv)
+        self._num_aligned = self.length  # last: after an interrupt fewer count
+
     def truncate(self, length: int) -> int:
         self._num_means = min(self._num_means, length // self._chunk)
+        self._num_aligned = self.restartable(length)
         self._selected_at = -1
         return self._full.truncate(length)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..architecture.rope import rows_of
 from .full import FullCache
 from .selection import Refresh, Selector, choose
 from .tree import InFlight, Tree
@@ -34,6 +35,8 @@ class SelectedCache(InFlight, ABC):
         self.tail_start = 0
         self._rebuild = True
         self.selections = 0  # so far
+        self.windows = None if full.windows is None else full.windows.like()
+        self._windows_end = 0  # up to there, they are copies of the full cache's
         full.keep_queries()
 
     @property
@@ -77,6 +80,7 @@ class SelectedCache(InFlight, ABC):
         self._selector.truncate(unchanged)
         if unchanged < self.tail_start:
             self._rebuild = True
+        self._windows_end = min(self._windows_end, unchanged)
         intact = self._invalidate(unchanged)
         self._length = max(self._length, full) if intact and not self._rebuild else full
         self._full.marks.update(self, full)
@@ -95,11 +99,27 @@ class SelectedCache(InFlight, ABC):
             self._select()
         assert not self._rebuild and end - self.tail_start <= self._room, "a draft longer than the tail"
         self._enter(tokens, tree)
+        if self.windows is not None:
+            self._begin_windows(tokens, tree)
         rope = self._full.rope
         if tree is None:
             self.rows = rope.rows(self._length, end)
         else:
             self.rows = self._rotations(rope.rows(self._length, self._length + tree.deepest + 1))
+
+    def _begin_windows(self, tokens: int, tree: Tree | None) -> None:
+        """Copy what the full cache has run since the last pass, and begin a pass."""
+        if not self.windows.covers(self._length):
+            self.windows.clear()
+            self._windows_end = 0
+        end = min(self._full.length, self._length)
+        self.windows.copy(self._full.windows, self._windows_end, end)
+        self._windows_end = end
+        self.windows.begin(self._length, tokens, tree, self._held)
+
+    def rows_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's rotations of the in-flight tokens."""
+        return rows_of(self._full.store.shape, layer, self.rows)
 
     def _is_due(self, end: int) -> bool:
         nearly_full = end - self.tail_start > self._chunk + self._tail // 2
@@ -119,7 +139,7 @@ class SelectedCache(InFlight, ABC):
         """Attend from now on to the chunks `chosen` `[layers * kv_heads, slots]`, out of the first `chunks`."""
 
     @abstractmethod
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store and attend as in `KVCache`."""
 
     def commit(self, keep: Sequence[int] | None = None) -> None:
@@ -129,6 +149,8 @@ class SelectedCache(InFlight, ABC):
         else:
             assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
             self._compact(keep)
+            if self.windows is not None:
+                self.windows.compact(self._length, keep)
             self._length += len(keep)
             self._leave()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,14 @@ def choose(selector: Selector, full: FullCache, chunks: int, slots: int) -> Tens
         return selector.select(full, chunks, slots)
     shape = full.store.shape
     return torch.arange(chunks, device=full.store.device).expand(shape.layers * shape.kv_heads, -1)
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """Return the columns of the `count` largest of each row `[rows, columns]`, in no order: `[rows, count]`."""
+    if scores.device.type != "cpu" or count == scores.shape[1]:
+        return scores.topk(count, dim=-1, sorted=False).indices
+    first = scores.shape[1] - count
+    return torch.from_numpy(np.argpartition(scores.numpy(), first, axis=1)[:, first:])  # half of topk's time
 
 
 class RecencySelector:
@@ -84,7 +93,7 @@ class RetrievalSelector:
         chosen = []
         for scores in self._batches(full, chunks):
             scores[:, :sink] = scores[:, chunks - recent :] = float("inf")
-            chosen.append(scores.topk(slots, dim=-1, sorted=False).indices)
+            chosen.append(largest(scores, slots))
         return torch.cat(chosen)
 
     def _batches(self, full: FullCache, chunks: int) -> Iterator[Tensor]:

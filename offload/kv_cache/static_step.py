@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..architecture.rope import rotate
+from ..architecture.rope import rotate, rows_of
 from ..kernels import triton
 from ..kernels.triton.accumulate import attend_growing
 from .store import PlainStore
@@ -84,9 +84,10 @@ class StoreStep:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         inputs = self._inputs
         keys, values = self._store.layer(layer)  # [kv_heads, capacity, head_dim]
-        keys.index_copy_(1, inputs.positions, rotate(k, inputs.angles).transpose(0, 1))
+        rows = rows_of(self._store.shape, layer, inputs.angles)
+        keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
         values.index_copy_(1, inputs.positions, v.transpose(0, 1))
-        q = rotate(q, inputs.angles)
+        q = rotate(q, rows)
         if self._queries is not None:
             self._queries[layer, : len(q)] = q
         return inputs.attend(q, keys, values)

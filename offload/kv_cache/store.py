@@ -6,7 +6,7 @@ A store addresses tokens by position. Its cache tracks which of them are committ
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +14,15 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import rotate
 from ..kernels import triton
-from ..kernels.attention import Partial, attend, attend_causal, attend_masked, merge
+from ..kernels.attention import Partial, attend, attend_causal, attend_masked, merge, received_attention
 from ..kernels.triton.accumulate import attend_keys as attend_keys_by_triton
 from ..kernels.triton.accumulate import attend_stored as attend_stored_by_triton
-from .tree import Tree
+from ..kernels.triton.accumulate import observe as observe_by_triton
+from ..kernels.window_attention import Limits, attend_limited
+from .tree import Tree, branches_of
+
+if TYPE_CHECKING:
+    from ..kernels.native import Kernel
 
 
 class Store(Protocol):
@@ -27,6 +32,7 @@ class Store(Protocol):
     dtype: torch.dtype
     device: torch.device
     grain: int  # tokens that are always selected together
+    kernel: Kernel | None = None  # the native kernel, where it attends to the store
     span: int = 0  # tokens per page, whose borders no chunk may cross; 0: no pages
     is_recordable = False  # whether passes are native kernel calls alone, over memory that stays where it is
 
@@ -65,8 +71,8 @@ class Store(Protocol):
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
         """Store new tokens from position `start` on, and return their rotated queries.
 
-        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, rows as `rotate` takes them.
-        The queries are valid until the next call.
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, rows as `rotate` takes them. A store in
+        one memory takes a q of 0 heads, too. The queries are valid until the next call.
         """
         ...
 
@@ -139,13 +145,33 @@ class Store(Protocol):
         """
 
 
+class ObservableStore(Store, Protocol):
+    """A store that can say how much attention each token has received, for caches that evict the others."""
+
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
+        """Attend as in `Store`; fill `lse` `[tokens, heads]`, in fp32, with the log-sum-exp."""
+        ...
+
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        """Add the softmax weights of `attend(layer, q, start)`, which returned `lse`, to `received`.
+
+        `received` `[kv_heads, at least start + tokens]`, in fp32: for each stored token the sum over all queries of its
+        KV head. Other calls may have followed that of `attend`, if the tokens are still there.
+        """
+        ...
+
+
 class PlainStore(Store):
     """Keys and values, each `[layers, kv_heads, capacity, head_dim]`, attended to by torch's kernels."""
 
     grain = 1
 
-    def __init__(self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device, by_row: bool = False
+    ) -> None:
+        """Make an empty store; `by_row`: where scores are capped, a token's bits do not depend on the others'."""
         self.shape, self.capacity, self.dtype, self.device = shape, capacity, dtype, device
+        self._by_row = by_row
         # Not zeroed: memory that is never used is never committed, so a short sequence costs little.
         size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
@@ -156,10 +182,18 @@ class PlainStore(Store):
         self._values[layer][:, new] = v.transpose(0, 1)
         return rotate(q, rows)
 
-    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         end = start + (len(q) if tree is None else len(tree))
         keys, values = self._keys[layer][:, :end], self._values[layer][:, :end]
-        return attend_stored(q, keys, values) if tree is None else attend_tree(q, keys, values, tree)
+        if cap := self.shape.spec(layer).soft_cap:
+            limits = Limits(cap=cap, by_row=self._by_row)
+            branches = None if tree is None else branches_of(tree, q.device, len(tree) - len(q))
+            return attend_limited(q, keys, values, limits, branches, lse)
+        return attend_stored(q, keys, values, lse) if tree is None else attend_tree(q, keys, values, tree, lse)
+
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        end = start + len(q)
+        observe_attention(q, self._keys[layer][:, :end], lse, received[:, :end])
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self._keys[:, :, start:end], self._values[:, :, start:end]
@@ -183,7 +217,7 @@ class PlainStore(Store):
         self._values.zero_()
 
     def near(self, capacity: int) -> PlainStore:
-        return PlainStore(self.shape, capacity, self.dtype, self.device)
+        return PlainStore(self.shape, capacity, self.dtype, self.device, self._by_row)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         return gather_chunks(self._keys, self._values, rows, chunks, size)
@@ -203,26 +237,44 @@ def gather_chunks(keys: Tensor, values: Tensor, rows: Tensor, chunks: Tensor, si
     return tuple(x[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] for x in (keys, values))
 
 
-def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> Tensor:
     """Attend to stored keys and values, the last of which are the in-flight tokens' own; causally to those.
 
     q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
+    `lse` `[tokens, heads]`, if given, is filled with the log-sum-exp.
     """
     if triton.serves(q):
-        return attend_stored_by_triton(q, keys, values)
-    return attend_causal(q, keys, values).out
+        return attend_stored_by_triton(q, keys, values, lse)
+    part = attend_causal(q, keys, values)
+    if lse is not None:
+        lse.copy_(part.lse)
+    return part.out
 
 
-def attend_tree(q: Tensor, keys: Tensor, values: Tensor, tree: Tree) -> Tensor:
+def observe_attention(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor) -> None:
+    """Add the weights of `attend_stored` over the same keys to `received` `[kv_heads, keys]`; `lse` is what it gave."""
+    if triton.serves(q[:1]):
+        observe_by_triton(q, keys, lse, received)
+    else:
+        received += received_attention(q, keys, lse)
+
+
+def given(lse: Tensor | None) -> dict[str, Tensor]:
+    """Return the argument `lse` of an `attend` if there is one: not every store takes it."""
+    return {} if lse is None else {"lse": lse}
+
+
+def attend_tree(q: Tensor, keys: Tensor, values: Tensor, tree: Tree, lse: Tensor | None = None) -> Tensor:
     """Attend to stored keys and values, the last of which are a tree's; the queries are those of its last tokens.
 
     Shapes as in `attend_stored`. The tokens before the tree are seen by all queries, and need no mask.
     """
     before = keys.shape[1] - len(tree)
     own = attend_masked(q, keys[:, before:], values[:, before:], tree.on(q.device).sees[-len(q) :])
-    if not before:
-        return own.out.to(q.dtype)
-    return merge([_attend_before(q, keys[:, :before], values[:, :before]), own]).out
+    part = merge([_attend_before(q, keys[:, :before], values[:, :before]), own]) if before else own
+    if lse is not None:
+        lse.copy_(part.lse)
+    return part.out.to(q.dtype)
 
 
 def _attend_before(q: Tensor, keys: Tensor, values: Tensor) -> Partial:

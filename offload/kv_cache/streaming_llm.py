@@ -5,17 +5,18 @@ Its memory is constant. It drops the tokens in between, which is good enough to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import Rope, rotate
+from ..architecture.rope import Rope, rotate, rows_of
+from ..kernels.window_attention import Limits, attend_limited
 from .static_step import StepInputs
 from .store import attend_stored, attend_tree, first_moved
-from .tree import InFlight, Tree
+from .tree import InFlight, Tree, branches_of
 
 
 class Span(NamedTuple):
@@ -38,8 +39,9 @@ class Span(NamedTuple):
 class StreamingCache(InFlight):
     """Attends to the first `sink` tokens and to the `window` tokens before those in flight.
 
-    Keys are kept before RoPE. Every pass numbers the tokens that it attends to from 0 and rotates them there, so no
-    position exceeds the cache. Some tokens before the window are kept for rollback; a longer `truncate` starts over.
+    Layers that attend to a window of the model's own see the same tokens. Keys are kept before RoPE. Every pass numbers
+    the tokens that it attends to from 0 and rotates them there, so no position exceeds the cache. Some tokens before
+    the window are kept for rollback; a longer `truncate` starts over.
     """
 
     has_static_steps = True
@@ -53,7 +55,14 @@ class StreamingCache(InFlight):
         inflight: int,
         dtype: torch.dtype,
         device: torch.device,
+        sliding_rope: Rope | None = None,
     ) -> None:
+        """Make an empty cache; `sliding_rope`: of layers that attend to a window of the model's own."""
+        self.shape = shape
+        self._sliding_rope = sliding_rope
+        self._of_kind = [
+            [i for i, (sliding, _) in enumerate(shape.places) if sliding is kind] for kind in (False, True)
+        ]
         self.sink, self.window, self._most = sink, window, inflight
         self._room = sink + 2 * window + 2 * inflight  # about half of it is for rollback
         self.rope = rope
@@ -74,7 +83,7 @@ class StreamingCache(InFlight):
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         if tree is None:
             self.begin_padded(tokens, tokens)
-            self._positions = self.rope.rows(0, self.span.position + tokens)
+            self._positions = self._rotations_of(lambda rope: rope.rows(0, self.span.position + tokens))
         else:
             self._begin_tree(tokens, tree)
 
@@ -89,9 +98,17 @@ class StreamingCache(InFlight):
         # Once a tree is begun, its tokens must not move.
         self._set_span(len(tree), len(tree) if self._held else self._most)
         position = self.span.position
-        rows = self.rope.rows(0, position + tree.deepest + 1)
         depths = tree.on(self._keys.device).depths + position
-        self._positions = tuple(torch.cat((x[:position], x.index_select(0, depths))) for x in rows)
+
+        def rotations(rope: Rope) -> tuple[Tensor, Tensor]:
+            rows = rope.rows(0, position + tree.deepest + 1)
+            return tuple(torch.cat((x[:position], x.index_select(0, depths))) for x in rows)
+
+        self._positions = self._rotations_of(rotations)
+
+    def _rotations_of(self, rows: Callable[[Rope], tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Return the rotations of a pass: of the layers that attend to all tokens, and of those with a window."""
+        return [rows(rope) for rope in (self.rope, self._sliding_rope) if rope is not None]
 
     def _set_span(self, inflight: int, room: int) -> None:
         stored = self._length - self._dropped
@@ -110,16 +127,30 @@ class StreamingCache(InFlight):
         self._dropped += source.start - self.sink
         return self.sink + kept
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        return self._attend(self._of_kind[False][layer], self._positions[0], q, k, v, lse)
+
+    def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        return self._attend(self._of_kind[True][layer], self._positions[1], q, k, v, lse)
+
+    def _attend(
+        self, layer: int, rows: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
+    ) -> Tensor:
+        """Attend in layer number `layer` of all; `rows` are the rotations of its kind of layers."""
         sink, start, _, stop = self.span
         keys, values = self.layer(layer)
         new = slice(stop - len(q), stop)
         keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
         keys, values = (torch.cat((x[:, :sink], x[:, start:stop]), dim=1) for x in (keys, values))
-        cos, sin = self._positions
+        cos, sin = rows_of(self.shape, layer, rows)
         keys = rotate(keys, (cos.squeeze(1), sin.squeeze(1)))
         q = rotate(q, (cos[-len(q) :], sin[-len(q) :]))
-        return attend_stored(q, keys, values) if self.tree is None else attend_tree(q, keys, values, self.tree)
+        if cap := self.shape.spec(layer).soft_cap:
+            tree = self.tree and branches_of(self.tree, q.device, self._held)
+            return attend_limited(q, keys, values, Limits(cap=cap), tree, lse)
+        if self.tree is None:
+            return attend_stored(q, keys, values, lse)
+        return attend_tree(q, keys, values, self.tree, lse)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys, not rotated, and values `[kv_heads, room, head_dim]` as views, to be written to."""
@@ -201,4 +232,5 @@ class StreamingStep:
         keys.index_copy_(1, self._stored, k.transpose(0, 1))
         values.index_copy_(1, self._stored, v.transpose(0, 1))
         keys, values = (x.index_select(1, self._seen) for x in (keys, values))
-        return self._inputs.attend(rotate(q, self._inputs.angles), rotate(keys, self._angles), values)
+        own, every = (rows_of(self._cache.shape, layer, rows) for rows in (self._inputs.angles, self._angles))
+        return self._inputs.attend(rotate(q, own), rotate(keys, every), values)

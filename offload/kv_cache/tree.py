@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ..kernels.window_attention import Branches
+
+if TYPE_CHECKING:
+    from .windows import Windows
 
 
 class TreeTensors(NamedTuple):
@@ -84,6 +89,12 @@ def tree_of(parents: tuple[int, ...]) -> Tree:
     return Tree(parents)
 
 
+def branches_of(tree: Tree, device: torch.device, held: int) -> Branches:
+    """Return what `attend_limited` reads of a tree; the first `held` tokens are those of earlier passes."""
+    depths, sees, _ = tree.on(device)
+    return Branches(depths, sees, [tree.path_to(node) for node in range(held, len(tree))])
+
+
 class InFlight:
     """A cache's tokens that are not committed: those of the pass under way, and those of a tree's earlier passes."""
 
@@ -91,6 +102,16 @@ class InFlight:
     _inflight = 0  # tokens of the pass under way
     _held = 0  # tokens of earlier passes over the same tree
     tree: Tree | None = None
+    windows: Windows | None = None  # of the layers that attend to a window, if there are any
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether the committed tokens can be continued: not after an interrupted pass over many tokens."""
+        return self.windows is None or self.windows.covers(self._length)
+
+    def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        """Store and attend as `KVCache.attend`, for a layer number `layer` of those that attend to a window."""
+        return self.windows.attend(layer, q, k, v, lse)
 
     @property
     def held(self) -> int:

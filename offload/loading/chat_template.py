@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 Message = Mapping[str, str]
+_SWITCH = "enable_thinking"  # the variable of a template
 
 
 class ChatTemplate:
@@ -26,8 +27,18 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation, up to the answer.
+    @property
+    def text(self) -> str:
+        """The template itself; empty if there are several and none is the default."""
+        return self._source if isinstance(self._source, str) else self._source.get("default", "")
+
+    @property
+    def has_switch(self) -> bool:
+        """Return whether thinking can be switched on and off, as by the templates of Qwen3 and SmolLM3."""
+        return _SWITCH in self.text
+
+    def render(self, messages: Sequence[Message], think: bool | None = None) -> str:
+        """Return the text of a conversation, up to the answer. `think` is the switch's value; None: its default.
 
         Raises whatever the template raises, jinja2.TemplateError for a broken template, ValueError if there are
         several templates and none is the default.
@@ -35,6 +46,7 @@ class ChatTemplate:
         return self._template.render(
             **{"messages": [dict(message) for message in messages], "tools": None, "documents": None}
             | {"add_generation_prompt": True}
+            | ({} if think is None else {_SWITCH: think})
             | self._special_tokens
         )
 

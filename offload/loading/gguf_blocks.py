@@ -6,6 +6,7 @@ Layouts: ggml's block structs (ggml-common.h), as the gguf package dequantises t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -80,12 +81,33 @@ def _split_six(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
     return QuantizedTensor(kind, codes.flatten(1).unflatten(1, (-1, 32)), scales, None, _halves(blocks[..., 208:210]))
 
 
+def _split_powers(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
+    """Split MXFP4: the exponent of the scale, the codes."""
+    return with_powers(kind, blocks[..., 1:], blocks[..., 0])
+
+
+def with_powers(kind: QuantizedFormat, codes: Tensor, exponents: Tensor) -> QuantizedTensor:
+    """Return an MXFP4 matrix from its codes and the exponents of its scales, `[rows, groups]` uint8.
+
+    Scales are wide if any is not an fp16 number, but for groups of zeros. Levels are twice e2m1's numbers, so a scale
+    is 2^(exponent - 128).
+    """
+    is_zero = (codes & 0x77 == 0).all(-1)  # both nibbles, without their signs
+    scales = torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)])[exponents.int()].masked_fill(is_zero, 0)
+    halves = scales.half()
+    if torch.equal(halves.float(), scales):
+        return QuantizedTensor(kind, codes, halves)
+    return QuantizedTensor(replace(kind, wide=True), codes, scales)
+
+
 _BYTES = {
     "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_NL": 18,
+    "MXFP4": 17,
 }  # fmt: skip
 _Splitter = Callable[[QuantizedFormat, Tensor], QuantizedTensor]
 _SPLITTERS: dict[str, _Splitter] = dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"), _split_plain) | {
     "Q8_0": _split_bytes,
+    "MXFP4": _split_powers,
     "Q4_K": _split_nested,
     "Q5_K": _split_nested,
     "Q6_K": _split_six,

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..architecture.config import ModelShape
+from ..architecture.families import FAMILIES, GGUFNames
 from ..errors import CheckpointError, UnsupportedModel
 from ..short_repr import short_text
 from .gguf_header import check_metadata
+from .layer_tensors import layer_sizes, stored_sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,24 +40,86 @@ _TENSORS = {
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")  # ggml's names
 _NAMES = {theirs: ours for ours, theirs in _TENSORS.items()}
+_LLAMA = FAMILIES["llama"].gguf
+_BARE = ("self_attn.sinks",)  # whose names in safetensors do not end with .weight
+_FREQUENCIES = ("attn_rot_embd", "rope_freqs")  # RoPE's, of old files
+_LAYER = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<stem>\w+)")
 _STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
+
+
+class Place(NamedTuple):
+    """Where a tensor is: the name of the file's tensor, and the number of the expert that the part of it belongs to."""
+
+    name: str
+    expert: int | None = None
+
+    def part(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the size of the tensor, from that of the file's."""
+        return size if self.expert is None else size[1:]
+
+
+def _part(data: Any, expert: int | None) -> Any:
+    return data if expert is None else data[expert]
 
 
 class GGUFTensors:
     """The tensors of one file under transformers' names, with the rows of q and k in transformers' order.
 
-    It is a `TensorReader`. `heads` and `kv_heads` are the model's.
+    It is a `TensorReader`. `heads` and `kv_heads` are the model's, and `names` its family's.
     """
 
-    def __init__(self, path: Path, heads: int, kv_heads: int, reader: Any = None) -> None:
+    def __init__(
+        self, path: Path, heads: int, kv_heads: int, reader: Any = None, names: GGUFNames | None = None
+    ) -> None:
         self.path = path
         self._reader = reader or open_gguf(path)
-        self._heads = {"attn_q": heads, "attn_k": kv_heads}
+        names = names or _LLAMA
+        self._heads = {"attn_q": heads, "attn_k": kv_heads} if names.permutes else {}
+        self._modules = _NAMES | dict(names.tensors)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
     @cached_property
-    def _names(self) -> dict[str | None, str]:
-        return {_transformers_name(name): name for name in self._tensors}
+    def _names(self) -> dict[str, Place]:
+        places = {}
+        for name in self._tensors:
+            ours = self._transformers_name(name)
+            if ours is not None and "*" in ours:
+                places |= {ours.replace("*", str(i)): Place(name, i) for i in range(self._experts(name))}
+            elif ours is not None:
+                places[ours] = Place(name)
+        return places
+
+    def _experts(self, name: str) -> int:
+        """Return of how many experts a tensor has the matrices. Raises CheckpointError."""
+        size = self._tensors[name].shape
+        if len(size) != (2 if name.endswith(".bias") else 3):
+            raise CheckpointError(f"{self.path}: {name} has no part for each expert", "convert the model again")
+        return int(size[-1])
+
+    def _transformers_name(self, name: str) -> str | None:
+        """Map blk.3.attn_q.weight to model.layers.3.self_attn.q_proj.weight; None for a tensor that is not a weight.
+
+        The name of a tensor with the matrices of all experts has * in place of their numbers.
+        """
+        match = _STORED.fullmatch(name)
+        if match is None or match["stem"] not in self._modules:
+            return None
+        layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
+        module = self._modules[match["stem"]]
+        return f"{layer}{module}" if module in _BARE else f"{layer}{module}.{match['kind']}"
+
+    def unused(self, shape: ModelShape) -> Iterator[str]:
+        """Yield the names of tensors of a model's layers that the decoder does not use."""
+        layers = {spec: stored_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
+        for name in self._tensors:
+            match = _LAYER.match(name)
+            if match is None or match["stem"] in _FREQUENCIES or int(match["layer"]) >= shape.layers:
+                continue
+            ours = self._transformers_name(name)
+            prefix = f"model.layers.{match['layer']}."
+            ours = ours and ours.removeprefix(prefix).replace("*", "0")
+            if ours is None or ours not in layers[shape.spec(int(match["layer"]))]:
+                yield name
 
     @property
     def is_quantized(self) -> bool:
@@ -63,7 +129,8 @@ class GGUFTensors:
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Return every tensor's name and size. Raises CheckpointError if tensors do not lie as the format requires."""
         self._check_layout()
-        return {ours: tuple(map(int, self._tensors[name].shape[::-1])) for ours, name in self._names.items() if ours}
+        sizes = {name: tuple(map(int, tensor.shape[::-1])) for name, tensor in self._tensors.items()}
+        return {ours: place.part(sizes[place.name]) for ours, place in self._names.items()}
 
     def _check_layout(self) -> None:
         """Check that the tensors follow each other, each aligned. Raises CheckpointError."""
@@ -77,18 +144,21 @@ class GGUFTensors:
 
     def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
         """Return a tensor dequantised to fp32: as a whole, and then sliced."""
-        stored = self._names[name]
-        weight, order = self.dequantized(stored), self._row_order(stored)
+        stored, expert = self._names[name]
+        weight, order = self.dequantized(stored, expert), self._row_order(stored)
         return (weight if order is None else weight[order])[part or ...]
 
-    def dequantized(self, stored: str) -> Tensor:
-        """Return the tensor that the file calls `stored`, in fp32, in the file's layout. Raises UnsupportedModel."""
+    def dequantized(self, stored: str, expert: int | None = None) -> Tensor:
+        """Return the tensor that the file calls `stored`, in fp32, in the file's layout, or one expert's part of it.
+
+        Raises UnsupportedModel.
+        """
         import torch
         from gguf import dequantize
 
         tensor = self._tensors[stored]
         try:
-            return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+            return torch.from_numpy(dequantize(_part(tensor.data, expert), tensor.tensor_type).copy())
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise UnsupportedModel(f"{self.path}: {stored} is quantised as {kind}", str(error)) from error
@@ -99,8 +169,8 @@ class GGUFTensors:
 
         from .gguf_blocks import FORMATS, split_blocks
 
-        stored = self._names[name]
-        kind, data = self._tensors[stored].tensor_type.name, self._tensors[stored].data
+        stored, expert = self._names[name]
+        kind, data = self._tensors[stored].tensor_type.name, _part(self._tensors[stored].data, expert)
         if kind not in FORMATS:
             return None
         with warnings.catch_warnings():
@@ -113,7 +183,7 @@ class GGUFTensors:
         """Return the bits of a weight of every tensor that `quantized` gives, scales included."""
         from .gguf_blocks import FORMATS
 
-        kinds = {ours: self._tensors[name].tensor_type.name for ours, name in self._names.items() if ours}
+        kinds = {ours: self._tensors[place.name].tensor_type.name for ours, place in self._names.items()}
         return {name: FORMATS[kind].bits_per_weight for name, kind in kinds.items() if kind in FORMATS}
 
     def _row_order(self, stored: str) -> Tensor | None:
@@ -138,12 +208,3 @@ def open_gguf(path: Path) -> Any:
         raise CheckpointError(
             f"{path} is corrupt, or not a GGUF file that can be read: {short_text(str(error))}", "fetch the model again"
         ) from error
-
-
-def _transformers_name(name: str) -> str | None:
-    """Map blk.3.attn_q.weight to model.layers.3.self_attn.q_proj.weight; None for a tensor that is not a weight."""
-    match = _STORED.fullmatch(name)
-    if match is None or match["stem"] not in _NAMES:
-        return None
-    layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
-    return f"{layer}{_NAMES[match['stem']]}.{match['kind']}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.known import KNOWN, read_shape
+from ..architecture.known_models import published_bits
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
@@ -67,13 +68,14 @@ def dimensions(name: str, home: Path | None = None) -> Dimensions:
 
 
 def stored_bits(name: str) -> WeightBits | None:
-    """Return the bits that the weights of a file or a folder take in memory beside 16-bit ones; None for other names.
+    """Return the bits that the weights of a file or a folder take in memory beside 16-bit ones.
 
-    None also for weights that cannot be read: a plan needs only their dimensions.
+    Of a well-known model, those that it is published in. None for other names, and for weights that cannot be read: a
+    plan needs only their dimensions.
     """
     source = resolve(name)
     if source.kind != "path":
-        return None
+        return published_bits(source.known)
     try:
         checkpoint = open_checkpoint(Path(source.target))
         sizes, quantized = checkpoint.sizes(), checkpoint.quantized_bits()

@@ -29,6 +29,10 @@ class QuantizedCheckpoint:
 
     is_quantized = True
 
+    @property
+    def skipped(self) -> int:
+        return self.original.skipped
+
     def files(self) -> list[Path]:
         return self.original.files()
 

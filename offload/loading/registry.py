@@ -14,43 +14,14 @@ from pathlib import Path
 from ..architecture.known import KNOWN, known_name, simplified
 from ..errors import ModelNotFound, TriforceError
 from .bundled import EMBEDDED
+from .hub_models import EMBEDDED_KNOWN, HUB_MODELS
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LONGEST_HUB_ID = 96
-EMBEDDED_KNOWN = {"SmolLM2-135M": "smollm2-135m"}  # well-known models that come embedded
 EVERY_FORM = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or a name: " + ", ".join(
     [*EMBEDDED, *(name for name in KNOWN if name not in EMBEDDED_KNOWN)]
 )
 _VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers
-
-
-@dataclass(frozen=True, slots=True)
-class HubModel:
-    """Where a well-known model is published. `note` has its licence, and what its hub asks for before a download."""
-
-    id: str
-    note: str
-
-
-_LLAMA_2 = "Llama 2 Community License; pickled weights, which `triforce pull` converts once"
-_GATED = "Llama {} Community License; gated: accept it on the model's page, then `hf auth login`"
-_LLAMA_3_1, _LLAMA_3_2 = (_GATED.format(version) for version in ("3.1", "3.2"))
-HUB_MODELS = {
-    "Llama-2-7B-128K": HubModel("NousResearch/Yarn-Llama-2-7b-128k", _LLAMA_2),
-    "Llama-2-13B-128K": HubModel("NousResearch/Yarn-Llama-2-13b-128k", _LLAMA_2),
-    "LWM-Text-Chat-128K": HubModel("LargeWorldModel/LWM-Text-Chat-128K", _LLAMA_2),
-    "Llama-3.1-8B": HubModel("meta-llama/Llama-3.1-8B-Instruct", _LLAMA_3_1),
-    "Llama-3.1-70B": HubModel("meta-llama/Llama-3.1-70B-Instruct", _LLAMA_3_1),
-    "Llama-3.2-1B": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA_3_2),
-    "Llama-3.2-3B": HubModel("meta-llama/Llama-3.2-3B-Instruct", _LLAMA_3_2),
-    "Qwen2.5-7B-1M": HubModel("Qwen/Qwen2.5-7B-Instruct-1M", "Apache 2.0"),
-    "Qwen2.5-14B-1M": HubModel("Qwen/Qwen2.5-14B-Instruct-1M", "Apache 2.0"),
-    "Qwen3-0.6B": HubModel("Qwen/Qwen3-0.6B", "Apache 2.0"),
-    "Qwen3-4B-2507": HubModel("Qwen/Qwen3-4B-Instruct-2507", "Apache 2.0"),
-    "Qwen3-8B": HubModel("Qwen/Qwen3-8B", "Apache 2.0"),
-    "Mistral-Nemo": HubModel("mistralai/Mistral-Nemo-Instruct-2407", "Apache 2.0; the hub may ask for contact details"),
-    "Llama-68M": HubModel("JackFram/llama-68m", "Apache 2.0"),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ..architecture.config import ModelShape, shape_from_config
 from ..architecture.config_checks import check_of_config
+from ..architecture.text_part import is_text, is_wrapper, text_name
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
 from .gguf_tensors import GGUFTensors
@@ -22,6 +23,7 @@ from .hf_quantization.choose import layout_of
 from .hf_quantization.reader import StoredMatrices
 from .hf_quantization.stored import Header
 from .json_files import read_json
+from .stacked_experts import ExpertReader, View, expert_headers, expert_views, packed_bits
 from .tokenizer import Tokenizer
 from .tokenizer_files import load_tokenizer
 
@@ -53,6 +55,11 @@ class Checkpoint(Protocol):
     @property
     def is_quantized(self) -> bool:
         """Return whether any weights are quantised in the files."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """Return how many tensors are of parts that do not run, such as those that read images."""
         ...
 
     def files(self) -> list[Path]:
@@ -92,25 +99,29 @@ class FolderCheckpoint:
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
         self.generation = read_json(path / "generation_config.json")
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
+        self._name: Callable[[str], str] = str
+        self._reads: Callable[[str], bool] = lambda name: True
+        if is_wrapper(config):
+            self._name, self._reads = text_name, is_text
         self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None
         self._layout = None if self._quantized else layout_of(config)
         self._files = [QUANTIZED_FILE] if self._quantized else _weight_files(path)
 
     @property
     def is_quantized(self) -> bool:
-        return self._gguf.is_quantized if self._quantized else bool(self._stored)
+        return self._gguf.is_quantized if self._quantized else bool(self._stored or packed_bits(self._views))
 
     def files(self) -> list[Path]:
         return [self.path / name for name in self._files]
 
     @cached_property
     def _gguf(self) -> GGUFTensors:
-        return GGUFTensors(self._quantized, self.shape.heads, self.shape.kv_heads)
+        return GGUFTensors(self._quantized, self.shape.heads, self.shape.kv_heads, names=self.shape.family_spec.gguf)
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         if self._quantized:
             return self._gguf.sizes()
-        headers = self._headers
+        headers = expert_headers(self._views, self._headers)
         plain = self._stored.plain(headers) if self._stored else headers
         for key, header in plain.items():
             if key.endswith((".weight", ".bias")) and header.dtype not in _FLOATS:
@@ -122,10 +133,22 @@ class FolderCheckpoint:
         return sizes | self._stored.sizes() if self._stored else sizes
 
     @cached_property
+    def skipped(self) -> int:
+        if self._quantized:
+            return 0
+        with self._opened_files("np") as files:
+            return sum(not self._reads(self._name(key)) for file in files for key in file.keys())  # noqa: SIM118
+
+    @cached_property
     def _headers(self) -> dict[str, Header]:
         with self._opened_files("np") as files:  # headers only: "pt" would import torch
-            slices = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118
+            slices = {self._name(key): file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118
+            slices = {name: part for name, part in slices.items() if self._reads(name)}
             return {key: Header(part.get_dtype(), tuple(part.get_shape())) for key, part in slices.items()}
+
+    @cached_property
+    def _views(self) -> dict[str, View]:
+        return expert_views(self.shape.family_spec, self._headers)
 
     @cached_property
     def _stored(self) -> StoredMatrices | None:
@@ -133,7 +156,7 @@ class FolderCheckpoint:
         if self._layout is None:
             return None
         with self._opened_files("np") as files:
-            return StoredMatrices(self._layout, self._headers, _FileReader(files))
+            return StoredMatrices(self._layout, self._headers, _FileReader(files, self._name))
 
     @contextmanager
     def _opened_files(self, framework: str) -> Iterator[list[Any]]:
@@ -143,7 +166,7 @@ class FolderCheckpoint:
     def quantized_bits(self) -> dict[str, float]:
         if self._quantized:
             return self._gguf.quantized_bits()
-        return self._stored.bits() if self._stored else {}
+        return packed_bits(self._views) | (self._stored.bits() if self._stored else {})
 
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
@@ -151,22 +174,23 @@ class FolderCheckpoint:
             yield self._gguf
             return
         with self._opened_files("pt") as files:
-            read = _FileReader(files)
-            yield self._stored.reader(read) if self._stored else read
+            read = _FileReader(files, self._name)
+            plain = ExpertReader(read, self._views) if self._views else read
+            yield self._stored.reader(plain) if self._stored else plain
 
     def load_tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path, self.shape.family)
 
 
 class _FileReader:
-    """A `TensorReader` of open safetensors files, by the names of their tensors."""
+    """A `TensorReader` of open safetensors files; `rename` returns the decoder's name of a tensor."""
 
-    def __init__(self, files: list[Any]) -> None:
-        self._file_of = {key: file for file in files for key in file.keys()}  # noqa: SIM118
+    def __init__(self, files: list[Any], rename: Callable[[str], str] = str) -> None:
+        self._stored = {rename(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118
 
     def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
-        file = self._file_of[name]
-        return file.get_tensor(name) if part is None else file.get_slice(name)[part]
+        file, key = self._stored[name]
+        return file.get_tensor(key) if part is None else file.get_slice(key)[part]
 
     def quantized(self, name: str) -> None:
         return None

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from ..architecture.config import ModelShape
 from ..errors import CheckpointError
 from ..units import counted
+from .layer_tensors import layer_sizes, stored_sizes
 from .safetensors import Checkpoint
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_EXPERT = re.compile(r"model\.layers\.\d+\.\w+\.experts\.(\d{1,9})\..+")
 
 
 def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -18,28 +20,15 @@ def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]
 
     They are yielded lazily: the number of layers comes from a config that may be wrong by orders of magnitude.
     """
-    hidden, width = shape.hidden, shape.intermediate
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    linears = {
-        "self_attn.q_proj": (q, hidden, shape.qkv_bias),
-        "self_attn.k_proj": (kv, hidden, shape.qkv_bias),
-        "self_attn.v_proj": (kv, hidden, shape.qkv_bias),
-        "self_attn.o_proj": (hidden, q, shape.o_bias),
-        "mlp.gate_proj": (width, hidden, shape.mlp_bias),
-        "mlp.up_proj": (width, hidden, shape.mlp_bias),
-        "mlp.down_proj": (hidden, width, shape.mlp_bias),
-    }
-    layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (out, into) for name, (out, into, _) in linears.items()}
-    layer |= {f"{name}.bias": (out,) for name, (out, _, bias) in linears.items() if bias}
-    layer |= {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
-    if shape.qk_norm:
-        layer |= {f"self_attn.{x}_norm.weight": (shape.head_dim,) for x in "qk"}
-    yield "model.embed_tokens.weight", (shape.vocab, hidden)
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    layers = {spec: stored_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
     for i in range(shape.layers):
-        yield from ((f"model.layers.{i}.{name}", size) for name, size in layer.items())
-    yield "model.norm.weight", (hidden,)
+        yield from ((f"model.layers.{i}.{name}", size) for name, size in layers[shape.spec(i)].items())
+    yield "model.norm.weight", (shape.hidden,)
+    if shape.specs[0].norm_bias:
+        yield "model.norm.bias", (shape.hidden,)
     if not shape.tied_embeddings:
-        yield "lm_head.weight", (shape.vocab, hidden)
+        yield "lm_head.weight", (shape.vocab, shape.hidden)
 
 
 def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -51,6 +40,7 @@ def check_tensors(checkpoint: Checkpoint) -> None:
     """Check by the headers that every expected tensor is there with its size. Raises CheckpointError."""
     found = checkpoint.sizes()
     _check_layers(checkpoint, found)
+    _check_experts(checkpoint, found)
     for name, size in expected_tensors(checkpoint.shape):
         if name not in found:
             raise CheckpointError(f"{checkpoint.path} lacks the tensor {name}", "fetch the model again")
@@ -69,4 +59,15 @@ def _check_layers(checkpoint: Checkpoint, found: Iterable[str]) -> None:
         raise CheckpointError(
             f"{checkpoint.path} has weights of {counted(most, 'layer')}, its config says {layers:,}",
             "correct num_hidden_layers in config.json, or fetch the model again",
+        )
+
+
+def _check_experts(checkpoint: Checkpoint, found: Iterable[str]) -> None:
+    """Raise CheckpointError for more experts than the config says: tokens would be routed among some of them."""
+    experts = checkpoint.shape.experts
+    most = max((int(match[1]) + 1 for match in map(_EXPERT.fullmatch, found) if match), default=0)
+    if experts is not None and most > experts.count:
+        raise CheckpointError(
+            f"{checkpoint.path} has weights of {counted(most, 'expert')} in a layer, its config says {experts.count:,}",
+            "correct the number of experts in config.json, or fetch the model again",
         )

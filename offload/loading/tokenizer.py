@@ -1,23 +1,28 @@
-"""Encodes prompts and decodes tokens to text as it becomes final. The engine below works on tokens only."""
+"""Encodes prompts and decodes tokens. The engine below works on tokens only."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError
-from ..events import Event, Finished, Text, Tokens
 from .chat_template import ChatTemplate
+from .conversation import ChatMessage, encode_conversation
+from .harmony import CHANNEL, Harmony
+from .text_pieces import PIECE, can_cut, pieces
+from .thinking import CLOSING, OPENING, Thinking
 
 if TYPE_CHECKING:
     import tokenizers
 
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+EncodingProgress = Callable[[int, int], None]  # characters that are encoded, and all of them
+
 _MARK = "\ue000{}\ue001"  # private-use characters: a placeholder for a message in a rendered template
-_LONGEST_WINDOW = 64  # tokens
-_LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
+_MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL).fullmatch  # an added token that is no text
+_LONGEST_OPENING = 8  # tokens, at most, of <think> and what follows it at a prompt's end
 
 
 class Tokenizer:
@@ -58,189 +63,160 @@ class Tokenizer:
         """Return whether the model has a chat template."""
         return self._template is not None
 
-    def encode(self, text: str, special_tokens: bool) -> list[int]:
-        """Return the token ids of a text; with `special_tokens`, also those around it, such as BOS."""
-        return self._encode(text, special_tokens, self._splits_special_tokens).ids
+    def encode(self, text: str, special_tokens: bool, progress: EncodingProgress | None = None) -> list[int]:
+        """Return the token ids of a text; with `special_tokens`, also those around it, such as BOS.
 
-    def _encode(self, text: str, special_tokens: bool, splits_special_tokens: bool) -> tokenizers.Encoding:
-        self._backend.encode_special_tokens = splits_special_tokens
-        return self._backend.encode(text, add_special_tokens=special_tokens)
+        A long text is encoded piece by piece where that gives the same ids; `progress` is called after each piece.
+        """
+        return self._ids(text, special_tokens, False, progress)
+
+    def _ids(self, text: str, special_tokens: bool, is_plain: bool, progress: EncodingProgress | None) -> list[int]:
+        if len(text) <= PIECE or not self._can_cut:
+            return self._encode(text, special_tokens, is_plain).ids
+        before, after = self._around if special_tokens else ([], [])
+        ids, done = list(before), 0
+        for piece in pieces(text, PIECE):
+            ids += self._encode(piece, False, is_plain).ids
+            done += len(piece)
+            if progress is not None:
+                progress(done, len(text))
+        return ids + after
+
+    @cached_property
+    def _can_cut(self) -> bool:
+        return can_cut(self._backend)
+
+    @property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Return the special tokens before and after a text."""
+        whole = self._encode("a", special_tokens=True, is_plain=True)
+        first = whole.special_tokens_mask.index(0)
+        return whole.ids[:first], whole.ids[first + whole.special_tokens_mask.count(0) :]
+
+    def _encode(self, text: str, special_tokens: bool, is_plain: bool) -> tokenizers.Encoding:
+        """Return a text's tokens; in a plain one, control tokens that are spelt out are text."""
+        backend = self._plain_backend if is_plain else self._backend
+        backend.encode_special_tokens = is_plain or self._splits_special_tokens
+        return backend.encode(text, add_special_tokens=special_tokens)
+
+    @cached_property
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        """The backend for texts whose control tokens are plain text: all of them are special in it.
+
+        Added tokens such as <think> act on the model like special ones, but many tokenizers do not call them special,
+        and then `encode_special_tokens` does not split them. Others, such as runs of spaces, stay tokens.
+        """
+        state = json.loads(self._backend.to_str())
+        ordinary = [token for token in state["added_tokens"] if not token["special"] and _MARKUP(token["content"])]
+        if not ordinary:
+            return self._backend
+        for token in ordinary:
+            token["special"] = True
+        return type(self._backend).from_str(json.dumps(state))
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the start and end of each token in a plain text, in characters."""
-        return self._encode(text, special_tokens=False, splits_special_tokens=True).offsets
+        return self._encode(text, special_tokens=False, is_plain=True).offsets
 
-    def chat(self, user: str, system: str | None) -> list[int]:
-        """Return the token ids of one user message in the chat template, up to the answer. Raises PromptError."""
+    def chat(
+        self, user: str, system: str | None, progress: EncodingProgress | None = None, think: bool | None = None
+    ) -> list[int]:
+        """Return the token ids of one user message in the chat template, up to the answer.
+
+        `think` switches thinking on or off; None leaves it to the template. `progress` as of `encode`, for each part
+        of a prompt with control tokens anew.
+
+        Raises:
+            PromptError: the template refuses the messages, or has no switch for thinking.
+        """
+        self._check_switch(think)
         if not any(token in text for token in self._control_tokens for text in (user, system or "")):
-            return self.encode(self._rendered(user, system), special_tokens=False)  # the template wrote BOS already
+            return self.encode(self._rendered(user, system, think), False, progress)  # the template wrote BOS already
         # A document that contains control tokens as text must not act as another role: encode it apart, as plain text.
         contents = {_MARK.format("user"): user, _MARK.format("system"): system}
-        rendered = self._rendered(*(None if text is None else mark for mark, text in contents.items()))
+        rendered = self._rendered(*(None if text is None else mark for mark, text in contents.items()), think)
         ids: list[int] = []
         for part in re.split("(" + "|".join(contents) + ")", rendered):
             text = contents.get(part)
-            ids += self.encode(part, special_tokens=False) if text is None else self._encode_plainly(text)
+            is_message = text is not None
+            ids += self._ids(text if is_message else part, False, is_message, progress)
         return ids
+
+    def chat_turns(
+        self,
+        messages: Sequence[ChatMessage],
+        progress: EncodingProgress | None = None,
+        known: dict[tuple[str, bool], list[int]] | None = None,
+        think: bool | None = None,
+    ) -> list[int]:
+        """Return the token ids of messages in the chat template, up to the next answer, as `encode_conversation`.
+
+        One user message, after a system message or not, has the ids that `chat` returns; `think` is as there. `known`
+        remembers the ids of long texts for the next call, which need not encode a document again. Raises PromptError.
+        """
+        self._check_switch(think)
+        earlier = dict(known or {})
+        remembered = {} if known is None else known
+        remembered.clear()
+
+        def encode(text: str, is_plain: bool) -> list[int]:
+            key = text, is_plain
+            if key not in remembered:
+                found = earlier.get(key)
+                remembered[key] = self._ids(text, False, is_plain, progress) if found is None else found
+            return remembered[key]
+
+        return encode_conversation(messages, partial(self._template.render, think=think), encode, self._control_tokens)
+
+    def _check_switch(self, think: bool | None) -> None:
+        """Raise PromptError if thinking is to be switched on or off, and the template has no switch for it."""
+        if think is not None and not self._template.has_switch:
+            raise PromptError(
+                f"--think {'on' if think else 'off'}: this model's chat template has no switch for thinking",
+                "leave --think out",
+            )
 
     @property
     def _control_tokens(self) -> list[str]:
         return [token.content for token in self._backend.get_added_tokens_decoder().values()]
 
-    def _encode_plainly(self, text: str) -> list[int]:
-        """Return the token ids of a text in which control tokens are encoded as plain text."""
-        return self._encode(text, special_tokens=False, splits_special_tokens=True).ids
+    def thinking(self, ids: Sequence[int]) -> Thinking | Harmony | None:
+        """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks."""
+        if self._template is not None and CHANNEL in self._template.text:
+            return Harmony()
+        if self._template is None or not any(mark in self._template.text for mark in (OPENING, CLOSING)):
+            return None
+        end = self._backend.decode(list(ids[-_LONGEST_OPENING:]), skip_special_tokens=False)
+        return Thinking(is_open=end.rstrip().endswith(OPENING))
 
-    def _rendered(self, user: str, system: str | None) -> str:
+    def _rendered(self, user: str, system: str | None, think: bool | None) -> str:
         """Render the chat template. Raises PromptError if it fails or drops a message."""
         messages = [{"role": "user", "content": user}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         try:
-            text = self._template.render(messages)
+            text = self._template.render(messages, think)
         except Exception as error:  # templates raise any type
             hint = "leave --system out, or use --raw" if system is not None else "use --raw to go without the template"
             raise PromptError(f"the model's chat template refuses this prompt: {error}", hint) from error
         for message in messages:
-            if message["content"].strip() not in text and self._drops(messages, message):
+            if message["content"].strip() not in text and self._drops(messages, message, think):
                 raise PromptError(f"the model's chat template drops the {message['role']} message", "use --raw")
         return text
 
-    def _drops(self, messages: list[dict], one: dict) -> bool:
+    def _drops(self, messages: list[dict], one: dict, think: bool | None) -> bool:
         """Return whether the rendering stays the same when the content of one message changes."""
         changed = [message | {"content": "something else"} if message is one else message for message in messages]
-        return self._template.render(messages) == self._template.render(changed)
+        return self._template.render(messages, think) == self._template.render(changed, think)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, without special tokens."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
-
-class StreamDecoder:
-    """Decodes tokens one by one, in constant time a token, and emits whole characters only.
-
-    A tail that decodes to U+FFFD may be the beginning of a character. It is held back for at most as many tokens as a
-    character has bytes. Tokens are decoded together with a few earlier ones, because some tokenizers treat the first
-    word of a text differently.
-    """
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self._decode = decode
-        self._ids: list[int] = []  # the window: context tokens, then those not completely emitted
-        self._context = 0  # number of context tokens in the window
-        self._sent = 0  # characters of the window's text that have been emitted
-        self._broken = 0  # tokens at the end that do not form a whole character yet
-
-    def feed(self, token: int) -> str:
-        """Return the text that became final with this token; often "", never a part of a character."""
-        self._ids.append(token)
-        text = self._decode(self._ids)
-        if not text.endswith(_INCOMPLETE):
-            self._broken = 0
-            return self._emit(text, settled=True)
-        self._broken += 1
-        if self._broken < _LONGEST_CHARACTER:
-            return ""
-        return self._emit(text[:-1], settled=False)  # broken bytes; only the last may still grow into a character
-
-    def flush(self) -> str:
-        """Return the remaining text at the end, complete or not."""
-        return self._emit(self._decode(self._ids), settled=True) if self._ids else ""
-
-    def _emit(self, text: str, settled: bool) -> str:
-        """Return the part of the window's text that was not emitted yet, and shorten the window."""
-        piece = text[self._sent :]
-        self._sent = max(self._sent, len(text))
-        if settled and piece:
-            self._ids = self._ids[self._context :]
-        elif len(self._ids) > _LONGEST_WINDOW:  # a long run of special tokens or broken bytes
-            # UTF-8 resynchronises within one character, so both windows end in the same text, sent and unsent.
-            unsent = len(text) + (not settled) - self._sent
-            self._ids, self._context = self._ids[-_LONGEST_WINDOW // 2 :], 0
-            self._sent = len(self._decode(self._ids)) - unsent
-            return piece
-        else:
-            return piece
-        self._context = len(self._ids)
-        self._sent = len(self._decode(self._ids))
-        return piece
-
-
-class StopStrings:
-    """Searches streamed text for stop strings. The stop string that is complete first ends it and is not emitted."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._pending = ""
-
-    def feed(self, text: str) -> tuple[str, bool]:
-        """Return the text that is safe to emit, and whether a stop string was found; after that, feed no more."""
-        self._pending += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._pending.find(stop)) >= 0]
-        if found:  # the earliest end wins, then the earliest start: independent of how the text was cut into pieces
-            safe, self._pending = self._pending[: min(found)[1]], ""
-            return safe, True
-        hold = max((self._overlap(stop) for stop in self._stops), default=0)
-        cut = len(self._pending) - hold
-        safe, self._pending = self._pending[:cut], self._pending[cut:]
-        return safe, False
-
-    def _overlap(self, stop: str) -> int:
-        """Return how many characters at the end of the pending text may be the beginning of `stop`."""
-        longest = min(len(stop) - 1, len(self._pending))
-        return next((n for n in range(longest, 0, -1) if self._pending.endswith(stop[:n])), 0)
-
-    def flush(self) -> str:
-        """Return the pending text at the end; it turned out not to be a stop string."""
-        pending, self._pending = self._pending, ""
-        return pending
-
-
-def stream_text(
-    events: Generator[Event, int | None], decoder: StreamDecoder, stops: StopStrings
-) -> Generator[Event, None]:
-    """Yield the engine's events and Text events in between, up to a stop string. Always closes the engine's generator.
-
-    A run of tokens is cut after the one that completes a stop string, and the number of kept tokens is sent to the
-    engine.
-    """
-    kept = 0
-    with closing(events):
-        for event in events:
-            if isinstance(event, Finished):
-                text, met = held_text(decoder, stops)
-                yield from _text(text)
-                yield Finished("stop") if met else event
-                return
-            if not isinstance(event, Tokens):
-                yield event
-                continue
-            used, text, met = _until_stop(event.ids, decoder, stops)
-            kept += used
-            yield Tokens(event.ids[:used])
-            yield from _text(text)
-            if met:
-                yield events.send(kept)
-                return
-
-
-def _until_stop(ids: Sequence[int], decoder: StreamDecoder, stops: StopStrings) -> tuple[int, str, bool]:
-    """Return the number of tokens up to a stop string, the text that became final, and whether one was found."""
-    text = ""
-    for used, token in enumerate(ids, 1):
-        safe, met = stops.feed(decoder.feed(token))
-        text += safe
-        if met:
-            return used, text, True
-    return len(ids), text, False
-
-
-def held_text(decoder: StreamDecoder, stops: StopStrings) -> tuple[str, bool]:
-    """Return the pending text of both when no more tokens come, and whether it contained a stop string."""
-    safe, met = stops.feed(decoder.flush())
-    return (safe if met else safe + stops.flush()), met
-
-
-def _text(text: str) -> Iterator[Text]:
-    if text:
-        yield Text(text)
+    def decoder(self, marks: Sequence[str]) -> Callable[[Sequence[int]], str]:
+        """Return `decode`, but with the special tokens `marks` as they are."""
+        if not marks:
+            return self.decode
+        added = self._backend.get_added_tokens_decoder().items()
+        hidden = {token for token, each in added if each.special and each.content not in marks}
+        return lambda ids: self._backend.decode([i for i in ids if i not in hidden], skip_special_tokens=False)

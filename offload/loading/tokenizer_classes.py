@@ -13,7 +13,7 @@ from typing import Any
 
 _GENERIC = "TokenizersBackend"
 _GENERIC_NAMES = (_GENERIC, "PreTrainedTokenizer", "PythonBackend")
-_QWEN_PATTERN = (
+QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
@@ -56,7 +56,7 @@ def _llama(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 def _qwen2(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-    split = pre_tokenizers.Split(Regex(_QWEN_PATTERN), behavior="isolated", invert=False)
+    split = pre_tokenizers.Split(Regex(QWEN_PATTERN), behavior="isolated", invert=False)
     prefix = bool(config.get("add_prefix_space"))
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
     return normalizers.NFC(), pre_tokenizers.Sequence([split, bytes_]), decoders.ByteLevel()
@@ -87,17 +87,20 @@ CLASSES = {
         _gpt2, _PLAIN | _AFFIXES, {"unk_token": _END, "bos_token": _END, "eos_token": _END}
     ),
 }
+_UNTRUSTED = {  # what transformers takes, whatever checkpoints of these families name
+    "qwen2": "Qwen2Tokenizer",
+    **dict.fromkeys(("mistral", "phi3", "granite", "olmo2", "glm4"), _GENERIC),
+}
+_UNNAMED = {"qwen3": "Qwen2Tokenizer", "starcoder2": "GPT2Tokenizer", "cohere": "CohereTokenizer"}
 
 
 def class_of(family: str, named: str | None, file: Path) -> str:
     """Return the class that AutoTokenizer takes for a family, the class that a checkpoint names, and tokenizer.json."""
     name = (named or "").removesuffix("Fast")
-    if family == "qwen2":  # transformers does not trust what these checkpoints name
-        return "Qwen2Tokenizer"
-    if family == "mistral":
-        return _GENERIC
+    if family in _UNTRUSTED:
+        return _UNTRUSTED[family]
     if not name:
-        return "Qwen2Tokenizer" if family == "qwen3" else _GENERIC
+        return _UNNAMED.get(family, _GENERIC)
     if name in _GENERIC_NAMES or (name == "LlamaTokenizer" and _is_byte_level(file)):
         return _GENERIC
     return name

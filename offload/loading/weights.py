@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..decoder import Layer, Model
-from ..kernels.ops import Linear, Operations, TorchOperations
+from ..architecture.layer_spec import LayerSpec
+from ..decoder import Model
+from ..decoder_layer import Layer
+from ..experts import ExpertWeights
+from ..kernels.ops import Linear, LocalLinear, Operations, TorchOperations
 from ..kernels.quantized import QuantizedTensor
 from ..offloading import StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
+from .layer_tensors import StoredTensors, layer_sizes
 from .safetensors import Checkpoint, TensorReader
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -41,18 +46,19 @@ def load_model(
     """
     shape, do = checkpoint.shape if share is None else share.shape, operations or TorchOperations()
     with checkpoint.tensors() as read:
-        reader = _WeightReader(read, dtype, device, do, group, share)
+        reader = _WeightReader(read, dtype, device, do, group, share, checkpoint.shape)
         embedding, head = _load_ends(reader, shape)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
-        outside = _WeightReader(read, dtype, torch.device("cpu"), do, group, share)
+        outside = _WeightReader(read, dtype, torch.device("cpu"), do, group, share, checkpoint.shape)
         loaded = []
         for index in range(shape.layers):
-            loaded.append(_load_layer(reader if index < resident else outside, shape, f"model.layers.{index}."))
+            loaded.append(_load_layer(reader if index < resident else outside, shape, index))
             progress(index + 1, shape.layers)
         layers = loaded
         if resident < shape.layers:
             layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
-        return Model(shape, do, embedding, layers, reader.stacked("model.norm.weight"), head, group)
+        norm, bias = _final_norm(reader, shape)
+        return Model(shape, do, embedding, layers, norm, head, group, bias, dtype)
 
 
 def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tensor], Tensor], Linear]:
@@ -63,37 +69,71 @@ def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tens
     return reader.gathered(reader.table("model.embed_tokens")).rows, reader.gathered(reader.linear(False, "lm_head"))
 
 
+def _final_norm(reader: _WeightReader, shape: ModelShape) -> tuple[Tensor, Tensor | None]:
+    """Load weight and bias of the norm behind the last layer."""
+    bias = reader.stacked("model.norm.bias") if shape.specs[0].norm_bias else None
+    return reader.norm("model.norm.weight"), bias
+
+
 def load_layers(
     checkpoint: Checkpoint, model: Model, share: Share | None, indices: Sequence[int] | None = None
 ) -> Iterator[Layer]:
     """Yield all layers of a model, or those of some `indices`, from another checkpoint of its shape."""
     with checkpoint.tensors() as read:
-        reader = _WeightReader(read, model.dtype, model.device, model.operations, model.group, share)
+        reader = _WeightReader(read, model.dtype, model.device, model.operations, model.group, share, checkpoint.shape)
         for index in range(model.shape.layers) if indices is None else indices:
-            yield _load_layer(reader, model.shape, f"model.layers.{index}.")
+            yield _load_layer(reader, model.shape, index)
 
 
 def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Linear:
     """Return the output head of a model from another checkpoint of its shape."""
     name = "model.embed_tokens" if model.shape.tied_embeddings else "lm_head"
     with checkpoint.tensors() as read:
-        reader = _WeightReader(read, model.dtype, model.device, model.operations, model.group, share)
+        reader = _WeightReader(read, model.dtype, model.device, model.operations, model.group, share, checkpoint.shape)
         return reader.gathered(reader.linear(False, name))
 
 
-def _load_layer(reader: _WeightReader, shape: ModelShape, prefix: str) -> Layer:
+def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
     """Load the fused weights of one layer."""
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    norms = [reader.stacked(f"{attention}{x}_norm.weight") if shape.qk_norm else None for x in "qk"]
+    spec, prefix = shape.spec(index), f"model.layers.{index}."
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp"
+    has = set(layer_sizes(shape, spec))
+
+    def norm(name: str, kind: str = "weight") -> Tensor | None:
+        return reader.norm(f"{prefix}{name}.{kind}") if f"{name}.{kind}" in has else None
+
     return Layer(
-        input_norm=reader.stacked(f"{prefix}input_layernorm.weight"),
-        qkv=reader.linear(shape.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
-        q_norm=norms[0],
-        k_norm=norms[1],
-        o=reader.summed(shape.o_bias, f"{attention}o_proj"),
-        mlp_norm=reader.stacked(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=reader.linear(shape.mlp_bias, f"{mlp}gate_proj", f"{mlp}up_proj"),
-        down=reader.summed(shape.mlp_bias, f"{mlp}down_proj"),
+        input_norm=norm("input_layernorm"),
+        qkv=reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
+        q_norm=norm("self_attn.q_norm"),
+        k_norm=norm("self_attn.k_norm"),
+        o=reader.summed(spec.o_bias, f"{attention}o_proj"),
+        mlp_norm=norm("post_attention_layernorm"),
+        gate_up=None if spec.is_sparse else _gate_up(reader, spec, mlp),
+        down=None if spec.is_sparse else reader.summed(spec.mlp_bias, f"{mlp}.down_proj"),
+        experts=_load_experts(reader, shape, spec, mlp) if spec.is_sparse else None,
+        input_norm_bias=norm("input_layernorm", "bias"),
+        mlp_norm_bias=norm("post_attention_layernorm", "bias"),
+        attention_post_norm=norm("post_self_attn_layernorm"),
+        mlp_post_norm=norm("post_mlp_layernorm"),
+        sinks=reader.wide(f"{attention}sinks") if spec.has_sinks else None,
+    )
+
+
+def _gate_up(reader: _WeightReader, spec: LayerSpec, mlp: str) -> LocalLinear:
+    return reader.linear(spec.mlp_bias, *(f"{mlp}.{x}_proj" for x in ("gate", "up")[not spec.is_gated :]))
+
+
+def _load_experts(reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str) -> ExpertWeights:
+    """Load the experts of one layer, one after the other; a rank's columns of each."""
+    each = [f"{mlp}.experts.{i}" for i in range(shape.experts.count)]
+    down_bias = spec.mlp_bias and reader.group.rank == 0  # the ranks' outputs are summed
+    return ExpertWeights(
+        router=reader.linear(spec.router_bias, f"{mlp}.gate"),
+        gate_up=tuple(_gate_up(reader, spec, name) for name in each),
+        down=tuple(reader.linear(down_bias, f"{name}.down_proj") for name in each),
+        per_token=shape.experts.per_token,
+        group=reader.group,
     )
 
 
@@ -109,10 +149,11 @@ def streamed_model(
     """Yield a model for one forward pass, which reads each layer when it comes to it, so that one is in memory."""
     shape = checkpoint.shape if share is None else share.shape
     with checkpoint.tensors() as read:
-        reader = _WeightReader(read, dtype, device, operations, group, share)
+        reader = _WeightReader(read, dtype, device, operations, group, share, checkpoint.shape)
         embedding, head = _load_ends(reader, shape)
-        layers = (_load_layer(reader, shape, f"model.layers.{index}.") for index in range(shape.layers))
-        yield Model(shape, operations, embedding, layers, reader.stacked("model.norm.weight"), head, group)
+        layers = (_load_layer(reader, shape, index) for index in range(shape.layers))
+        norm, bias = _final_norm(reader, shape)
+        yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype)
 
 
 class _WeightReader:
@@ -126,26 +167,45 @@ class _WeightReader:
         operations: Operations,
         group: Group,
         share: Share | None,
+        shape: ModelShape,
     ) -> None:
         self._read = read
         self._operations = operations
         self._dtype = dtype
         self._device = device
-        self._group, self._share = group, share
+        self.group, self._share = group, share
+        self._names, self._shape = StoredTensors(shape), shape
 
     def stacked(self, *names: str) -> Tensor:
         """Return the tensors concatenated along their rows, in newly allocated memory."""
-        parts = [self._read(name, self._share and self._share.part(name)) for name in names]
+        parts = [self._tensor(name) for name in names]
         rows = sum(len(part) for part in parts)
         whole = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)
         for target, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
             target.copy_(part)
         return whole
 
-    def linear(self, bias: bool, *names: str) -> Linear:
+    def norm(self, name: str) -> Tensor:
+        """Return the weight or the bias of a norm."""
+        if not self._shape.wide_norms:
+            return self.stacked(name)
+        return self.wide(name) + self._shape.norm_offset
+
+    def wide(self, name: str) -> Tensor:
+        """Return a tensor in fp32."""
+        return self._tensor(name).to(self._device, torch.float32)
+
+    def _tensor(self, name: str) -> Tensor:
+        """Return a tensor, or this rank's part of it, in the decoder's order of rows."""
+        stored = self._names.find(name, self._share and self._share.part(name))
+        tensor = self._read(stored.name, stored.part)
+        return tensor if stored.order is None else tensor[torch.tensor(stored.order)]
+
+    def linear(self, bias: bool, *names: str) -> LocalLinear:
         """Return the named linears as one, with their rows concatenated; quantised if they can be."""
         biases = self.stacked(*(f"{name}.bias" for name in names)) if bias else None
-        parts = [self._quantized(f"{name}.weight") for name in names]
+        read = cache(self._read_quantized)  # q, k and v may be one stored tensor, which may have to be rounded
+        parts = [self._quantized(f"{name}.weight", read) for name in names]
         if any(part is not None for part in parts):
             pairs = zip(parts, names, strict=True)
             weights = [self.stacked(f"{name}.weight") if part is None else part for part, name in pairs]
@@ -154,25 +214,31 @@ class _WeightReader:
 
     def table(self, name: str) -> Table | Linear:
         """Return an embedding table."""
-        part = self._quantized(f"{name}.weight")
+        part = self._quantized(f"{name}.weight", self._read_quantized)
         return Table(self.stacked(f"{name}.weight")) if part is None else self._operations.quantized_linear([part])
 
-    def _quantized(self, name: str) -> QuantizedTensor | None:
+    def _read_quantized(self, stored: str) -> QuantizedTensor | None:
+        return self._read.quantized(stored)
+
+    def _quantized(self, name: str, read: Callable[[str], QuantizedTensor | None]) -> QuantizedTensor | None:
         """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
-        if not self._operations.serves_quantized(self._dtype) or (whole := self._read.quantized(name)) is None:
+        stored = self._names.find(name, self._share and self._share.part(name))
+        if not self._operations.serves_quantized(self._dtype) or (whole := read(stored.name)) is None:
             return None
-        rows, *columns = (self._share and self._share.part(name)) or (slice(None),)
+        rows, *columns = stored.part or (slice(None),)
         part = whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
+        if part is not None and stored.order is not None:
+            part = part.rows(torch.tensor(stored.order))
         return None if part is None else part.to(self._device)
 
     def summed(self, bias: bool, name: str) -> Linear:
         """Return a linear split by columns among the ranks; its bias is added once."""
         if self._share is None:
             return self.linear(bias, name)
-        return SummedLinear(self.linear(bias and self._group.rank == 0, name), self._group)
+        return SummedLinear(self.linear(bias and self.group.rank == 0, name), self.group)
 
     def gathered(self, table: Linear | Table) -> Linear | Table:
         """Return a table over the vocabulary, which may be split by rows among the ranks."""
         if self._share is None or not self._share.splits_vocab:
             return table
-        return GatheredLinear(table, self._group, self._share.vocab)
+        return GatheredLinear(table, self.group, self._share.vocab)

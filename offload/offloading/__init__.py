@@ -1,7 +1,7 @@
 """Tiers of memory for the full KV cache: resident on the device, streamed over the link, attended to on the host."""
 
 from .disk_link import DiskFailed, DiskLink
-from .factory import TieredStoreFactory, TierSettings
+from .factory import TieredStoreFactory, TierSettings, check_model
 from .host_memory import make_link
 from .link import LINK_COST, LinkStatistics, SimulatedLink, TransferFailed
 from .weights import StreamedLayers, WeightTier
@@ -17,5 +17,6 @@ __all__ = [
     "TieredStoreFactory",
     "TransferFailed",
     "WeightTier",
+    "check_model",
     "make_link",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 HOST_ROWS = 64  # tokens of a pass that the host of a GPU shares: for more, attention is bound by arithmetic
 _SMOOTHING = 0.8  # weight of the old average when a new time is measured
 
@@ -48,3 +50,19 @@ class Balance:
 
 def _averaged(average: float | None, new: float) -> float:
     return new if average is None else _SMOOTHING * average + (1 - _SMOOTHING) * new
+
+
+class Stopwatch:
+    """Measures the seconds from one layer's attention to the next one's."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def start(self) -> None:
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        self._since = None
+
+    def lap(self) -> float | None:
+        return None if self._since is None else time.perf_counter() - self._since

@@ -13,6 +13,8 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.footprint import page_tokens
 from ..architecture.tier_footprint import disk_buffers
+from ..config import EXACT
+from ..errors import SettingsError
 from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
@@ -22,14 +24,16 @@ from ..kv_cache.store import Store
 from ..scratch_file import ALIGNMENT, ScratchFile
 from .balance import HOST_ROWS, Balance
 from .disk_pages import DiskPages
-from .host_attention import HostAttention
+from .host_attention import HostAttention, HostThread
 from .host_memory import begin_allocation, make_link
 from .link import Link
 from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
 from .pinning import Pinning
 from .prefetch import PrefetchRing
+from .quantized_pages import QuantizedPageFormat
+from .quantized_store import QuantizedTieredStore
 from .store import TieredStore
-from .tiers import Tiers
+from .tiers import QuantizedTiers, Tiers
 
 _HOST_SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
 
@@ -69,6 +73,15 @@ class TierSettings:
         return self.buffers if self.disk is None else max(self.buffers, disk_buffers(page_bytes))
 
 
+def check_model(shape: ModelShape) -> None:
+    """Raise SettingsError for a model whose keys and values cannot be offloaded."""
+    if shape.caps_scores:
+        raise SettingsError(
+            f"the KV cache of {shape.family} cannot be offloaded: the model caps attention scores",
+            "use --offload none, and a shorter prompt if it does not fit",
+        )
+
+
 class TieredStoreFactory:
     """Makes stores for a model whose KV does not all stay on the device. They share one link.
 
@@ -76,6 +89,7 @@ class TieredStoreFactory:
         operations: the model's operations, for the resident layers.
         link: None for a simulated link of `settings.link_gb_s`, the device's own, or that to the disk.
         new_file: makes the file on disk, from the arguments of ScratchFile.
+        kv: the format of keys and values; quantised ones are on a CPU, and prompts are read chunk by chunk.
     """
 
     def __init__(
@@ -85,23 +99,35 @@ class TieredStoreFactory:
         settings: TierSettings,
         link: Link | None = None,
         new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
+        kv: str = EXACT,
     ) -> None:
-        self.settings, self._new_file = settings, new_file
+        assert kv == EXACT or device.type == "cpu", "a combination that does not run"
+        assert settings.disk is None or settings.mode == "stream", "pages on disk are streamed"
+        self.settings = settings if kv == EXACT else replace(settings, by_layers=False)
+        self._new_file, self._kv = new_file, kv
         self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
         self._operations, self._device = operations, device
         self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
 
     def reserve(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         """Begin to pin host memory for a store of such a capacity, while something else is done."""
+        shape = shape.full_attention
         if self.settings.resident_layers < shape.layers:
             size = self._pages_size(shape, capacity, self._page_format(shape, dtype))
             self._reserved = begin_allocation(size, dtype, self._device)
 
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
-        """Return an empty store for a sequence of up to `capacity` tokens."""
+        """Return an empty store for a sequence of up to `capacity` tokens: of the layers that attend to all of them.
+
+        Raises SettingsError for a model whose attention the tiers do not compute.
+        """
+        check_model(shape)
+        shape = shape.full_attention
         settings, device = self.settings, self._device
         if settings.resident_layers >= shape.layers:
-            return new_store(self._operations.kernel, shape, capacity, dtype, device)
+            return new_store(self._operations.kernel, shape, capacity, dtype, device, self._kv)
+        if self._kv != EXACT:
+            return self._new_quantized_store(shape, capacity, dtype)
         format = self._page_format(shape, dtype)
         resident_layers = settings.resident_layers
         away = shape.layers - resident_layers
@@ -114,12 +140,11 @@ class TieredStoreFactory:
             )
         with torch.inference_mode(False):
             buffers = self._device_pages((count, format.numbers), dtype).unbind()
-            share = _HOST_SHARES[settings.mode] if settings.share is None else settings.share
             tiers = Tiers(
                 format=format,
                 link=self.link,
                 ring=PrefetchRing(self.link, buffers, settings.overlap),
-                balance=Balance(share, HOST_ROWS if device.type == "cuda" else float("inf")),
+                balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
                 host=None if settings.mode == "stream" else HostAttention(format, device, settings.host_bandwidth),
                 resident=resident,
                 resident_layers=resident_layers,
@@ -131,11 +156,36 @@ class TieredStoreFactory:
             )
         return TieredStore(shape, tiers)
 
+    def _new_quantized_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> QuantizedTieredStore:
+        page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
+        format = QuantizedPageFormat(shape, page, self._kv)
+        size = self._pages_size(shape, capacity, format)
+        with torch.inference_mode(False):
+            buffers = host_memory((self.settings.buffers_for(format.numbers), format.numbers), torch.uint8).unbind()
+            tiers = QuantizedTiers(
+                format=format,
+                link=self.link,
+                ring=PrefetchRing(self.link, buffers, self.settings.overlap),
+                balance=Balance(self._share),
+                host=None if self.settings.mode == "stream" else HostThread(self._device, self.settings.host_bandwidth),
+                resident_layers=self.settings.resident_layers,
+                pages=self._pages(size, torch.uint8)[0],
+                open=host_memory((size[0], 2, format.numbers), torch.uint8),
+            )
+        return QuantizedTieredStore(self._operations.kernel, shape, capacity, dtype, tiers)
+
+    @property
+    def _share(self) -> float | None:
+        """Return the host's fraction of the pages; None balances it."""
+        return _HOST_SHARES[self.settings.mode] if self.settings.share is None else self.settings.share
+
     def _page_format(self, shape: ModelShape, dtype: torch.dtype) -> PageFormat:
         page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
         return _page_format(shape, page, dtype, self._operations, self._device)
 
-    def _pages_size(self, shape: ModelShape, capacity: int, format: PageFormat) -> tuple[int, int, int]:
+    def _pages_size(
+        self, shape: ModelShape, capacity: int, format: PageFormat | QuantizedPageFormat
+    ) -> tuple[int, int, int]:
         return shape.layers - self.settings.resident_layers, -(-capacity // format.tokens), format.numbers
 
     def _device_pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

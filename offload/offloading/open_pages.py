@@ -9,29 +9,40 @@ from torch import Tensor
 
 from .disk_pages import FileRange
 from .page import PageRun
-from .tiers import Tiers
+from .tiers import QuantizedTiers, Tiers
 
 
 class OpenPages:
-    """Two slots of every layer for the pages that a pass writes to; a page's slot is its number modulo 2.
+    """Slots of every layer for the pages that a pass writes to; a page's slot is its number modulo their number.
+
+    There are two, or as many as the pages of a pass.
 
     While a page is in its slot, its host copy is out of date.
     """
 
-    def __init__(self, tiers: Tiers) -> None:
+    def __init__(self, tiers: Tiers | QuantizedTiers) -> None:
         self._tiers = tiers
-        self._pages: list[int | None] = [None, None]  # the page in each slot
+        self._pages: list[int | None] = [None] * tiers.open.shape[1]  # the page in each slot
+
+    @property
+    def slots(self) -> int:
+        """Return how many pages can be open."""
+        return len(self._pages)
+
+    def slot(self, page: int) -> int:
+        """Return the number of a page's slot."""
+        return page % len(self._pages)
 
     def __contains__(self, page: int) -> bool:
-        return self._pages[page % 2] == page
+        return self._pages[self.slot(page)] == page
 
     def buffer(self, layer: int, page: int) -> Tensor:
         """Return the slot of a page in one layer, `[numbers]` on the device."""
-        return self._tiers.open[layer, page % 2]
+        return self._tiers.open[layer, self.slot(page)]
 
     def run(self, layer: int, pages: range) -> PageRun:
         """Return one or two consecutive pages of a layer, which are in their slots."""
-        return PageRun(self._tiers.open[layer], tuple(page % 2 for page in pages))
+        return PageRun(self._tiers.open[layer], tuple(map(self.slot, pages)))
 
     def newest(self, page: int, layers: slice = slice(None)) -> Tensor:
         """Return the newest copy of a page in some layers, `[layers, numbers]`, to be read.
@@ -39,7 +50,7 @@ class OpenPages:
         It is in its slot on the device, or else in host memory, to which a page on disk is read. Raises TransferFailed.
         """
         if page in self:
-            return self._tiers.open[layers, page % 2]
+            return self._tiers.open[layers, self.slot(page)]
         pages = self._tiers.pages
         if isinstance(pages, Tensor):
             return pages[layers, page]
@@ -54,7 +65,7 @@ class OpenPages:
         A page on disk is opened, and stays open until its slot is needed: a prompt is restored in parts of a page.
         Raises TransferFailed.
         """
-        pages, slot = self._tiers.pages, page % 2
+        pages, slot = self._tiers.pages, self.slot(page)
         if page not in self and not isinstance(pages, Tensor):
             self._close(slot)
             if not whole:
@@ -71,11 +82,11 @@ class OpenPages:
     def contains(self, pages: Tensor) -> Tensor:
         """Return which of some page numbers are in their slots, as booleans."""
         numbers = torch.tensor([-1 if page is None else page for page in self._pages])
-        return pages == numbers[pages % 2]
+        return pages == numbers[pages % len(numbers)]
 
     def open(self, page: int) -> None:
         """Assign a page to its slot, which will be written to."""
-        self._pages[page % 2] = page
+        self._pages[self.slot(page)] = page
 
     def advance(self, start: int, held: int = 0) -> None:
         """Prepare a pass from position `start` on: copy whole pages to the host, and its first page to its slot.
@@ -90,17 +101,17 @@ class OpenPages:
             if not current <= page <= last:
                 self._pages[slot] = None
         if start % tiers.format.tokens and current not in self:
-            self._copy(tiers.open[:, current % 2], tiers.pages[:, current])
+            self._copy(tiers.open[:, self.slot(current)], tiers.pages[:, current])
             self.open(current)  # also during a prefill pass, which writes to buffers of its own
 
     def flush(self) -> None:
         """Copy all open pages to the host, and empty the slots."""
-        for slot in range(2):
+        for slot in range(len(self._pages)):
             self._close(slot)
 
     def clear(self) -> None:
         """Empty the slots: host memory has the newest copies."""
-        self._pages = [None, None]
+        self._pages = [None] * len(self._pages)
 
     def _occupied(self) -> Iterator[tuple[int, int]]:
         return ((slot, page) for slot, page in enumerate(tuple(self._pages)) if page is not None)

@@ -40,6 +40,7 @@ class PageFormat(Protocol):
     tokens: int
     numbers: int
     grain: int  # tokens that can only be selected together
+    kernel: Kernel | None  # the native kernel, if it attends to them
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         """Store tokens from position `at` of the page on, and write their rotated queries to `rotated`.
@@ -100,6 +101,7 @@ class PlainPageFormat:
     """Keys and values side by side `[kv_heads, tokens, 2, head_dim]`, attended to by torch's kernels."""
 
     grain = 1
+    kernel = None
 
     def __init__(self, shape: ModelShape, tokens: int) -> None:
         self.tokens = tokens
@@ -157,13 +159,13 @@ class BlockPageFormat:
         assert tokens % BLOCK == 0, "pages are whole blocks"
         self.tokens = tokens
         self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
-        self._shape, self._kernel = shape, kernel
+        self._shape, self.kernel = shape, kernel
         self._calls = BlockCalls(shape, tokens // BLOCK)
         self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
 
     @property
     def host(self) -> NativePageFormat:
-        return NativePageFormat(self._shape, self.tokens, self._kernel)
+        return NativePageFormat(self._shape, self.tokens, self.kernel)
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         positions = torch.arange(at, at + len(k), device=page.device)
@@ -208,12 +210,12 @@ class NativePageFormat(BlockPageFormat):
     """
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
-        self._kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
+        self.kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
         count = partial_count(seen, len(q), causal)
         partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
-        self._kernel.attend(self._calls.attention(page, q, seen, causal, partials=partials))
+        self.kernel.attend(self._calls.attention(page, q, seen, causal, partials=partials))
         return partials
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
@@ -223,11 +225,11 @@ class NativePageFormat(BlockPageFormat):
         partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
         table = _block_table(pages.order, *self._size[:2])
         call = self._calls.attention(pages.memory, q, before + 1, table=table, partials=partials, parents=parents)
-        self._kernel.attend(call)
+        self.kernel.attend(call)
         result.add(slice(0, len(q)), partials)
 
     def accumulator(self, q: Tensor) -> Accumulator:
-        return KernelAccumulator(self._kernel, q, self.attend)
+        return KernelAccumulator(self.kernel, q, self.attend)
 
 
 def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Partial:

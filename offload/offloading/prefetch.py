@@ -24,6 +24,14 @@ class PrefetchItem(NamedTuple):
         return [(buffer, self.source[self.key])]
 
 
+def prefetch_order(pages: Tensor | DiskPages, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
+    """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it."""
+    for layer in range(len(pages)):
+        for _ in range(passes):
+            for page in range(num_streamed):
+                yield PrefetchItem((layer, page), pages)
+
+
 class _Slot(NamedTuple):
     buffer: Tensor
     ticket: Any

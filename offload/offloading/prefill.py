@@ -118,9 +118,9 @@ class PlainPrefill:
         self._save(-(-(start + len(q)) // self._tiers.format.tokens))
         return self._plain.append(0, start, q, k, v, rows)
 
-    def attend(self, q: Tensor, start: int) -> Tensor:
-        """Attend as in `Store`, in the layer of the last `append`."""
-        out = self._plain.attend(0, q, start)
+    def attend(self, q: Tensor, start: int, lse: Tensor | None = None) -> Tensor:
+        """Attend as in `ObservableStore`, in the layer of the last `append`."""
+        out = self._plain.attend(0, q, start, lse=lse)
         if start + len(q) == self._end:
             if self._means is not None:
                 keys, _ = self._plain.layer(0)

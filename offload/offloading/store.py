@@ -7,7 +7,6 @@ newest page of every layer, not yet whole, stays on the device. Partial results 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
@@ -17,15 +16,16 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..kernels.accumulate import Accumulator
 from ..kv_cache.block_store import copy_bytes
-from ..kv_cache.store import Store, first_moved
+from ..kv_cache.store import Store, first_moved, given
 from ..kv_cache.tree import Tree
+from .balance import Stopwatch
 from .disk_pages import DiskPages
-from .host_attention import HostResult
-from .link import LINK_COST
+from .host_attention import HostResult, add_from_host
+from .link import DISK_COST, LINK_COST
 from .mean_keys import HostMeanKeys
 from .open_pages import OpenPages
 from .page import PageRun
-from .prefetch import PrefetchItem
+from .prefetch import PrefetchItem, prefetch_order
 from .prefill import PlainPrefill, PrefillBuffers
 from .tier_reader import TierReader
 from .tiers import Tiers
@@ -34,7 +34,6 @@ from .tiers import Tiers
 class TieredStore(TierReader):
     """A `Store` (kv_cache/store.py) over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
 
-    read_cost = LINK_COST
     is_recordable = False
     copy_rows = Store.copy_rows
     mean_keys_cost = 1.0  # prefill has kept most of them
@@ -42,7 +41,7 @@ class TieredStore(TierReader):
     def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
         self.shape = shape
         self.dtype, self.device = tiers.open.dtype, tiers.open.device
-        self.tiers = tiers
+        self.tiers, self.kernel = tiers, tiers.format.kernel
         self.grain, self.span = tiers.format.grain, tiers.format.tokens
         self.open_pages = OpenPages(tiers)
         self._num_whole = 0  # whole pages before the pass, all in host memory
@@ -53,6 +52,10 @@ class TieredStore(TierReader):
         self._mean_keys: HostMeanKeys | None = None
         self._rotated = torch.empty(0, dtype=self.dtype, device=self.device)
         self._clock = Stopwatch()
+
+    @property
+    def read_cost(self) -> float:
+        return DISK_COST if isinstance(self.tiers.pages, DiskPages) else LINK_COST
 
     def near(self, capacity: int) -> Store:
         """Return an empty store on the device, as in `Store`."""
@@ -84,7 +87,7 @@ class TieredStore(TierReader):
         else:
             begun = -(-(start + held) // size) - self._num_whole
             self._prefill = PrefillBuffers(tiers, self.open_pages, self._num_whole, self._end, begun)
-        tiers.ring.expect(_prefetch_order(tiers.pages, self._num_streamed, passes))
+        tiers.ring.expect(prefetch_order(tiers.pages, self._num_streamed, passes))
 
     def _recover(self) -> None:
         """Cancel what is left of an aborted pass."""
@@ -104,7 +107,7 @@ class TieredStore(TierReader):
             self.open_pages.clear()
         self._clock.stop()
         self.tiers.ring.expect(
-            _prefetch_order(self.tiers.pages, self._num_streamed, 1)
+            prefetch_order(self.tiers.pages, self._num_streamed, 1)
         )  # the most likely order: one more pass
         self._running = False
 
@@ -204,12 +207,12 @@ class TieredStore(TierReader):
             return self._prefill.buffer(layer, page)
         return self.open_pages.buffer(layer, page)
 
-    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         tiers = self.tiers
         if layer < tiers.resident_layers:
-            return tiers.resident.attend(layer, q, start, tree)
+            return tiers.resident.attend(layer, q, start, tree, **given(lse))
         if self._plain_prefill is not None:
-            return self._plain_prefill.attend(q, start)
+            return self._plain_prefill.attend(q, start, lse)
         layer -= tiers.resident_layers
         rest = self._clock.lap()
         host = self._submit(layer, q)
@@ -218,10 +221,10 @@ class TieredStore(TierReader):
         if not result.in_order:
             self._attend_newest(layer, start, q, tree, result)  # while the host computes
         if host is not None:
-            self._add_from_host(host, len(q), rest, result)
+            add_from_host(host, len(q), rest, tiers.balance, result)
         if result.in_order:
             self._attend_newest(layer, start, q, tree, result)
-        out = result.output()
+        out = result.output(lse)
         if self._prefill is not None and start + (len(q) if tree is None else len(tree)) == self._end:
             self._prefill.store(layer)
         self._clock.start()
@@ -262,36 +265,3 @@ class TieredStore(TierReader):
     def _run_of(self, layer: int, pages: range) -> PageRun:
         """Return pages of this pass on the device."""
         return (self.open_pages if self._prefill is None else self._prefill).run(layer, pages)
-
-    def _add_from_host(self, host: Future[HostResult], rows: int, rest: float | None, result: Accumulator) -> None:
-        """Wait for host attention, note its time, and add its result."""
-        found = host.result()
-        self.tiers.balance.observe_host(rows, found.seconds / found.pages, rest)
-        for part in found.partials:
-            result.add(slice(0, rows), part)
-        if found.state is not None:
-            result.add_state(found.state)
-
-
-def _prefetch_order(pages: Tensor | DiskPages, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
-    """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it."""
-    for layer in range(len(pages)):
-        for _ in range(passes):
-            for page in range(num_streamed):
-                yield PrefetchItem((layer, page), pages)
-
-
-class Stopwatch:
-    """Measures the seconds from one layer's attention to the next one's."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def start(self) -> None:
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        self._since = None
-
-    def lap(self) -> float | None:
-        return None if self._since is None else time.perf_counter() - self._since

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from ..kv_cache.host_memory import host_memory
 from ..kv_cache.store import Store
 from .balance import Balance
 from .disk_pages import DiskPages
-from .host_attention import HostAttention
+from .host_attention import HostAttention, HostThread
 from .link import Link
 from .page import PageFormat
 from .pinning import Pinning
 from .prefetch import PrefetchRing
+from .quantized_pages import QuantizedPageFormat
 
 
 @dataclass
@@ -33,3 +36,22 @@ class Tiers:
     open: Tensor  # [layers - resident_layers, 2, numbers] on the device; see OpenPages
     pinning: Pinning | None = None  # of `pages`, which may still be under way
     prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best
+
+
+@dataclass
+class QuantizedTiers:
+    """The parts of a tiered store of quantised keys and values, whose device is a CPU."""
+
+    format: QuantizedPageFormat
+    link: Link
+    ring: PrefetchRing
+    balance: Balance
+    host: HostThread | None  # None: every page is streamed
+    resident_layers: int
+    pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
+    open: Tensor  # [layers - resident_layers, slots, numbers]; see OpenPages
+
+    def new_memory(self, size: tuple[int, ...]) -> Tensor:
+        """Return uninitialised memory for pages on the device."""
+        with torch.inference_mode(False):
+            return host_memory(size, torch.uint8)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from ..decoder import Layer
+from ..decoder_layer import Layer
+from ..errors import UnsupportedModel
 from .host_memory import allocator
 from .link import LINK_COST, Link
 from .prefetch import PrefetchItem, PrefetchRing
@@ -35,6 +36,11 @@ class StreamedLayers:
         """Copy the `streamed` layers to pinned host memory; the caller should drop its references to them."""
         self._resident = tuple(resident)
         parts = _tensors(streamed[0])
+        if any(_sizes(layer) != _sizes(streamed[0]) for layer in streamed):
+            raise UnsupportedModel(
+                "weights whose layers differ, such as in how many bits they have, cannot be streamed",
+                "use a smaller model, or one whose layers are alike",
+            )
         offsets, size = [], 0
         for tensor in parts:
             offsets.append(size)
@@ -55,7 +61,7 @@ class StreamedLayers:
     @property
     def read_cost(self) -> float:
         """Return the bytes that a pass reads; those over the link count as much more as it is slower."""
-        return sum(layer.linear_bytes for layer in self._resident) + LINK_COST * self._streamed.nbytes
+        return sum(layer.linear_bytes() for layer in self._resident) + LINK_COST * self._streamed.nbytes
 
     def __len__(self) -> int:
         return len(self._resident) + len(self._streamed)
@@ -99,6 +105,10 @@ def _tensors(layer: Layer) -> list[Tensor]:
         if part is not None:
             found += [part] if isinstance(part, Tensor) else part.tensors()
     return found
+
+
+def _sizes(layer: Layer) -> list[tuple[torch.dtype, torch.Size]]:
+    return [(tensor.dtype, tensor.shape) for tensor in _tensors(layer)]
 
 
 def _rebuilt(layer: Layer, tensors: Iterator[Tensor]) -> Layer:

@@ -26,13 +26,15 @@ class Share:
     heads: range
     kv_heads: range
     columns: range  # MLP columns
+    expert_columns: range  # columns of every expert; none without experts
     vocab: tuple[range, ...]  # vocabulary rows of every rank
 
     @property
     def shape(self) -> ModelShape:
         """Return the dimensions that this rank computes with: fewer heads and columns, but the whole vocabulary."""
         heads, kv_heads, columns = len(self.heads), len(self.kv_heads), len(self.columns)
-        return replace(self.whole, heads=heads, kv_heads=kv_heads, intermediate=columns)
+        experts = self.whole.experts and replace(self.whole.experts, width=len(self.expert_columns))
+        return replace(self.whole, heads=heads, kv_heads=kv_heads, intermediate=columns, experts=experts)
 
     @property
     def stored(self) -> ModelShape:
@@ -46,12 +48,14 @@ class Share:
     def part(self, name: str) -> Part:
         """Return the part of the tensor `name` that this rank needs."""
         *_, module, kind = name.split(".")
+        mlp = _scaled(self.expert_columns if ".experts." in name else self.columns)
         rows = {
             "q_proj": _scaled(self.heads, self.whole.head_dim),
             "k_proj": _scaled(self.kv_heads, self.whole.head_dim),
             "v_proj": _scaled(self.kv_heads, self.whole.head_dim),
-            "gate_proj": _scaled(self.columns),
-            "up_proj": _scaled(self.columns),
+            "self_attn": _scaled(self.heads),  # of its sinks
+            "gate_proj": mlp,
+            "up_proj": mlp,
             "embed_tokens": _scaled(self.vocab[self.rank]),
             "lm_head": _scaled(self.vocab[self.rank]),
         }
@@ -70,12 +74,24 @@ def split(shape: ModelShape, rank: int, size: int, vocab: bool | None = None) ->
 
     Raises SettingsError if there are more ranks than shares.
     """
+    if size > 1 and shape.joins_heads:
+        raise SettingsError(
+            "this model cannot be shared by ranks: its norms of q and k are over all heads together",
+            "use --tensor-parallel 1",
+        )
     heads, kv_heads = _heads(shape, rank, size)
-    unit = next(unit for unit in _UNITS if shape.intermediate % unit == 0 and shape.intermediate >= unit * size)
-    columns = divide(shape.intermediate // unit, size)[rank]
+    columns = _columns(shape.intermediate, rank, size)
+    expert_columns = _columns(shape.experts.width, rank, size) if shape.experts else range(0)
     sharded = shape.vocab * shape.hidden >= _MIN_HEAD_SIZE if vocab is None else vocab
     rows = divide(shape.vocab, size) if sharded else (range(shape.vocab),) * size
-    return Share(shape, rank, heads, kv_heads, range(columns.start * unit, columns.stop * unit), rows)
+    return Share(shape, rank, heads, kv_heads, columns, expert_columns, rows)
+
+
+def _columns(width: int, rank: int, size: int) -> range:
+    """Return the columns of one rank of an MLP `width` wide, which has at least as many as there are ranks."""
+    unit = next(unit for unit in _UNITS if width % unit == 0 and width >= unit * size)
+    columns = divide(width // unit, size)[rank]
+    return range(columns.start * unit, columns.stop * unit)
 
 
 def divide(count: int, parts: int) -> tuple[range, ...]:
@@ -86,7 +102,7 @@ def divide(count: int, parts: int) -> tuple[range, ...]:
 
 
 def _heads(shape: ModelShape, rank: int, size: int) -> tuple[range, range]:
-    most = min(shape.heads, shape.intermediate)
+    most = min(shape.heads, *shape.mlp_widths)
     if shape.kv_heads >= size:
         kv_heads = divide(shape.kv_heads, size)[rank]
         return range(kv_heads.start * shape.group, kv_heads.stop * shape.group), kv_heads

@@ -8,7 +8,7 @@ from ..architecture.footprint import PAGE_GRAIN
 from ..hardware.rates import READ
 from ..levels import has_middle, selected_chunk
 from .latency import Passes, attention_flops
-from .placement import PlanRequest
+from .request import PlanRequest
 from .roofline import ALL_REDUCE_S, COMPUTE, LAUNCH_S, LAUNCHES, PAGE_S, Time, overlapped
 
 PAGE_LAUNCHES = 10  # of a page in a prefill's chunk, where torch's operations attend and merge
@@ -23,7 +23,7 @@ def first_token(passes: Passes) -> Time:
     """
     request, placed = passes.request, passes.placed
     shape, hardware, tokens = request.shape, request.hardware, request.tokens
-    linear = 2 * shape.layers * shape.layer_parameters * tokens
+    linear = 2 * shape.active_layer_parameters * tokens
     causal = attention_flops(shape, tokens, tokens) / 2
     compute = (linear + causal) / hardware.gpus / hardware.flops / COMPUTE
     chunks = max(tokens / request.prefill_chunk, 1)
@@ -38,7 +38,7 @@ def first_token(passes: Passes) -> Time:
     moved = kv + weights if by_layers else kv * (1 + chunks / 2) + weights * chunks
     launches = 0.0
     if not hardware.shared:
-        read = 0 if by_layers else chunks / 2 * passes.pages * (shape.layers - placed.resident_layers)
+        read = 0 if by_layers else chunks / 2 * passes.pages * (shape.kv_layers - placed.resident_layers)
         launches = chunks * shape.layers * LAUNCHES * LAUNCH_S + read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S)
     time = overlapped(link=moved / hardware.link, compute=compute, launches=launches, **disk)
     return replace(time, seconds=time.seconds + passes.full(1)[0].seconds + first_selection(passes))
@@ -70,12 +70,12 @@ def first_selection(passes: Passes) -> float:
         return 0.0
     if hardware.shared:
         return 2 * passes.scoring()
-    offloaded = 1 - placed.resident_layers / shape.layers
-    kv = shape.kv_bytes(request.tokens, request.itemsize) / gpus
-    selected = offloaded * shape.kv_bytes(min(settings.budget, request.tokens), request.itemsize) / gpus
+    offloaded, growing = 1 - placed.resident_layers / shape.kv_layers, shape.growing
+    kv = growing.kv_bytes(request.tokens, request.itemsize) / gpus
+    selected = offloaded * growing.kv_bytes(min(settings.budget, request.tokens), request.itemsize) / gpus
     gathering = gpus * selected * 2 / (GATHER * hardware.host_bandwidth)  # read and written
     seconds = passes.scoring() + selected / hardware.link + gathering
     if placed.prefill_order == "layers":
         chunk = selected_chunk(settings, PAGE_GRAIN, tokens=request.tokens)
         return seconds + offloaded * kv / 2 / chunk / hardware.link
-    return seconds + offloaded * (kv / hardware.link + shape.layers * passes.pages * (PAGE_S + 3 * LAUNCH_S))
+    return seconds + offloaded * (kv / hardware.link + shape.kv_layers * passes.pages * (PAGE_S + 3 * LAUNCH_S))

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 
 from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.footprint import page_tokens
-from ..config import LONGEST_GAMMA
+from ..architecture.kv_formats import stored_bytes
+from ..config import EXACT, LONGEST_GAMMA
 from ..hardware.rates import READ
 from ..levels import TAIL, drafter_kind, has_draft_model, has_middle
 from ..methods import CHOSEN, LOOKUP, METHODS, STREAMING
 from ..speculation.estimators import expected_tokens
-from .placement import Placed, PlanRequest
-from .roofline import SAMPLE_S, Pass, Time, pass_time, quantized_rows
+from .lock_step import draft_rounds
+from .placement import Placed
+from .request import PlanRequest
+from .roofline import KV_RATES, SAMPLE_S, Pass, Time, pass_time, quantized_rows
 from .self_draft import best_level, bits_at, relative_costs, typical_agreements
 
 # Used until acceptance is measured. TriForce reports "above 0.9 even when the temperature is 1.0" with 4K of 122K
@@ -35,10 +38,11 @@ GAMMAS = range(1, LONGEST_GAMMA + 1)
 class Decoding:
     """A decoding method with its predicted speed.
 
-    `tbt` is the time between tokens. `host_share` is the fraction of the KV that is not resident to which the host
-    attends. gamma1 and gamma2 are the tokens drafted for a verification (0: no such level), and `gammas` is the range
-    of gamma2 worth trying. `verify_s` and `draft_s` are the seconds of one verification and of the drafting before it.
-    gamma2 counts the nodes of a tree, and `depth` is the tree's; 0 for a chain.
+    `tbt` is the time between tokens, of each sequence where several run together. `host_share` is the fraction of the
+    KV that is not resident to which the host attends. gamma1 and gamma2 are the tokens drafted for a verification (0:
+    no such level), and `gammas` is the range of gamma2 worth trying. `verify_s` and `draft_s` are the seconds of one
+    verification and of the drafting before it. gamma2 counts the nodes of a tree, and `depth` is the tree's; 0 for a
+    chain.
     """
 
     method: str
@@ -54,11 +58,14 @@ class Decoding:
 
 
 class Passes:
-    """Passes of a placed request, each timed once."""
+    """Passes of a placed request, each timed once.
+
+    A pass is over so many `rows` of each sequence; all of the request's take part in it, at the same level.
+    """
 
     def __init__(self, request: PlanRequest, placed: Placed) -> None:
         self.request, self.placed = request, placed
-        self._sample = SAMPLE_S[request.hardware.device]
+        self._sample = SAMPLE_S[request.hardware.device] * (1 if request.static_batch else request.sequences)
         page = page_tokens(request.shape.share(request.hardware.gpus), request.itemsize)
         self.pages = -(-request.tokens // page)  # of an offloaded layer
         self._full: dict[int, tuple[Time, float]] = {}
@@ -80,7 +87,7 @@ class Passes:
 
     @property
     def _streams_kv(self) -> bool:
-        return self.placed.resident_layers < self.request.shape.layers
+        return self.placed.resident_layers < self.request.shape.kv_layers
 
     def full(self, rows: int) -> tuple[Time, float]:
         """Return the time of a target pass over the full cache, and the host's share with which it is fastest."""
@@ -93,7 +100,10 @@ class Passes:
 
     def _shares(self) -> list[float]:
         placement, placed = self.request.placement, self.placed
-        if placement.offload == "stream" or placed.uses_disk or placed.resident_layers == self.request.shape.layers:
+        asked = placement.offload != "auto" or placement.host_share is not None
+        # A quantised cache is on a CPU, where the host's cores are the device's: nothing is gained beside a real link.
+        streams = placement.offload == "stream" or (self.request.kv != EXACT and not asked)
+        if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
         if placement.offload == "host":
             return [1.0]
@@ -101,24 +111,27 @@ class Passes:
 
     def _full_pass(self, rows: int, share: float) -> Pass:
         request, shape = self.request, self.request.shape
-        kv, gpus = shape.kv_bytes(request.tokens, request.itemsize), request.hardware.gpus
-        layers = shape.layers - self.placed.resident_layers
-        offloaded = kv * (layers / shape.layers)
+        count, gpus = request.sequences, request.hardware.gpus
+        kv = count * request.kv_bytes(request.tokens)
+        layers = shape.kv_layers - self.placed.resident_layers
+        windows = count * shape.window_bytes(request.tokens, request.itemsize)
+        offloaded = (kv - windows) * (layers / shape.kv_layers)
         copied = 0.0 if self.placed.uses_disk else offloaded
         hosted = share * offloaded
-        scoring = attention_flops(shape, request.tokens, rows)
+        scoring = count * attention_flops(shape, request.tokens, rows)
         base = self._linears(rows)
         return replace(
             base,
             kv=(kv - hosted) / gpus,
+            kv_rate=KV_RATES[request.kv],
             copied=base.copied + max(copied - hosted, 0) / gpus,
             disk=self.on_disk,
             hosted=hosted,
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
-            graphed=base.graphed and not offloaded,
-            pages=base.pages + (1 - share) * layers * self.pages,
-            folded_layers=layers if hosted else 0,
+            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv == EXACT),
+            pages=base.pages + (1 - share) * layers * count * self.pages,
+            folded_layers=count * layers if hosted else 0,
         )
 
     def _linears(self, rows: int) -> Pass:
@@ -129,30 +142,41 @@ class Passes:
     def retrieval(self, rows: int) -> float:
         """Return the seconds of a target pass over the retrieval cache."""
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
-        budget = min(request.speculation.budget, request.tokens)
-        kv, scoring = shape.kv_bytes(budget, request.itemsize), attention_flops(shape, budget, rows)
+        budget, count = min(request.speculation.budget, request.tokens), request.sequences
+        kind = request.speculation.retrieval_kv
+        offloaded = request.shape.layers - self.placed.resident_layers
+        if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
+            kind = request.kv
+        windows = shape.window_bytes(request.tokens, request.itemsize)
+        kv = count * (windows + stored_bytes(shape.growing, kind, budget, request.itemsize))
+        scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
         linears = self._linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
-        work = replace(linears, kv=kv / gpus, attention_flops=scoring / gpus)
+        work = replace(linears, kv=kv / gpus, kv_rate=KV_RATES[kind], attention_flops=scoring / gpus)
         return pass_time(work, request.hardware).seconds
 
     @property
     def on_disk(self) -> float:
-        """Return the bytes of KV on disk, of all tokens."""
+        """Return the bytes of KV on disk, of all tokens of all sequences."""
         request, placed = self.request, self.placed
-        share = 1 - placed.resident_layers / request.shape.layers if placed.uses_disk else 0.0
-        return share * request.shape.kv_bytes(request.tokens, request.itemsize)
+        share = 1 - placed.resident_layers / request.shape.kv_layers if placed.uses_disk else 0.0
+        return (
+            share
+            * request.sequences
+            * stored_bytes(request.shape.growing, request.kv, request.tokens, request.itemsize)
+        )
 
     def scoring(self) -> float:
         """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys.
 
-        From disk, new chunks are read page by page: at most all of it.
+        They are those of all sequences. From disk, new chunks are read page by page: at most all of it.
         """
         request, hardware = self.request, self.request.hardware
         if hardware.shared:
             return self.on_disk / hardware.disk_rate if self.on_disk else 0.0
-        resident = self.placed.resident_layers / request.shape.layers
-        keys = resident * request.shape.kv_bytes(request.tokens, request.itemsize) / 2 / hardware.gpus
+        resident = self.placed.resident_layers / request.shape.kv_layers
+        kv = request.sequences * request.shape.growing.kv_bytes(request.tokens, request.itemsize)
+        keys = resident * kv / 2 / hardware.gpus
         return keys / hardware.bandwidth / READ
 
     def draft_step(self, rows: int = 1) -> float:
@@ -161,7 +185,8 @@ class Passes:
         if request.draft is None or not has_draft_model(settings):
             return 0.0
         work = _linears(request.draft, request, rows, 1, 0)
-        work = replace(work, kv=request.draft.kv_bytes(settings.sink + settings.window, request.itemsize))
+        room = request.sequences * (settings.sink + settings.window)
+        work = replace(work, kv=request.draft.kv_bytes(room, request.itemsize))
         return pass_time(work, replace(request.hardware, gpus=1)).seconds + self._sample
 
     def decode(self, method: str) -> Decoding:
@@ -187,11 +212,27 @@ class Passes:
         time, share = self.full(gamma2 + 1)
         tokens = expected_tokens(acceptance, gamma2)
         selecting = self.scoring() * tokens / SELECTION_TOKENS if self._selects_by_score(method) else 0.0
+        token *= self._waiting(gamma1, gamma2)
         drafting, verifying = gamma2 * token + selecting, time.seconds + 2 * self._sample
         resources = {name: seconds / tokens for name, seconds in time.resources.items()}
         bound = time.bound if verifying >= drafting else "drafting"
         tbt = Time((drafting + verifying) / tokens, bound, resources | {"drafting": drafting / tokens})
         return Decoding(method, tbt, share, verifying, drafting, tokens, gamma1, gamma2)
+
+    def _waiting(self, gamma1: int, gamma2: int) -> float:
+        """Return how much longer drafting takes in lock step, where all sequences wait for the slowest draft."""
+        if not (self.request.static_batch and gamma1):
+            return 1.0
+        below = self._draft_acceptance
+        alone, slowest = (draft_rounds(below, gamma1, gamma2, count) for count in (1, self.request.sequences))
+        return slowest / alone
+
+    @property
+    def _draft_acceptance(self) -> float:
+        """Return the rate at which the level above accepts the lowest drafter's tokens."""
+        request = self.request
+        default = DRAFT_ACCEPTANCE if has_draft_model(request.speculation) else LOOKUP_ACCEPTANCE
+        return default if request.draft_acceptance is None else request.draft_acceptance
 
     def _selects_by_score(self, method: str) -> bool:
         middle = METHODS[method].middle
@@ -221,9 +262,7 @@ class Passes:
     def _proposed_token(self, method: str) -> tuple[float, int, float]:
         """Return the seconds per token drafted for the full cache, its gamma1, and the acceptance of such tokens."""
         request, settings = self.request, self.request.speculation
-        default = DRAFT_ACCEPTANCE if has_draft_model(settings) else LOOKUP_ACCEPTANCE
-        below = default if request.draft_acceptance is None else request.draft_acceptance
-        row = METHODS[method]
+        below, row = self._draft_acceptance, METHODS[method]
         if row.middle is None:
             return (0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (self.draft_step(), 0, below)
         acceptance = self._agreement * (RETRIEVAL_ACCEPTANCE if request.acceptance is None else request.acceptance)
@@ -241,34 +280,45 @@ class Passes:
 def _linears(
     shape: Dimensions, request: PlanRequest, rows: int, gpus: int, streamed: int, bits: WeightBits | None = None
 ) -> Pass:
-    """Return a pass without attention, with the weights of `streamed` layers in host memory.
+    """Return a pass over `rows` of each sequence without attention, with `streamed` layers' weights in host memory.
 
-    It is a CUDA graph on a single GPU that has all weights. `bits` are those of the weights, if not the model's own.
+    It is a CUDA graph on a single GPU that has all weights, if its kernels are those of one sequence. `bits` are those
+    of the weights, if not the model's own.
     """
     if bits is None:
         bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
     quantized = bits.is_quantized(request.itemsize) and request.hardware.device == "cuda"
+    rows *= request.sequences
     operations = 2 * shape.read_parameters * (quantized_rows(rows) if quantized else rows)
     return Pass(
         rows=rows,
         layers=shape.layers,
         row_bytes=shape.hidden * request.itemsize,
-        weights=shape.read_bytes(bits) / gpus,
+        weights=shape.read_bytes(bits, rows) / gpus,
         kv=0.0,
         copied=streamed * shape.layer_bytes(bits) / gpus,
         hosted=0.0,
         linear_flops=operations / gpus,
         attention_flops=0.0,
         hosted_flops=0.0,
-        graphed=request.hardware.gpus == 1 and not streamed,
+        graphed=_is_graphed(shape, request, streamed),
         pages=streamed,
         quantized=quantized,
+        sequences=request.sequences,
+        experts=shape.experts.distinct(rows) * shape.experts.layers if shape.experts else 0.0,
     )
+
+
+def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
+    """Return whether passes are CUDA graphs; those of experts are not, whose kernels depend on the tokens."""
+    is_fixed = not streamed and shape.experts is None
+    return request.hardware.gpus == 1 and is_fixed and (request.static_batch or request.sequences == 1)
 
 
 def attention_flops(shape: Dimensions, tokens: int, rows: int) -> float:
     """Return the floating-point operations of attention: two for q . k and two for p . v."""
-    return 4.0 * shape.layers * shape.heads * shape.head_dim * tokens * rows
+    keys = shape.kv_layers * tokens + shape.sliding_layers * min(tokens, shape.window_room)
+    return 4.0 * keys * shape.heads * shape.head_dim * rows
 
 
 def candidates(request: PlanRequest) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.footprint import (
@@ -11,6 +11,7 @@ from ..architecture.footprint import (
     dequantized_bytes,
     page_tokens,
     retrieval_bytes,
+    rope_bytes,
     selection_bytes,
 )
 from ..architecture.kv_formats import quantized_layer_bytes
@@ -36,7 +37,7 @@ CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
 # measurement stands behind it.
 GRAPH_BYTES = 12 * 2**20
 GRAPHS = 7  # of each level: passes of 1, 2, 4, ... 64 rows
-LOOKUP_BYTES = 470  # a token of the lookup index (speculation/ngram.py), measured on text and on random tokens
+LOOKUP_BYTES = 175  # a token of the lookup index (speculation/ngram.py), measured on text and on random tokens
 USABLE = 0.97  # of a memory: the rest is lost to fragmentation in the allocator
 
 
@@ -55,6 +56,10 @@ class MemoryEstimate:
     cuda: int
     copy: int  # the quantised copy of the weights that drafts
     lookup: int  # the n-gram lookup index, which lies in host memory: 0 for a GPU
+    draft_cache: int = 0  # of `draft`: the cache, which every sequence has
+    rope: int = 0  # of `activations`: the RoPE tables, likewise
+    sliding_layers: int = 0  # of `layers`: those that attend to a window, whose keys and values `windows` has
+    windows: int = 0
 
     @property
     def weights(self) -> int:
@@ -62,7 +67,7 @@ class MemoryEstimate:
 
     @property
     def kv(self) -> int:
-        return self.layers * self.layer_kv
+        return (self.layers - self.sliding_layers) * self.layer_kv + self.windows
 
     @property
     def total(self) -> int:
@@ -75,6 +80,22 @@ class MemoryEstimate:
             + self.copy
             + self.cuda
             + self.lookup
+        )
+
+    def for_sequences(self, count: int, shared: int = 0) -> MemoryEstimate:
+        """Return the estimate for `count` such sequences together, of which the first `shared` tokens are the same.
+
+        Weights, and the activations of a prefill chunk, are there once; so are the shared tokens' keys and values.
+        """
+        own = self.tokens - min(shared, self.tokens)
+        return replace(
+            self,
+            windows=count * self.windows,
+            layer_kv=self.layer_kv + (count - 1) * self.layer_kv * own // self.tokens,
+            retrieval=count * self.retrieval,
+            lookup=count * self.lookup,
+            draft=self.draft + (count - 1) * self.draft_cache,
+            activations=self.activations + (count - 1) * self.rope,
         )
 
 
@@ -113,11 +134,15 @@ def estimate(
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
     share, retrieval, selection = shape.share(gpus), 0, 0
     if has_middle(settings, tokens):
-        retrieval = retrieval_bytes(share, settings, tokens, itemsize, device, offloaded, in_place)
-        selection = selection_bytes(share, settings, tokens, device, offloaded, in_place)
+        grown = share.growing
+        retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
+        retrieval += share.ring_bytes(itemsize, tree_nodes(settings))  # a copy, with the tokens that are drafted
+        selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
         if settings.retrieval_kv != EXACT:
-            retrieval += share.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
-    prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu) if offloaded else 0
+            retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
+    prefill = 0
+    if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
+        prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu)
     dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(
         tokens=tokens,
@@ -129,8 +154,12 @@ def estimate(
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
         copy=0 if copy_bits is None or not uses_copy(settings) else copy_bytes(shape, copy_bits) // gpus,
-        cuda=0 if on_cpu else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, offloaded),
+        cuda=0 if on_cpu else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and kv == EXACT),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
+        draft_cache=_draft_cache_bytes(draft, settings, itemsize),
+        rope=rope_bytes(share, tokens, itemsize),
+        sliding_layers=shape.sliding_layers,
+        windows=shape.ring_bytes(itemsize, tree_nodes(settings)) // gpus,
     )
 
 
@@ -151,9 +180,9 @@ def _prefill_bytes(
     return hidden + means + plain_prefill_bytes(shape, tokens, min(chunk, tokens), page, itemsize)
 
 
-def _graph_bytes(settings: Speculation, tokens: int, gpus: int, offloaded: int) -> int:
-    """Return the bytes of recorded CUDA graphs: of each level without offloaded KV, on a single GPU."""
-    levels = (not offloaded) + has_middle(settings, tokens) + has_draft_model(settings)
+def _graph_bytes(settings: Speculation, tokens: int, gpus: int, full: bool) -> int:
+    """Return the bytes of recorded CUDA graphs, on a single GPU; `full`: those of the full pass too."""
+    levels = full + has_middle(settings, tokens) + has_draft_model(settings)
     return levels * GRAPHS * GRAPH_BYTES if gpus == 1 else 0
 
 
@@ -170,7 +199,12 @@ def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int,
         return 0
     room = draft_capacity(settings)
     activations = activation_bytes(draft, room, draft_chunk(settings), itemsize, copies=on_cpu)
-    return draft.parameters * itemsize + draft.kv_bytes(room, itemsize) + activations
+    return draft.parameters * itemsize + _draft_cache_bytes(draft, settings, itemsize) + activations
+
+
+def _draft_cache_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int) -> int:
+    """Return the bytes of a draft model's cache; 0 if the method uses none."""
+    return draft.kv_bytes(draft_capacity(settings), itemsize) if draft and has_draft_model(settings) else 0
 
 
 def check_fit(need: MemoryEstimate, free: int) -> None:

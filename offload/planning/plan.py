@@ -12,7 +12,8 @@ from ..levels import has_middle
 from ..units import counted, size_text
 from .first_token import first_token
 from .latency import Decoding, Passes, candidates
-from .placement import Placed, PlanRequest, Tier, place, resident_tokens
+from .placement import Placed, Tier, place, resident_tokens
+from .request import PlanRequest
 from .roofline import Time
 
 
@@ -51,7 +52,7 @@ class Plan:
     @property
     def offload(self) -> str:
         """Return how KV that is not resident is attended to: none, stream, host or hybrid."""
-        if self.placed.resident_layers == self.request.shape.layers:
+        if self.placed.resident_layers == self.request.shape.kv_layers:
             return "none"
         share = self.chosen.host_share
         return "stream" if share == 0 else "host" if share == 1 else "hybrid"
@@ -84,9 +85,10 @@ class Plan:
             for tier, name in ((self.device, self.device_name), (self.host, "host memory"), (self.disk, "disk"))
             if tier.missing
         ]
-        tokens = self.request.tokens
-        fails = "does not fit" if tokens == 1 else "do not fit"
-        return f"{counted(tokens, 'token')} {fails}: {' and '.join(short)}" if short else ""
+        tokens, sequences = self.request.tokens, self.request.sequences
+        what = counted(tokens, "token") if sequences == 1 else f"{sequences:,} sequences of {counted(tokens, 'token')}"
+        fails = "does not fit" if tokens == sequences == 1 else "do not fit"
+        return f"{what} {fails}: {' and '.join(short)}" if short else ""
 
     @property
     def device_name(self) -> str:

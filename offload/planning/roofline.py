@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..config import EXACT
 from ..hardware.rates import READ, Hardware
 
 # Quantised weights: the share of the bandwidth at which a GPU reads them. gpt-fast decodes on an A100 (its README) with
 # 4 bits in groups of 32, 5 bits a weight: Llama-2-7B at 196.8 tokens/s, Llama-2-70B at 25.25. Without LAYER_S that is
 # 4.1 GB in 3.3 ms, and 43 GB in 35 ms: 0.61 and 0.60 of 2,039 GB/s.
 QUANTIZED_READ = 0.6
+# Quantised keys and values: the share of READ at which the native kernel reads them, because it converts their codes.
+# One query token over 8,192 tokens, on two cores with AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes,
+# q4 1/1.49 for 0.28 (scripts/bench_kv.py attention). Triton's kernel is given the same; nothing was measured.
+KV_RATES = {EXACT: 1.0, "q8": 0.73, "q4": 0.42, "fp8": 0.34}
 # Prefill: cuBLAS and FlashAttention-2 on an A100 reach 60 to 75 % of the dense rate (arXiv 2307.08691, section 4).
 COMPUTE = 0.6
 # Launches and ramp-ups of the ten or so kernels of a layer in a CUDA graph. gpt-fast decodes Llama-2-7B on an A100 at
@@ -24,6 +29,11 @@ SAMPLE_S = {"cuda": 0.12e-3, "cpu": 0.3e-3}
 # An eager operation of PyTorch: its dispatch in Python and C++, and the launch. 5 to 10 us on desktop CPUs.
 LAUNCH_S = 7e-6
 LAUNCHES = 32  # of a layer without a graph: norms, linears, RoPE, attention (tests/offloading/test_gpu_launches.py)
+SEQUENCE_LAUNCHES = 15  # of them, those of each sequence's attention in a batch, with RoPE and storing its token
+EXPERT_LAUNCHES = 6  # of an expert that runs: its two products, and its part of the routing (experts.py)
+# An expert that runs on a CPU: calls of two products, and its part of the routing. Of 64 x 32 numbers, 8 for one token
+# took 45 us of CPU time each, 53 for 8 tokens 20 us.
+EXPERT_S = 30e-6
 # A page that is streamed: taken from the ring, attended to and released, in Python; about three calls of the driver for
 # its copy and its events, and one launch. An estimate: nothing was measured on a GPU.
 PAGE_S = 60e-6
@@ -49,8 +59,8 @@ class Pass:
     `weights` and `kv` are the bytes read from device memory, resident or just copied; `copied` bytes of both come over
     the link. `hosted` is the KV in bytes to which the one host attends.
 
-    `graphed` passes are launched at once, others operation by operation. `pages` are streamed, one after the other, and
-    in `folded_layers` the host attends too.
+    `graphed` passes are launched at once, others operation by operation, the attention of each of the `sequences` by
+    itself. `pages` are streamed, one after the other, and in `folded_layers` the host attends too.
     """
 
     rows: int
@@ -68,6 +78,9 @@ class Pass:
     folded_layers: int = 0
     quantized: bool = False  # the weights, on a GPU
     disk: float = 0.0  # KV in bytes that is read from disk
+    kv_rate: float = 1.0  # the share of READ at which keys and values are read: less where codes are converted
+    sequences: int = 1
+    experts: float = 0.0  # that run, of all layers together
 
 
 def pass_time(work: Pass, hardware: Hardware) -> Time:
@@ -77,12 +90,13 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     """
     reading = work.weights / hardware.bandwidth / (QUANTIZED_READ if work.quantized else READ)
     multiplying = work.linear_flops / hardware.flops / COMPUTE
-    attending = work.kv / hardware.bandwidth / READ
+    attending = work.kv / hardware.bandwidth / READ / work.kv_rate
     scoring = work.attention_flops / hardware.flops / COMPUTE
     hosted = work.hosted / hardware.host_bandwidth / READ
     host_scoring = work.hosted_flops / hardware.host_flops / COMPUTE
     folding = 0.0 if hardware.shared else work.folded_layers * FOLD_S
     latency = work.layers * LAYER_S[hardware.device] + folding + _all_reduces(work, hardware)
+    latency += work.experts * EXPERT_S if hardware.shared else 0.0
     device, host = max(attending, scoring), max(hosted, host_scoring)
     both = device + host if hardware.shared else max(device, host)  # the same cores cannot do both at once
     computing = max(reading, multiplying) + both + latency
@@ -118,7 +132,8 @@ def launching_time(work: Pass, hardware: Hardware) -> float:
     """
     if hardware.shared:
         return 0.0
-    eager = 0.0 if work.graphed else work.layers * LAUNCHES * LAUNCH_S
+    launches = work.layers * (LAUNCHES + (work.sequences - 1) * SEQUENCE_LAUNCHES) + work.experts * EXPERT_LAUNCHES
+    eager = 0.0 if work.graphed else launches * LAUNCH_S
     return eager + work.pages * PAGE_S
 
 

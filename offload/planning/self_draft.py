@@ -28,19 +28,14 @@ def copy_bits(shape: Dimensions, settings: Speculation) -> WeightBits | None:
 
 def bits_at(shape: Dimensions, level: str) -> WeightBits:
     """Return the bits of a copy's weights at a level: rows that its blocks do not fit, and the output head, are q8."""
-    heads = shape.heads * shape.head_dim
-    sizes = {  # weights of a layer, by the inputs of a row
-        "hidden": (shape.hidden, (heads + 2 * shape.kv_heads * shape.head_dim + 2 * shape.intermediate) * shape.hidden),
-        "heads": (heads, shape.hidden * heads),
-        "intermediate": (shape.intermediate, shape.hidden * shape.intermediate),
-    }
-    total = sum(count * _BITS["q8" if inputs % _BLOCKS[level] else level] for inputs, count in sizes.values())
-    return WeightBits(total / shape.layer_parameters, _BITS["q8"])
+    sizes = [(inputs, inputs * outputs) for inputs, outputs in shape.linears()]
+    total = sum(count * _BITS["q8" if inputs % _BLOCKS[level] else level] for inputs, count in sizes)
+    return WeightBits(total / sum(count for _, count in sizes), _BITS["q8"])
 
 
 def copy_bytes(shape: Dimensions, bits: WeightBits) -> int:
     """Return the bytes of a copy: of its layers and its output head. The embedding is the model's own."""
-    return shape.read_bytes(bits)
+    return shape.layers * shape.layer_bytes(bits) + int(shape.vocab * shape.hidden * bits.outer / 8)
 
 
 def expected_agreements(changed: float) -> dict[str, float]:
@@ -67,10 +62,10 @@ def relative_costs(
         budget: tokens in the retrieval cache.
         kv_cost: the time to read a byte of the full cache's KV, relative to the device's memory.
     """
-    kv = ATTENTION_COST * shape.kv_bytes(1, itemsize)
+    kv = ATTENTION_COST * shape.growing.kv_bytes(1, itemsize)
     plain = weights + kv_cost * kv * tokens
     kept = kv * min(budget, tokens)
-    return {level: (copy_bytes(shape, bits_at(shape, level)) + kept) / plain for level in QUANTIZE}
+    return {level: (shape.read_bytes(bits_at(shape, level)) + kept) / plain for level in QUANTIZE}
 
 
 def best_level(agreements: Mapping[str, float], costs: Mapping[str, float]) -> str:

@@ -11,7 +11,8 @@ from ..hardware.rates import Hardware
 from ..levels import has_draft_model, has_middle
 from ..methods import LOOKUP
 from ..units import GIB, counted
-from .placement import PlanRequest, place
+from .placement import place
+from .request import PlanRequest
 
 MAX_SUGGESTIONS = 3
 SMALLEST_BUDGET = 256  # tokens; a smaller retrieval cache drafts badly

@@ -21,7 +21,13 @@ from torch import Tensor
 from ..files import replace_file
 from .header import Header, UnusableBlock
 
-_DTYPES = {"I64": torch.int64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = {
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U8": torch.uint8,
+}
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a header
 
 

@@ -18,13 +18,15 @@ from .header import Header, UnusableBlock
 class Storage:
     """The folder of a model's prompts, and what the headers of their blocks say.
 
-    `model` and `label` are display names. `part` names the heads of this rank where a group of ranks shards them.
+    `model` and `label` are display names; `kv` is the format of keys and values. `part` names the heads of this rank
+    where a group of ranks shards them.
     """
 
     folder: PromptFolder
     group: Group
     model: str
     label: str
+    kv: str
 
     @property
     def part(self) -> str:

@@ -18,6 +18,7 @@ class Entry:
     id: str
     model: str
     label: str
+    kv: str  # the format of keys and values
     tokens: int  # of the longest prompt
     prompts: int
     size: int  # bytes
@@ -102,6 +103,7 @@ def _entry(folder: PromptFolder, group: _Document) -> Entry:
         id=last.header.key[:8],
         model=last.header.model,
         label=last.header.label,
+        kv=last.header.kv,
         tokens=(last.index + 1) * TOKENS,
         prompts=len(group.ends),
         size=sum(each.size for each in stored),

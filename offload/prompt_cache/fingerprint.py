@@ -5,26 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
+from ..architecture.layer_spec import LayerSpec
+from ..config import EXACT
 from ..files import replace_file
 
 if TYPE_CHECKING:
+    from ..architecture.config import ModelShape
     from ..decoder import Model
     from ..kernels.native import Kernel
     from ..kv_cache.full import FullCache
+    from ..kv_cache.retrieved import RetrievedCache
 
-TOKENS = 128  # per block; a shared prefix is reused in whole blocks
+TOKENS = 128  # per block; a shared prefix is reused in whole blocks, which are whole windows of quantised ones
 LEAST = 2000  # tokens; shorter prompts are not saved
 VERSION = 4  # of the file format and of the arithmetic
 _PIECE = 1 << 24  # bytes that are hashed at a time
 # Fields of the shape that do not change the KV. RoPE is hashed by its angles, not by its settings.
-_IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "dual_chunk")
+_IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "dual_chunk", "logit_scale")
+_SPEC_FACTS = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # of a spec; hashed as they were before there were others
 
 
 def weights_digest(files: Sequence[Path], notes: Path) -> str:
@@ -66,30 +71,52 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def fingerprint(model: Model, full: FullCache, chunk: int, weights: str) -> str:
-    """Return a hash of all but the tokens: weights, shape, RoPE, dtype, kernel or torch version, and file format.
+def fingerprint(model: Model, cache: FullCache | RetrievedCache, chunk: int, weights: str) -> str:
+    """Return a hash of all but the tokens: weights, shape, RoPE, dtype, kernel or torch version, and formats.
+
+    The formats are those of files and of keys and values. Where tokens attend to a selection, its sizes are among them.
 
     The kernel is part of it because kernels round differently, and torch also rounds differently for other page and
     chunk sizes: the prompt cache must not change the output.
     """
-    names = {field.name for field in fields(model.shape)}.difference(_IGNORED)
-    shape = sorted((name, getattr(model.shape, name)) for name in names)
+    from ..kv_cache.retrieved import RetrievedCache  # it needs torch
+
+    shape = _shape_facts(model.shape)
     kernel = model.operations.kernel
     backend = ("torch", _version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, _version("triforce"))
-    sizes = (_page_tokens(full, kernel), 0 if rounds_by_row(model) else chunk)
+    if kernel is not None and not model.shape.is_native:  # torch computes what the kernel has not
+        backend += ("torch", _version("torch"))
+    selects = isinstance(cache, RetrievedCache)
+    chunk = cache.passes if selects else chunk
+    sizes = (_page_tokens(cache, kernel), 0 if rounds_by_row(model) else chunk)
     device = (str(model.dtype), model.device.type, model.group.size)
-    facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes))
-    return hashlib.sha256(facts.encode() + full.rope.identity()).hexdigest()
+    format = () if model.kv == EXACT else (model.kv,)
+    format += cache.identity if selects else ()
+    facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes, *format))
+    return hashlib.sha256(facts.encode() + cache.rope.identity()).hexdigest()
 
 
-def _page_tokens(full: FullCache, kernel: Kernel | None) -> int:
+def _shape_facts(shape: ModelShape) -> list[tuple[str, object]]:
+    """Return names and values of all fields that change the KV; of a spec those that are not as in Llama's layers."""
+    usual = {field.name: field.default for field in fields(shape) if field.default is not MISSING}
+    names = {field.name for field in fields(shape)}.difference((*_IGNORED, "specs"))
+    facts = {name: getattr(shape, name) for name in names}
+    spec = shape.specs[0]
+    facts = {name: value for name, value in facts.items() if name not in usual or value != usual[name]}
+    facts |= {name: getattr(spec, name) for name in _SPEC_FACTS} | {"qk_norm": bool(spec.qk_norm)}
+    if shape.specs != (LayerSpec(**{name: getattr(spec, name) for name in _SPEC_FACTS}),):
+        facts["specs"] = shape.specs
+    return sorted(facts.items())
+
+
+def _page_tokens(cache: FullCache | RetrievedCache, kernel: Kernel | None) -> int:
     """Return the cache's page size in tokens where it changes rounding, else 0.
 
     It does not for the native kernel on pages of whole PIECEs.
     """
     from ..kernels.native.library import PIECE
 
-    span = full.store.span
+    span = cache.store.span
     return 0 if kernel is not None and span % PIECE == 0 else span
 
 

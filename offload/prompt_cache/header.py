@@ -7,6 +7,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from ..config import EXACT
+
 _LATEST = 32503680000.0  # the year 3000, in seconds
 
 
@@ -25,6 +27,7 @@ class Header:
     label: str  # display name of the prompt
     created: float
     prefill_s: float
+    kv: str = EXACT  # the format of keys and values; files from before there were others do not name it
 
     def texts(self) -> dict[str, str]:
         """Return safetensors metadata, with bytes that are not UTF-8 (as in file names) replaced."""
@@ -37,6 +40,7 @@ class Header:
             numbers = {name: float(texts[name]) for name in ("created", "prefill_s")}
             if not all(0 <= number < _LATEST for number in numbers.values()):
                 raise ValueError("a time out of range")
+            texts = {"kv": EXACT} | texts
             return cls(**{field.name: texts[field.name] for field in fields(cls)} | numbers)
         except (KeyError, ValueError) as error:
             raise UnusableBlock(f"its header is wrong: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from copy import copy
 
 from ..events import Prefilled, Restored
 from ..parallel import ALONE, Group
@@ -13,7 +14,7 @@ from .chain import Prompt, Storage
 from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all
 from .folder import PromptFolder
 from .restore import Restoration
-from .reusable import ReusablePrefix
+from .reusable import reusable_prefix
 from .writer import BlockWriter
 
 
@@ -35,15 +36,23 @@ class PromptCache:
         self.label = ""
 
     def bind(self, runner: Runner) -> SequencePrompts:
-        """Return the prompt cache for the sequences of one runner, which runs on a FullCache."""
+        """Return the prompt cache for the sequences of one runner, which runs on a FullCache or a RetrievedCache."""
         own = fingerprint(runner.model, runner.cache, runner.chunk, self.weights)
         names = self.group.collect(own)  # each rank's KV depends on the sums over all ranks
         return SequencePrompts(self, own if len(names) == 1 else name_of_all(names), runner)
 
-    @property
-    def storage(self) -> Storage:
-        """Return where the next prompt is stored."""
-        return Storage(self.folder, self.group, self.model, self.label)
+    def scoped(self, scope: str) -> PromptCache:
+        """Return a cache in the same folder that shares no blocks with other scopes, the one without a name included.
+
+        The scope is part of the fingerprint, so its blocks have a folder of their own, under a hash of it.
+        """
+        scoped = copy(self)
+        scoped.weights = f"{self.weights} scope {scope}"
+        return scoped
+
+    def storage(self, kv: str) -> Storage:
+        """Return where the next prompt is stored, with keys and values in format `kv`."""
+        return Storage(self.folder, self.group, self.model, self.label, kv)
 
 
 class SequencePrompts:
@@ -53,7 +62,7 @@ class SequencePrompts:
         self, cache: PromptCache, fingerprint: str, runner: Runner, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._cache, self.fingerprint = cache, fingerprint
-        self._runner, self._reusable = runner, ReusablePrefix(runner)
+        self._runner, self._reusable = runner, reusable_prefix(runner)
         self._clock = clock
 
     def prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
@@ -74,7 +83,7 @@ class SequencePrompts:
             reusable.mark()
 
     def _prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
-        prompt = Prompt(self._cache.storage, self.fingerprint, sequence.tokens)
+        prompt = Prompt(self._cache.storage(self._runner.model.kv), self.fingerprint, sequence.tokens)
         writer = BlockWriter(prompt, self._runner)
 
         def compute(end: int) -> Generator[Prefilled]:

@@ -16,7 +16,7 @@ from .chain import Prompt
 from .fingerprint import TOKENS
 from .header import Header, UnusableBlock
 from .reader import BlockReader
-from .reusable import ReusablePrefix
+from .reusable import Reusable
 
 TRIAL = 1.0  # seconds of reading before it is compared with computing
 
@@ -34,7 +34,7 @@ class Restoration:
         self,
         prompt: Prompt,
         runner: Runner,
-        reusable: ReusablePrefix,
+        reusable: Reusable,
         compute: Callable[[int], Generator[Prefilled]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

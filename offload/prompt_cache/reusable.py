@@ -1,18 +1,65 @@
 """The cached tokens whose KV has the same bits as in a fresh prefill. Only those may be saved.
 
 With the native kernel these are all cached tokens. With torch, rounding depends on the chunk in which a token is run,
-so a token qualifies only if everything before it was run in whole chunks.
+so a token qualifies only if everything before it was run in whole chunks. Where tokens attend to a selection that those
+of a pass share, the cache knows which passes are those of a fresh prefill.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
+from ..kv_cache.retrieved import RetrievedCache
 from ..speculation.runner import Runner
 from .fingerprint import TOKENS, rounds_by_row
 
 
-class ReusablePrefix:
+class Reusable(Protocol):
+    """Tracks how many leading tokens (`length`) of a runner's cache have the bits of a fresh prefill."""
+
+    length: int
+
+    @property
+    def blocks(self) -> int:
+        """Return how many blocks are restored together, so that the rest of the prefill begins at a pass's border."""
+        ...
+
+    def update(self) -> None:
+        """Exclude tokens that were rolled back since the last `mark`."""
+
+    def plan(self, tokens: int) -> None:
+        """Set `length` to what it will be after the prefill of a prompt of `tokens` tokens."""
+
+    def mark(self) -> None:
+        """Remember the state after a prefill, whole or interrupted, for the next `update`."""
+
+
+def reusable_prefix(runner: Runner) -> Reusable:
+    """Return what tracks the reusable tokens of a runner's cache."""
+    return WholePasses(runner) if isinstance(runner.cache, RetrievedCache) else ReusablePrefix(runner)
+
+
+class WholePasses(Reusable):
+    """`Reusable` of a RetrievedCache: the prompt's passes of a fixed number of tokens, as its runner begins at one."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.length = 0
+
+    @property
+    def blocks(self) -> int:
+        return math.lcm(self._runner.cache.passes, TOKENS) // TOKENS
+
+    def update(self) -> None:
+        self.length = self._runner.cache.restartable(self._runner.num_cached)
+
+    def plan(self, tokens: int) -> None:
+        passes = self._runner.cache.passes
+        self.length = tokens // passes * passes
+
+
+class ReusablePrefix(Reusable):
     """Tracks how many leading tokens (`length`) of a runner's FullCache have the bits of a fresh prefill."""
 
     def __init__(self, runner: Runner) -> None:
@@ -32,6 +79,8 @@ class ReusablePrefix:
         self.length = (
             self._runner.num_cached if self._chunk == 1 else min(self.length, unchanged, self._runner.num_cached)
         )
+        if not cache.continues(self.length // TOKENS * TOKENS):
+            self.length = 0
 
     def plan(self, tokens: int) -> None:
         """Set `length` to what it will be after the prefill of a prompt of `tokens` tokens."""

@@ -63,12 +63,16 @@ class BlockWriter:
 
     def _submit(self, index: int, seconds: float) -> None:
         prompt, start = self._prompt, index * TOKENS
+        if not self._runner.cache.holds(start):  # windows have gone on; the blocks behind would not be restored
+            self._stop("the first tokens have left the windows; hint: --prefill-chunk 512")
+            return
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "triforce-prompts")
-        kv = self._runner.cache.store.dump(start, start + TOKENS)
+        kv = self._runner.cache.dump(start, start + TOKENS)
         parent = prompt.keys[index - 1] if index else ""
         storage = prompt.storage
-        header = Header(prompt.keys[index], parent, storage.part, storage.model, storage.label, self._now, seconds)
+        names = storage.part, storage.model, storage.label
+        header = Header(prompt.keys[index], parent, *names, self._now, seconds, storage.kv)
         while len(self._pending) >= _MAX_PENDING:
             self._settle()
         if not self._stopped:

@@ -179,12 +179,14 @@ class AdaptiveScheduler:
         """Return whether a one-off cost pays back at `each` expected seconds a token, compared with the recent tokens.
 
         The comparison is also with `usual` seconds a token, which other candidates promise without such a cost. If the
-        acceptance rate is lower than believed, it must be a small loss.
+        acceptance rate is lower than believed, it must be a small loss. In the first cycles it waits for what drafts
+        without a cost bring, unless plain steps meanwhile take longer.
         """
         tokens = self._pays_back_over(candidate)
         if self._recent[1]:
             usual = min(usual, self._recent[0] / self._recent[1])
-            if self._cycle < _LISTEN:
+            waits = _LISTEN - self._cycle
+            if waits > 0 and candidate.setup_s > waits * (self._steps.of(1) - each):
                 return False
         high, low = (_LEARNING * max(usual - seconds, 0.0) for seconds in (each, candidate.low_s))
         return candidate.setup_s <= tokens * min(high, low + _SETUP_SHARE * usual)

@@ -5,17 +5,18 @@ A new cache that evicts tokens is one file in kv_cache, and a row here.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..config import Speculation
 from ..decoder import Model
+from ..events import Prefilled
 from ..kv_cache.evicting import EvictingCache
 from ..kv_cache.factory import new_store
 from ..kv_cache.h2o import H2OCache
-from ..kv_cache.retrieved import REBUILD_EVERY, RetrievedCache
+from ..kv_cache.retrieved import REBUILD_EVERY, ROOM, RetrievedCache
 from ..kv_cache.sink import SinkCache
 from ..levels import forgetting_capacity, selected_chunk
 from ..methods import H2O, RETRIEVAL, STREAMING_LLM
@@ -30,6 +31,11 @@ class ApproximateRunner(Runner):
 
     def __init__(self, model: Model, cache: EvictingCache | RetrievedCache, chunk: int) -> None:
         super().__init__(model, cache, chunk)
+
+    def prefill(self, sequence: TokenSequence, end: int | None = None) -> Generator[Prefilled]:
+        end = len(sequence) if end is None else end
+        self.truncate(self.cache.restartable(min(self._matching_prefix(sequence), end - 1)))
+        yield from super().prefill(sequence, end)
 
     def _run(self, ids: Sequence[int]) -> Tensor:
         rows, start = [], 0
@@ -58,6 +64,7 @@ def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk
     """Return a runner on the cache that the settings ask for, of a sequence of up to `capacity` tokens."""
     sizes = settings.sink, settings.window, settings.budget
     if settings.approximate == RETRIEVAL:
+        chunk = max(chunk // ROOM, 1) * ROOM  # passes end there
         full = model.new_cache(capacity)
         chunk_size = selected_chunk(settings, full.store.grain, tokens=capacity)
         cache = RetrievedCache(full, *sizes, chunk_size, settings.rebuild_every or REBUILD_EVERY)

@@ -38,6 +38,18 @@ class DraftRunner(Runner):
         self._skip(sequence)
         return super().rows(sequence, draft)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits as a runner does, with -inf for the tokens that the target does not have.
+
+        So what is drawn and the distribution that the verification sees are of the other tokens alone.
+        """
+        logits, barred = super().logits(hidden), self.model.barred
+        return logits if barred is None else logits.index_fill(1, barred, float("-inf"))
+
+    @property
+    def attended(self) -> int:
+        return min(self._sink + self.cache.window, self.cache.length)
+
     def _skip(self, sequence: TokenSequence) -> None:
         """If the cache is far behind, run what is missing of the sink, and drop all tokens before the last windows."""
         first = len(sequence) - self._tail

@@ -60,7 +60,7 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """A draft model that decodes plainly on a small cache. Only padding may make its vocabulary differ."""
+    """A draft model that decodes plainly on a small cache. Its runner bars tokens that the target does not have."""
 
     name = "draft"
     relative_cost = 0.2
@@ -94,7 +94,7 @@ class ModelDrafter:
         rows: list[Tensor] = []
         hidden = self._runner.rows(sequence)
         while True:
-            rows.append(sampler.distribution(self._padded(self._runner.model.logits(hidden)), before))
+            rows.append(sampler.distribution(self._padded(self._runner.logits(hidden)), before))
             drawn.append(sampler.draw(rows[-1][0], len(sequence) + len(drawn)))
             if len(drawn) == limit:
                 break

@@ -40,6 +40,7 @@ from .level import Level, speculate
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
+from .steps import Executor
 from .verifier import ModelVerifier
 
 SELECTORS = {RETRIEVAL: RetrievalSelector, STREAMING: RecencySelector, H2O: HeavyHitterSelector}
@@ -63,8 +64,9 @@ class Hierarchy:
 def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
     """Return an empty StreamingLLM cache for a draft model."""
     chunk = draft_chunk(settings)
-    rope = model.rope(settings.sink + settings.window + chunk)
-    return StreamingCache(model.shape, rope, settings.sink, settings.window, chunk, model.dtype, model.device)
+    length = settings.sink + settings.window + chunk
+    sizes = settings.sink, settings.window, chunk, model.dtype, model.device
+    return StreamingCache(model.shape, model.rope(length), *sizes, model.sliding_rope(length))
 
 
 def selected_cache(full: FullCache, settings: Speculation, middle: str | None = None) -> SelectedCache:
@@ -98,10 +100,11 @@ def needs_no_copy(full: FullCache) -> bool:
 
 def _selected_class(store: Store) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
-    if isinstance(store, BlockStore | QuantizedStore):
+    if isinstance(store, BlockStore | QuantizedStore) and not store.span:  # not over tiers
         return TableCache
-    in_place = isinstance(store, PlainStore) and triton.serves(store.layer(0)[0][:1])
-    return ChunkTableCache if in_place else CopiedCache
+    if not isinstance(store, PlainStore) or store.shape.caps_scores or store.shape.has_sinks:
+        return CopiedCache
+    return ChunkTableCache if triton.serves(store.layer(0)[0][:1]) else CopiedCache
 
 
 @dataclass
@@ -116,6 +119,12 @@ class Runners:
     draft: DraftRunner | None
     lookup: LookupDrafter
     alternative: SelectedRunner | None = None
+
+    def use(self, executor: Executor) -> None:
+        """Let `executor` run all passes from now on."""
+        for runner in (self.full, self.middle, self.draft, self.alternative):
+            if runner is not None:
+                runner.executor = executor
 
 
 def build(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from array import array
 from collections.abc import Hashable, Sequence
 
 from ..sequence import TokenSequence, Watermarks
 from .draft import NOTHING, Draft, DraftedTree
 from .tree import ROOT
 
+_NONE = -1  # no token, or no state
 _SHARES = (0.8, 0.2, 0.1, 0.05)  # of the chance of a suffix: of the tokens that followed it, by rank
 
 
@@ -19,33 +21,51 @@ class SuffixIndex:
     Appending a token takes amortised constant time (Blumer et al., The smallest automaton recognizing the subwords of
     a text, 1985). A state represents all substrings that end at the same positions. Its link is the state of their
     longest suffix that occurs at more positions.
+
+    Most states have one transition, so the first one is in lists, and only the others are in dictionaries.
     """
 
     def __init__(self) -> None:
         self.size = 0  # tokens
-        self._next: list[dict[int, int]] = [{}]
+        # Lists of numbers that exist anyway, tokens and states, are as small as arrays, and faster.
+        self._token, self._target = [_NONE], [_NONE]  # of each state's first transition
+        self._more: dict[int, dict[int, int]] = {}  # the other transitions of a state: the target of each token
         self._link = [-1]
-        self._length = [0]  # of a state's longest substring
-        self._end = [-1]  # the last token of one of its occurrences
+        self._length = array("i", [0])  # of a state's longest substring
+        self._end = array("i", [-1])  # the last token of one of its occurrences
         self._last = 0  # the state of the whole text
         self._match = (0, 0)  # state and length of the longest suffix that had occurred before
         self._match_end = -1
 
     def append(self, token: int) -> None:
         """Append a token to the text."""
-        new = self._new_state(self._length[self._last] + 1, {}, 0, self.size)
-        state = self._last
-        while state >= 0 and token not in self._next[state]:
-            self._next[state][token] = new
-            state = self._link[state]
+        tokens, targets, more, link, length = self._token, self._target, self._more, self._link, self._length
+        state, target = self._last, -1
+        new = self._new_state(length[state] + 1, 0, self.size)
+        while state >= 0:  # from the whole text to ever shorter suffixes, up to one that the token has followed before
+            first = tokens[state]
+            if first == token:
+                target = targets[state]
+                break
+            if first == _NONE:
+                tokens[state], targets[state] = token, new
+            elif (others := more.get(state)) is None:
+                more[state] = {token: new}
+            elif token in others:
+                target = others[token]
+                break
+            else:
+                others[token] = new
+            state = link[state]
+        match = 0
         if state >= 0:
-            self._link[new] = self._split(state, token)
+            match = target if length[target] == length[state] + 1 else self._split(state, token, target)
+            link[new] = match
         self._last = new
-        self.size += 1
         # Of the earlier occurrences the latest known one: recent text is the best predictor.
-        match = self._link[new]
-        self._match, self._match_end = (match, self._length[match]), self._end[match]
-        self._end[match] = self.size - 1
+        self._match, self._match_end = (match, length[match]), self._end[match]
+        self._end[match] = self.size
+        self.size += 1
 
     @property
     def num_states(self) -> int:
@@ -55,28 +75,52 @@ class SuffixIndex:
     @property
     def num_transitions(self) -> int:
         """The number of transitions between states; at most three times the number of tokens."""
-        return sum(map(len, self._next))
+        return sum(token != _NONE for token in self._token) + sum(map(len, self._more.values()))
 
-    def _new_state(self, length: int, following: dict[int, int], link: int, end: int) -> int:
+    def _new_state(self, length: int, link: int, end: int) -> int:
+        new = len(self._length)
+        self._token.append(_NONE)
+        self._target.append(_NONE)
         self._length.append(length)
-        self._next.append(following)
         self._link.append(link)
         self._end.append(end)
-        return len(self._length) - 1
+        return new
 
-    def _split(self, state: int, token: int) -> int:
-        """Return the state of `state`'s longest substring followed by `token`, split from longer ones if needed."""
-        target = self._next[state][token]
-        if self._length[target] == self._length[state] + 1:
-            return target
-        split = self._new_state(
-            self._length[state] + 1, dict(self._next[target]), self._link[target], self._end[target]
-        )
-        while state >= 0 and self._next[state].get(token) == target:
-            self._next[state][token] = split
-            state = self._link[state]
-        self._link[target] = split
+    def _split(self, state: int, token: int, target: int) -> int:
+        """Split from `target`, to which `token` leads, a state whose longest substring is `state`'s and the token."""
+        tokens, targets, more, link = self._token, self._target, self._more, self._link
+        split = self._new_state(self._length[state] + 1, link[target], self._end[target])
+        tokens[split], targets[split] = tokens[target], targets[target]
+        if target in more:
+            more[split] = more[target].copy()
+        while state >= 0:
+            if tokens[state] == token:
+                if targets[state] != target:
+                    break
+                targets[state] = split
+            elif (others := more[state])[token] == target:  # a suffix of what the token follows: it follows that too
+                others[token] = split
+            else:
+                break
+            state = link[state]
+        link[target] = split
         return split
+
+    def _after(self, state: int, token: int) -> int:
+        """Return the state that a token leads to, -1 if there is none."""
+        if self._token[state] == token:
+            return self._target[state]
+        others = self._more.get(state)
+        return -1 if others is None else others.get(token, -1)
+
+    def following(self, state: int) -> dict[int, int]:
+        """Return the states that tokens lead to from a state, by token."""
+        first = self._token[state]
+        return {} if first == _NONE else {first: self._target[state]} | self._more.get(state, {})
+
+    def suffix_of(self, state: int) -> int:
+        """Return the state of the longest suffix that occurs at more positions; -1 for that of no tokens."""
+        return self._link[state]
 
     def match(self, tail: Sequence[int] = ()) -> tuple[int, int]:
         """Return the length of the longest suffix of text + `tail` that occurs earlier in the text, and the position of
@@ -91,14 +135,10 @@ class SuffixIndex:
         """Return the state of the suffix that `match` finds, and its length."""
         state, length = self._match
         for token in tail:
-            while state > 0 and token not in self._next[state]:
+            while (after := self._after(state, token)) < 0 and state > 0:
                 state = self._link[state]
                 length = self._length[state]
-            if token in self._next[state]:
-                state = self._next[state][token]
-                length += 1
-            else:
-                length = 0
+            state, length = (0, 0) if after < 0 else (after, length + 1)
         return state, length
 
     def continuations(
@@ -131,7 +171,7 @@ class SuffixIndex:
         """Return tokens that followed a suffix, the best ones first: token, state and length of the suffix with it."""
         found: dict[int, tuple[int, int, int]] = {}
         while length >= shortest and state > 0 and len(found) < len(_SHARES):
-            after = self._next[state]
+            after = self.following(state)
             latest = heapq.nlargest(len(_SHARES), after, key=lambda token: self._end[after[token]])
             for token in latest:
                 found.setdefault(token, (token, after[token], length + 1))

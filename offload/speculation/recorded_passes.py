@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ..decoder import Model
-from ..kernels.native.recording import PassInputs, Recording
+from ..kernels.native.recording import PassInputs, RecordedLayers, SequenceCalls
 from ..kv_cache.full import KVCache, RecordableCache
 from ..kv_cache.tree import Tree
 from ..levels import KEPT_QUERIES
 
-_MOST_ROWS = 256  # of a cache's recordings together: a row of a model with 8 billion weights has buffers of 130 KB
+_MOST_KEYS = 8  # recordings of a cache: it is plain, or has a tree, whose queries are kept at some place
 
 
 def recorded_passes(model: Model, cache: KVCache) -> RecordedPasses | None:
@@ -24,18 +24,66 @@ def recorded_passes(model: Model, cache: KVCache) -> RecordedPasses | None:
     return RecordedPasses(model, cache) if is_recordable else None
 
 
-class _Recorded(NamedTuple):
-    calls: Recording
-    rows: Tensor  # [tokens, hidden], of the embedding
-    hidden: Tensor  # [tokens, hidden], the result; may be the same memory
+class PassRecorder:
+    """Runs a model's passes over one or more caches, of up to `rows` rows together, from recordings.
+
+    The layers are recorded once, each cache once for each key that its `begin_recorded` returns.
+    """
+
+    def __init__(self, model: Model, rows: int) -> None:
+        self.rows = rows
+        self._model = model
+        self._rows = torch.empty((rows, model.shape.hidden), dtype=model.dtype)
+        self._attended: list[tuple[Tensor, ...]] = []  # for each layer q, k, v and the result, of all rows
+        with model.operations.record() as self._recording:
+            self._hidden = model.through_layers(self._rows, self)
+        self._layers = RecordedLayers(self._recording)
+        self._recorded: WeakKeyDictionary[RecordableCache, OrderedDict[Hashable, SequenceCalls]] = WeakKeyDictionary()
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Note where a layer's queries, keys and values are, and where its attention is to be, while it is recorded."""
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._attended.append((q, k, v, out))
+        self._recording.add_layer(layer)
+        return out
+
+    @torch.inference_mode()
+    def run(self, ids: Tensor, begun: Sequence[tuple[RecordableCache, Hashable, PassInputs]]) -> Tensor:
+        """Run a pass of `ids` `[tokens]`, those of each sequence together; return hidden rows `[tokens, hidden]`.
+
+        `begun` are for each sequence its cache, and what `begin_recorded` has returned.
+        """
+        sequences = [(self._find(cache, key, len(inputs.rows[0])), inputs) for cache, key, inputs in begun]
+        self._rows[: len(ids)].copy_(self._model.embed(ids))
+        self._layers.run(self._model.operations.kernel, sequences)
+        return self._hidden[: len(ids)].clone()  # the next pass writes to the same memory
+
+    def _find(self, cache: RecordableCache, key: Hashable, tokens: int) -> SequenceCalls:
+        recorded = self._recorded.setdefault(cache, OrderedDict())
+        if key not in recorded:
+            recorded[key] = self._record(cache, tokens)
+            if len(recorded) > _MOST_KEYS:
+                recorded.popitem(last=False)
+        recorded.move_to_end(key)
+        return recorded[key]
+
+    def _record(self, cache: RecordableCache, tokens: int) -> SequenceCalls:
+        """Record, without running it, what a cache does in a pass of `tokens` tokens, which it has begun."""
+        operations, layers = self._model.operations, []
+        for layer, (*rows, out) in enumerate(self._attended):
+            with operations.record() as recording:
+                attended = cache.attend(layer, *(x[:tokens] for x in rows))
+                operations.kernel.copy(attended, out[:tokens], joins=True)
+            layers.append(recording)
+        return SequenceCalls(layers)
 
 
 class RecordedPasses:
-    """Runs a model's passes over one cache from recordings, one for each number of rows."""
+    """Runs a model's passes over one cache from recordings."""
 
     def __init__(self, model: Model, cache: RecordableCache) -> None:
         self._model, self._cache = model, cache
-        self._recorded: OrderedDict[tuple[int, Hashable], _Recorded] = OrderedDict()
+        self._recorder: PassRecorder | None = None
 
     def serves(self, tokens: int) -> bool:
         """Return whether a pass of so many tokens is recorded; longer ones gain little."""
@@ -47,33 +95,19 @@ class RecordedPasses:
     @torch.inference_mode()
     def forward(self, ids: Tensor) -> Tensor:
         """Run `Model.forward` over the cache."""
-        hidden = self._run(ids, *self._cache.begin_recorded(len(ids)))
+        hidden = self._run(ids)
         self._cache.commit()
         return hidden
 
     @torch.inference_mode()
     def forward_tree(self, ids: Tensor, tree: Tree) -> Tensor:
         """Run `Model.forward_tree` over the cache."""
-        hidden = self._run(ids, *self._cache.begin_recorded(len(ids), tree))
+        hidden = self._run(ids, tree)
         self._cache.hold()
         return hidden
 
-    def _run(self, ids: Tensor, key: Hashable, inputs: PassInputs) -> Tensor:
-        recorded = self._find(ids, (len(ids), key))
-        recorded.rows.copy_(self._model.embed(ids))
-        recorded.calls.run(self._model.operations.kernel, inputs)
-        return recorded.hidden.clone()  # the next pass writes to the same memory
-
-    def _find(self, ids: Tensor, key: tuple[int, Hashable]) -> _Recorded:
-        if key not in self._recorded:
-            self._recorded[key] = self._record(ids)
-            while len(self._recorded) > 1 and sum(rows for rows, _ in self._recorded) > _MOST_ROWS:
-                self._recorded.popitem(last=False)
-        self._recorded.move_to_end(key)
-        return self._recorded[key]
-
-    def _record(self, ids: Tensor) -> _Recorded:
-        rows = self._model.embed(ids).clone()
-        with self._model.operations.record() as calls:
-            hidden = self._model.through_layers(rows, self._cache)
-        return _Recorded(calls, rows, hidden)
+    def _run(self, ids: Tensor, tree: Tree | None = None) -> Tensor:
+        begun = self._cache.begin_recorded(len(ids), tree)
+        if self._recorder is None:
+            self._recorder = PassRecorder(self._model, KEPT_QUERIES)
+        return self._recorder.run(ids, [(self._cache, *begun)])

@@ -17,9 +17,10 @@ from ..kv_cache.full import KVCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.tree import Tree, tree_of
 from ..sequence import TokenSequence, Watermarks, common_prefix
-from .cuda_graphs import StepGraphs, graphs_for
+from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST
-from .recorded_passes import RecordedPasses, recorded_passes
+from .recorded_passes import recorded_passes
+from .steps import AT_ONCE, Executor, PassRecordings, Step
 from .transfers import upload
 
 
@@ -40,12 +41,18 @@ class Runner:
         self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
         self._tree: Tree | None = None  # of the nodes in flight, in the order in which they were run
         self._nodes: list[int] = []  # their tokens
-        self.graphs: StepGraphs | RecordedPasses | None = recorded_passes(model, cache) or graphs_for(model, cache)
+        self.graphs: PassRecordings | None = recorded_passes(model, cache) or graphs_for(model, cache)
+        self.executor: Executor = AT_ONCE
 
     @property
     def num_cached(self) -> int:
         """Number of tokens in the cache."""
         return len(self._cached)
+
+    @property
+    def attended(self) -> int:
+        """Number of keys that the next token attends to, nearly."""
+        return self.cache.length
 
     @property
     def chunk(self) -> int:
@@ -88,6 +95,11 @@ class Runner:
         assert start == self.num_cached, "a gap before the restored tokens"
         self._last = None
         self.cache.restore(len(ids), kv)
+        self._cached += ids
+
+    def adopt(self, ids: Sequence[int]) -> None:
+        """Take the first tokens of an empty FullCache as cached: its store shares them with another sequence's."""
+        self.cache.adopt(len(ids))
         self._cached += ids
 
     def truncate(self, length: int) -> None:
@@ -137,9 +149,13 @@ class Runner:
         """
         before = () if self._tree is None else self._tree.parents
         tree = tree_of((*before, *parents))
-        hidden = self._forward_tree(ids, tree)
+        hidden = self.executor.hidden(Step(self.model, self.cache, ids, self.attended, tree, self.graphs))
         self._tree = tree
         return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
+        return self.executor.logits(self.model, hidden)
 
     def resolve_tree(self, ids: Sequence[int]) -> None:
         """Note the ids of the tokens that the last steps ran as nodes, in order."""
@@ -153,7 +169,7 @@ class Runner:
         gives them to `resolve`, they do not count as cached: the next call with a sequence drops them from the cache.
         """
         self._last = None
-        hidden = self._forward(ids)
+        hidden = self.executor.hidden(Step(self.model, self.cache, ids, self.attended, recorded=self.graphs))
         self._last = hidden[-1:]
         return hidden
 
@@ -190,6 +206,8 @@ class Runner:
 
     def _matching_prefix(self, sequence: TokenSequence) -> int:
         """Return how many leading tokens of the sequence are in the cache."""
+        if not self.cache.is_intact:
+            self._cached.clear()
         unchanged = sequence.marks.unchanged(self)
         if sequence.marks is not self._marks:  # the runner followed another sequence since its last update
             unchanged = 0
@@ -228,16 +246,6 @@ class Runner:
         self.resolve(ids)
         return hidden
 
-    def _forward(self, ids: Tensor) -> Tensor:
-        if self.graphs is not None and self.graphs.serves(len(ids)):
-            return self.graphs.forward(ids)
-        return self.model.forward(ids, self.cache)
-
-    def _forward_tree(self, ids: Tensor, tree: Tree) -> Tensor:
-        if isinstance(self.graphs, RecordedPasses) and self.graphs.serves(len(ids)):
-            return self.graphs.forward_tree(ids, tree)
-        return self.model.forward_tree(ids, self.cache, tree)
-
     def _id_tensor(self, ids: Sequence[int]) -> Tensor:
         """Return ids clamped to the model's vocabulary: a target with a padded one may emit ids that a draft lacks."""
         return upload(torch.tensor(ids).clamp_(max=self.model.shape.vocab - 1), self.model.device)
@@ -253,7 +261,7 @@ class SelectedRunner(Runner):
         super().__init__(full.model if copy is None else copy.model, cache)
         self._full, self.copy = full, copy
         shape, itemsize = full.model.shape, full.model.dtype.itemsize
-        costs = full.model.read_cost, self.model.read_cost, ATTENTION_COST * shape.kv_bytes(1, itemsize)
+        costs = full.model.read_cost, self.model.read_cost, ATTENTION_COST * shape.growing.kv_bytes(1, itemsize)
         # Shares of ranks may be uneven, but all ranks have to choose alike: they use rank 0's.
         self._full_weights, self._weights, self._kv_of_token = full.model.group.agree(costs)
 
@@ -267,6 +275,10 @@ class SelectedRunner(Runner):
         kept = min(self.cache.budget / max(self._full.num_cached, 1), 1.0)
         cost = (self._weights + kept * kv) / sum(self._read())
         return min(cost, 0.95)
+
+    @property
+    def attended(self) -> int:
+        return min(self.cache.budget, self.cache.length)
 
     def _read(self) -> tuple[float, float]:
         """Return the costs of the weights and the KV that a plain step of the full cache reads."""

@@ -88,16 +88,25 @@ def keep_top_p_at_once(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(torch.empty_like(below).scatter_(-1, order, below), _NEVER)
 
 
-def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
+def draw(probs: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw one token from a distribution `[vocab]`, never one of probability 0; return it on the device, `[1]`.
 
-    All randomness is the generator's.
+    All randomness is the generator's. Without one, the distribution is one-hot, and nothing is drawn.
     """
+    if generator is None:
+        return probs.argmax(dim=-1, keepdim=True)
     noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
     return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
 
 
-def sample(probs: Tensor, generator: torch.Generator) -> int:
+def uniform(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Return random numbers in [0, 1), `[count]`; without a generator zeros, as good for probabilities of 0 and 1."""
+    if generator is None:
+        return torch.zeros(count, device=device)
+    return torch.rand(count, generator=generator, device=device)
+
+
+def sample(probs: Tensor, generator: torch.Generator | None) -> int:
     """Draw one token as `draw` does, and wait for it. Raises TriforceError as `read_tokens` does."""
     return read_tokens(draw(probs, generator), probs.unsqueeze(0))[0]
 
@@ -129,10 +138,13 @@ class Sampler:
         breakers: Collection[int] = (),
         kernel: Kernel | None = None,
     ) -> None:
-        """`breakers` are the ids of DRY's sequence breakers; a `kernel` draws with coupled noise on the CPU, faster."""
+        """`breakers` are the ids of DRY's sequence breakers; a `kernel` draws with coupled noise on the CPU, faster.
+
+        Greedy sampling has no generator: for a large vocabulary, to draw takes as long as a layer.
+        """
         self.sampling = sampling
         self.vocab = vocab
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = None if sampling.greedy else torch.Generator(device).manual_seed(seed)
         self.noise = Noise(seed, kernel) if sampling.coupled and not sampling.greedy else None
         self._penalties = Penalties(sampling, vocab, device, breakers)
 

@@ -77,7 +77,7 @@ class TreeDrafting:
         paths = [sequence.tentative]
         hidden = runner.rows(sequence)
         for position, depth in enumerate(plan, len(sequence)):
-            rows.append(self._rows(model.logits(hidden), shape, paths))
+            rows.append(self._rows(runner.logits(hidden), shape, paths))
             drawn = self._draw(rows[-1], depth.most, shape, position)
             tokens.append(self._agreed(drawn.flatten().index_select(0, depth.drawn)))
             if depth.parents:

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..tree_config import TreeSampling
-from .sampling import draw, read_tokens, sample
+from .sampling import draw, read_tokens, sample, uniform
 from .transfers import upload
 from .tree import ROOT, Tree, Verdict, tree_of
 from .tree_sampling import Siblings
@@ -21,7 +21,7 @@ def verify_tree(
     parents: Sequence[int],
     rows: Tensor | None,
     target: Tensor,
-    generator: Generator,
+    generator: Generator | None,
     sampling: TreeSampling = TreeSampling.WITHOUT_REPLACEMENT,
 ) -> Verdict:
     """Return the accepted path, and the token that follows it.
@@ -46,7 +46,7 @@ def verify_tree(
         return Verdict([], sample(target[0], generator))
     tree = tree_of(parents)
     drawn = upload(torch.tensor(tokens), target.device)
-    chance = torch.rand(len(tokens), generator=generator, device=target.device)
+    chance = uniform(len(tokens), generator, target.device)
     if rows is None or sampling is TreeSampling.TOP_K:
         path, row = _try_certain(tree, drawn, target, chance)
     else:

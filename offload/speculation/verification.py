@@ -10,13 +10,13 @@ from torch import Generator, Tensor
 
 from ..tree_config import TreeSampling
 from .draft import Draft
-from .sampling import draw, read_tokens, sample
+from .sampling import draw, read_tokens, sample, uniform
 from .transfers import upload
 from .tree import Verdict
 from .tree_verification import verify_tree
 
 
-def verify(draft: Draft, target: Tensor, generator: Generator) -> tuple[int, int]:
+def verify(draft: Draft, target: Tensor, generator: Generator | None) -> tuple[int, int]:
     """Return how many tokens of the draft are accepted, and the token that follows them.
 
     Token x drawn from q is accepted with probability min(1, p(x) / q(x)). The first one that is not is replaced by a
@@ -41,11 +41,11 @@ def verify(draft: Draft, target: Tensor, generator: Generator) -> tuple[int, int
     return count, following
 
 
-def _accepted(drawn: Tensor, rows: Tensor | None, target: Tensor, generator: Generator) -> Tensor:
+def _accepted(drawn: Tensor, rows: Tensor | None, target: Tensor, generator: Generator | None) -> Tensor:
     """Return how many of the drawn tokens are accepted, `[1]`: those before the first one that is rejected."""
     p = target[:-1].gather(1, drawn.unsqueeze(1)).squeeze(1)
     q = torch.ones_like(p) if rows is None else rows.gather(1, drawn.unsqueeze(1)).squeeze(1)
-    chance = torch.rand(len(drawn), generator=generator, device=target.device)
+    chance = uniform(len(drawn), generator, target.device)
     rejected = chance * q >= p
     return rejected.logical_not().long().cumprod(0).sum(0, keepdim=True)
 
@@ -66,7 +66,7 @@ def residual(row: Tensor, drawn: Tensor, rows: Tensor | None, index: Tensor) -> 
     return difference.addcmul_(row, is_zero.to(row.dtype))
 
 
-def verify_draft(draft: Draft, target: Tensor, generator: Generator, sampling: TreeSampling) -> Verdict:
+def verify_draft(draft: Draft, target: Tensor, generator: Generator | None, sampling: TreeSampling) -> Verdict:
     """Return what `verify` accepts of a chain, or `verify_tree` of a tree whose children were drawn by `sampling`."""
     if draft.parents is not None:
         return verify_tree(draft.tokens, draft.parents, draft.rows, target, generator, sampling)

@@ -68,11 +68,11 @@ class ModelVerifier:
     def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
         if parents is not None:
             return self._score_tree(sequence, draft, parents)
-        logits = self.runner.model.logits(self.runner.rows(sequence, draft))
+        logits = self.runner.logits(self.runner.rows(sequence, draft))
         return self._sampler.distribution(logits, [*sequence.tentative, *draft])
 
     def _score_tree(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int]) -> Tensor:
-        logits = self.runner.model.logits(self.runner.tree_rows(sequence, draft, parents))
+        logits = self.runner.logits(self.runner.tree_rows(sequence, draft, parents))
         needs_paths = self._sampler.reads_history
         return self._sampler.distribution(
             logits, paths=paths(sequence.tentative, draft, parents) if needs_paths else None

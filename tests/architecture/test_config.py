@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from offload.architecture.config import FAMILIES, shape_from_config
+from offload.architecture.config import shape_from_config
+from offload.architecture.families import FAMILIES
 from offload.architecture.rope import Rope
 from offload.errors import CheckpointError, UnsupportedModel
 
 HEADS = 4
+WINDOWED = ("mistral", "phi3", "starcoder2")
+EPSILONS = ("rms_norm_eps", "norm_epsilon", "layer_norm_eps")
 FACTORS = [1.0 + index / 8 for index in range(8)]
 SCALED = [
     {"rope_type": "default"},
@@ -49,7 +52,8 @@ OPTIONAL = {
     "torch_dtype": st.just("bfloat16"),
 }
 CONFIGS = st.fixed_dictionaries(
-    {"model_type": st.sampled_from(FAMILIES), "num_attention_heads": st.just(HEADS)}, optional=OPTIONAL
+    {"model_type": st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]), "num_attention_heads": st.just(HEADS)},
+    optional=OPTIONAL,
 )
 ROPES = st.one_of(
     st.just({}),
@@ -72,7 +76,7 @@ def comparable(config):
     family = config.model_type
     qwen = family.startswith("qwen")
     head_dim = getattr(config, "head_dim", None)
-    eos = config.eos_token_id
+    eos, rope = config.eos_token_id, config.rope_parameters
     return {
         "layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
@@ -81,11 +85,12 @@ def comparable(config):
         "head_dim": head_dim or config.hidden_size // config.num_attention_heads,
         "intermediate": config.intermediate_size,
         "vocab": config.vocab_size,
-        "norm_eps": config.rms_norm_eps,
+        "norm_eps": next(getattr(config, name) for name in EPSILONS if hasattr(config, name)),
         "tied_embeddings": config.tie_word_embeddings,
-        "sliding_window": config.sliding_window if qwen or family == "mistral" else None,
+        "sliding_window": config.sliding_window if qwen or family in WINDOWED else None,
         "max_positions": config.max_position_embeddings,
-        "rope": dict(config.rope_parameters),
+        "rope": dict(rope.get("full_attention", rope)),
+        "sliding_rope": rope.get("sliding_attention"),
         "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     }
 
@@ -122,9 +127,28 @@ def test_configs_are_read_as_by_transformers(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_defaults_are_those_of_transformers(family, tmp_path):
     values = {"model_type": family}
+    if family == "starcoder2":
+        values["eos_token_id"] = 0  # the default is not in the vocabulary
     found = comparable(by_transformers(values, tmp_path))
     ours = shape_from_config(values, {})
     assert {name: getattr(ours, name) for name in found} == found
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.has_layer_windows])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"sliding_window_pattern": 3},
+        {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ],
+)
+def test_layers_have_the_windows_of_transformers(family, change, tmp_path):
+    theirs = by_transformers({"model_type": family} | change, tmp_path)
+    shape = shape_from_config({"model_type": family} | change, {})
+    expected = [theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types]
+    assert [shape.spec(layer).window for layer in range(shape.layers)] == expected
+    assert shape.sliding_layers == shape.layers - shape.full_attention.layers
 
 
 def test_generation_config_adds_ends_of_sequence():

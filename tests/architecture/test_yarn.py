@@ -8,7 +8,7 @@ import torch
 from offload import EngineConfig, GenerationConfig, Sampling, Tokens, open_model
 from offload.architecture.config import shape_from_config
 from offload.architecture.yarn import factor_for, stretched
-from offload.errors import UnsupportedModel
+from offload.errors import PromptError, UnsupportedModel
 from offload.loading.safetensors import FolderCheckpoint
 from tests.support.models import make_hf_model, make_tokenizer
 
@@ -63,6 +63,11 @@ def test_the_factor_is_whole_and_a_context_that_suffices_stays(short_model_dir):
     before = opened.checkpoint.shape
     assert opened.stretched(LENGTH + 1).checkpoint.shape.context == 2 * LENGTH
     assert opened.checkpoint.shape is before and before.rope_type == "default"
+    for model, is_offered in ((opened, True), (opened.stretched(LENGTH + 1), False)):
+        for tokens in (1, 2 * LENGTH):
+            with pytest.raises(PromptError) as short:
+                model.new_tokens(tokens, 2 * LENGTH, exact=True)
+            assert ("--extend-context" in short.value.hint) is is_offered
 
 
 @pytest.mark.parametrize(

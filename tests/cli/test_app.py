@@ -5,16 +5,19 @@ import re
 import subprocess
 import sys
 
+import pytest
 import typer
 
 from tests.support.command import COMMAND
 from tests.support.paths import ROOT
+from triforce_cli.commands.chat import chat
 from triforce_cli.commands.generate import generate
+from triforce_cli.commands.serve import serve
 from triforce_cli.options.declarations import PANELS
 
 
 def test_help_answers_with_examples(triforce, process):
-    for command in ("generate", "summarize", "bench", "pull", "profile", "doctor"):
+    for command in ("generate", "summarize", "chat", "serve", "bench", "experiment", "pull", "profile", "doctor"):
         result = (process if command == "generate" else triforce)(command, "--help")
         assert (result.returncode, result.stderr) == (0, "")
         assert "Examples" in result.stdout
@@ -49,7 +52,7 @@ def test_debug_shows_the_traceback(triforce):
 def test_help_of_generate_fits_a_screen_or_two(triforce, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = triforce("generate", "--help").stdout.splitlines()
-    assert len(lines) < 110
+    assert len(lines) < 118
     first = next(number for number, line in enumerate(lines) if line.startswith("╭─ Options"))
     names = [line.split()[1] for line in lines[first + 1 : first + 12]]
     assert names == [
@@ -61,10 +64,11 @@ def test_help_of_generate_fits_a_screen_or_two(triforce, monkeypatch):
     assert panels[2:] == list(dict.fromkeys(PANELS.values()))
 
 
-def test_every_option_of_generate_is_documented():
+@pytest.mark.parametrize("function", [generate, chat, serve])
+def test_every_option_is_documented(function):
     text = (ROOT / "docs" / "options.md").read_text("utf-8")
     app = typer.Typer(add_completion=False)
-    app.command()(generate)
+    app.command()(function)
     command = typer.main.get_command(app)
     options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
     missing = [name for param in options for name in param.opts if f"`{name}`" not in text]

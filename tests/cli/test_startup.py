@@ -11,7 +11,7 @@ import pytest
 from tests.support.gguf import write_gguf
 from tests.support.terminal import Pty
 
-HEAVY = ("torch", "transformers")
+HEAVY = ("torch", "transformers", "prompt_toolkit")
 CODE = """
 import json, sys
 from triforce_cli.app import run, settle_libraries
@@ -59,6 +59,9 @@ def test_generating_does_without_transformers(method, tiny_model_dir, tmp_path):
         ["generate", "Hello", "--no-such-option"],
         ["summarize", "no-such-file.txt"],
         ["summarize"],
+        ["chat", "-f", "no-such-file.txt"],
+        ["chat", "--session", "no-such-folder/x.json"],
+        ["serve", "--host", "0.0.0.0"],
         ["bench", "--prompt-file", "no-such-file.txt"],
         ["bench", "Hello", "--model", "no-such-model"],
         ["pull", "no-such-model"],
@@ -95,3 +98,7 @@ def test_a_spinner_is_shown_before_torch_is_imported(tiny_model_dir, tmp_path):
         check=False,
     )
     assert (done.returncode, "starting" in terminal.output()) == (7, True)
+
+
+def test_help_imports_nothing_heavy(tmp_path):
+    assert imported(["--help"], tmp_path) == (0, [])

@@ -51,6 +51,23 @@ def test_a_selection_is_bound_to_the_context(engine):
         run(engine, ids(engine.model.shape.context - 30), count=60, approximate="retrieval")
 
 
+def test_an_answer_on_a_selection_is_the_same_whatever_was_cached_of_the_prompt(engine):
+    prompt, mode = ids(150), {"approximate": "retrieval"}
+    answer = tokens(run(engine, prompt, **mode))
+    for kept, following in (
+        (128, [*prompt, *answer, *ids(70, seed=1)]),  # the conversation goes on
+        (64, [*prompt[:100], *ids(90, seed=2)]),
+        (128, prompt),
+    ):
+        engine.forget()
+        expected = tokens(run(engine, following, **mode))
+        run(engine, ids(300, seed=3), count=1, **mode)  # its cache has room for every prompt
+        assert tokens(run(engine, prompt, **mode)) == answer
+        events = run(engine, following, **mode)
+        assert next(event for event in events if isinstance(event, Prefilled)).done == kept
+        assert tokens(events) == expected
+
+
 def test_sampling_works_on_them(engine):
     sampling, config = Sampling(temperature=1, coupled=True), GenerationConfig(max_new_tokens=20, seed=3)
     wanted = Speculation(**SMALL, approximate="h2o")

@@ -132,3 +132,21 @@ def test_a_target_with_a_padded_vocabulary_may_emit_ids_that_its_draft_lacks(tmp
     plain = tokens(run(fresh(engine), prompt, 80))
     assert max(plain) > 266
     assert tokens(engine.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=80), wanted)) == plain
+
+
+@pytest.mark.parametrize("method", ["naive", "triforce", "auto"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.5, coupled=True)], ids=["greedy", "coupled"])
+def test_a_draft_model_without_some_of_the_tokens_changes_no_output(
+    tiny_model_dir, tmp_path, endless_engine, method, sampling
+):
+    make_hf_model("llama", num_hidden_layers=1, vocab_size=260).save_pretrained(tmp_path)
+    make_tokenizer(special=("<|endoftext|>", "<|im_start|>", "<think>"), merges=[("t", "h")]).save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tiny_model_dir), dtype="float32", device="cpu")
+    wanted = Speculation(method, str(tmp_path), **SMALL)
+    opened = open_model(config, speculation=wanted)
+    assert opened.barred == [2, *range(260, 267)]
+    loaded = opened.load()
+    engine = Engine(loaded.model, (), 16, loaded.draft)
+    expected = tokens(run(fresh(endless_engine), ids(50), 60, sampling=sampling))
+    assert tokens(engine.generate(ids(50), sampling, GenerationConfig(max_new_tokens=60), wanted)) == expected
+    assert set(expected) & set(opened.barred)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from offload import Finished, GenerationConfig, Speculation, Tokens
 from offload.engine import Engine
 from offload.errors import PromptError
-from offload.loading.tokenizer import StopStrings, StreamDecoder, stream_text
+from offload.loading.text_stream import TextLayer, stream_text
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, run, tokens
 from tests.support.models import ids
 
@@ -35,7 +35,7 @@ def test_a_stop_string_inside_a_run_cuts_tokens_text_and_caches(endless_engine, 
         engine = fresh(endless_engine)
         settings_ = Speculation(method, gamma1=3, gamma2=8, **SMALL)
         generation = engine.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=40), settings_)
-        events = list(stream_text(generation, StreamDecoder(decode), StopStrings([stop])))
+        events = list(stream_text(generation, TextLayer(decode, [stop], None)))
         assert events[-1] == Finished("stop")
         emitted = tokens(events)
         assert engine.idle_session.sequence.tokens == prompt + emitted

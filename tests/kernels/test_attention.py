@@ -13,6 +13,7 @@ from offload.kernels.attention import (
     attend_heads,
     attend_reference,
     merge,
+    received_attention,
 )
 
 
@@ -129,3 +130,12 @@ def test_no_key_is_copied_for_its_group(monkeypatch):
     attend(q, k, v)
     attend_causal(q, k, v)
     assert {x.untyped_storage().data_ptr() for x in seen} == {x.untyped_storage().data_ptr() for x in (k, v)}
+
+
+@pytest.mark.parametrize(("tokens", "keys"), [(1, 1), (1, 90), (5, 5), (17, 64)])
+def test_received_attention_is_the_sum_of_the_softmax_weights(tokens, keys):
+    q, k, _ = inputs(tokens, keys)
+    identity = torch.eye(keys).expand(len(k), -1, -1)  # as values: the output is the weights
+    weights, lse = definition(q, k, identity, True)
+    found = received_attention(q, k, lse.float())
+    torch.testing.assert_close(found.double(), weights.unflatten(1, (len(k), -1)).sum((0, 2)), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Scores of chunks on a GPU: exact for resident layers, in 8 bits for the others, computed once for each chunk."""
+"""Scores of chunks, on a GPU exact for resident layers and in 8 bits for the others, computed once for each chunk."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from offload.kv_cache import chunk_scores
-from offload.kv_cache.chunk_scores import LayerScores
+from offload.kv_cache.chunk_scores import KeptMeanKeys, LayerScores, PanelMeanKeys
+from offload.kv_cache.selection import largest
+from tests.support.offloading import native_kernel
 
 LAYERS, HEADS, HEAD_DIM, CHUNK, CHUNKS = 3, 2, 16, 4, 50
 
@@ -20,8 +22,10 @@ class Keys:
         self.keys[..., 3] *= 20  # a few channels of real keys are much larger than the others
         self.shape = SimpleNamespace(layers=LAYERS, kv_heads=HEADS, head_dim=HEAD_DIM)
         self.device, self.resident_layers, self.computed = torch.device("cpu"), resident, []
+        self.dtype, self.kernel, self.most = torch.float32, None, 0  # tokens whose means are computed at once
 
     def mean_keys(self, layer, start, end, chunk):
+        self.most = max(self.most, end - start)
         self.computed += [(layer, number) for number in range(start // chunk, end // chunk)]
         return self.keys[layer, :, start:end].unflatten(1, (-1, chunk)).mean(2)
 
@@ -42,6 +46,37 @@ def scored(scores, chunks):
 def expected(store, chunks):
     means = store.keys[:, :, : chunks * CHUNK].unflatten(2, (-1, CHUNK)).mean(3)
     return torch.einsum("lkcd,lkd->lkc", means, query()).flatten(0, 1)
+
+
+def test_a_cpu_computes_the_mean_of_each_chunk_once_and_of_few_at_once():
+    store = Keys(resident=LAYERS)
+    scores = KeptMeanKeys(store, CHUNK, CHUNKS)
+    assert torch.allclose(scored(scores, 30), expected(store, 30), atol=1e-5)
+    assert torch.allclose(scored(scores, 41), expected(store, 41), atol=1e-5)
+    assert sorted(store.computed) == [(layer, chunk) for layer in range(LAYERS) for chunk in range(41)]
+    assert store.most == CHUNK  # where there is room for 7 keys in fp32
+
+
+def test_the_native_kernel_scores_where_it_attends_and_computes_the_same_products():
+    store, kernel = Keys(resident=LAYERS), native_kernel()
+    if kernel is None:
+        pytest.skip("there is no native kernel")
+    assert type(chunk_scores.chunk_scores(store, CHUNK, CHUNKS)) is KeptMeanKeys
+    store.kernel = kernel
+    scores = chunk_scores.chunk_scores(store, CHUNK, CHUNKS)
+    assert isinstance(scores, PanelMeanKeys)
+    assert torch.allclose(scored(scores, 30), expected(store, 30), atol=1e-5)
+    store.keys[:, :, 25 * CHUNK :] += 1
+    scores.truncate(25)
+    assert torch.allclose(scored(scores, 41), expected(store, 41), atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_the_largest_of_a_row_are_chosen_with_those_that_are_infinite(count):
+    scores = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
+    scores[:, :2] = float("inf")
+    found = scores.gather(1, largest(scores, count)).sort(dim=1, descending=True).values
+    assert torch.equal(found, scores.sort(dim=1, descending=True).values[:, :count])
 
 
 def test_resident_layers_have_exact_scores_and_keep_nothing():

@@ -64,6 +64,20 @@ def test_greedy_decoding_equals_the_slow_reference_token_for_token(model, kind, 
     assert found != whole  # tokens were missed
 
 
+@pytest.fixture
+def native_model(tiny_model_dir, native_operations):
+    return load_model(FolderCheckpoint(tiny_model_dir), torch.float32, CPU, lambda done, total: None, native_operations)
+
+
+def test_the_native_kernels_scores_evict_what_the_slow_references_do(native_model, kind):
+    reference = SlowCache(native_model, kind[1], BUDGET, 6)
+    expected, logits = decode(native_model, reference, ids(60), 60)
+    store = BlockStore(native_model.operations.kernel, native_model.shape, BUDGET + 6, native_model.dtype)
+    found, own = decode(native_model, new_cache(native_model, kind, 6, store), ids(60), 60)
+    assert found == expected
+    assert torch.allclose(own, logits, atol=1e-3)
+
+
 def test_heads_keep_different_tokens_and_the_heaviest(model):
     cache = new_cache(model, CACHES["H2O"], 8)
     chosen, keep = [], cache.keep

@@ -7,10 +7,12 @@ import torch
 
 from offload.architecture.kv_formats import SINK, WINDOW
 from offload.architecture.rope import rotate
+from offload.kv_cache import quantized_memory, quantized_store
 from offload.kv_cache.full import FullCache
 from offload.kv_cache.quantized_store import QuantizedStore
 from offload.kv_cache.store import PlainStore
 from offload.kv_cache.tree import tree_of
+from tests.support.interrupts import interrupted
 from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import new_rope, projected, tiny_shape
 
@@ -129,11 +131,44 @@ def test_a_rollback_over_a_few_windows_needs_no_token_again():
     assert cache.truncate(len(IDS) - WINDOW) == len(IDS) - WINDOW
 
 
+@pytest.mark.parametrize("passes", [[200], [6] * 5], ids=["the ring grows", "across a window"])
+def test_an_interrupt_changes_no_bit(passes):
+    """At lines of passes of which the last one is interrupted; then a rollback, and other tokens."""
+    start, tokens = 100, sum(passes)
+    kept = 90 if len(passes) == 1 else 100
+    other = [*IDS[:kept], *(250 - token for token in IDS[kept:280])]
+    expected = run(new_cache(), other)[:, kept:]
+    for at in range(0, 10**6, 29):
+        cache = new_cache()
+        run_all(cache, IDS[:start], [60, 40])
+        with interrupted(at, quantized_memory, quantized_store, event="line") as hit:
+            run_all(cache, IDS[start : start + tokens], passes)
+        left = cache.truncate(kept)
+        found = run_all(cache, other[left:], [25, 300])
+        assert torch.equal(found[:, kept - left :], expected), hit
+        if not hit:
+            break
+    assert at > 200
+
+
 def test_an_aborted_pass_changes_no_bit(kind):
     cache = new_cache(kind)
     run_all(cache, IDS[:120], [50] * 3)
     run(cache, [9] * 20, commit=False)
     assert torch.equal(run(cache, IDS[120:200]), run(new_cache(kind), IDS)[:, 120:200])
+
+
+def test_what_is_read_after_a_rollback_is_of_the_new_tokens():
+    """Also in the window under way, of which quantised keys of the old tokens are still there."""
+    cache = new_cache("q8")
+    run(cache, IDS)
+    cache.truncate(200)
+    other = [*IDS[:200], *(250 - token for token in IDS[200:240])]
+    run(cache, other[200:])
+    expected = new_cache("q8")
+    run(expected, other)
+    assert all(torch.equal(*both) for both in zip(cache.store.read(0, 240), expected.store.read(0, 240), strict=True))
+    assert torch.equal(cache.store.mean_keys(1, 0, 224, 32), expected.store.mean_keys(1, 0, 224, 32))
 
 
 def test_mean_keys_are_those_of_what_is_read():
@@ -142,3 +177,24 @@ def test_mean_keys_are_those_of_what_is_read():
     keys = cache.store.read(0, 288)[0]
     for layer in range(LAYERS):
         assert torch.equal(cache.store.mean_keys(layer, 0, 288, 32), keys[layer].unflatten(1, (-1, 32)).mean(2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("windows", [(0, 2), (0, 1), (1, 1)])
+def test_loaded_windows_have_the_bits_of_those_that_were_run(kind, dtype, windows):
+    """Into an empty store, and behind windows that were run; then it goes on, and rolls back."""
+    run_before, loaded = windows
+    start, end = run_before * WINDOW, (run_before + loaded) * WINDOW
+    source, cache = new_cache(kind, dtype), new_cache(kind, dtype)
+    run_all(source, IDS, [70] * 5)
+    dumped = source.store.dump(start, end)
+    assert dumped.shape[:2] == (LAYERS, tiny_shape().kv_heads) and dumped.dtype == torch.uint8
+    run(cache, IDS[:270])
+    cache.truncate(start)
+    cache.restore(end - start, dumped)
+    expected = run_all(new_cache(kind, dtype), IDS, [300])
+    assert torch.equal(run(cache, IDS[end:]), expected[:, end:])
+    assert all(torch.equal(*both) for both in zip(cache.store.read(0, 300), source.store.read(0, 300), strict=True))
+    left = cache.truncate(end - 40)
+    assert left == end - WINDOW
+    assert torch.equal(run(cache, IDS[left:]), expected[:, left:])

@@ -17,11 +17,16 @@ def new_cache(store="plain", budget=BUDGET, every=1):
 
 
 def run(cache, ids):
-    """Run a pass; return `[layers, tokens, heads, head_dim]`."""
-    cache.begin(len(ids))
-    found = [cache.attend(layer, *projected(ids, layer)).clone() for layer in range(tiny_shape().layers)]
-    cache.commit()
-    return torch.stack(found)
+    """Run tokens in passes of as many as there may be; return `[layers, tokens, heads, head_dim]`."""
+    found = []
+    while ids:
+        some = ids[: getattr(cache, "room", ROOM)]
+        cache.begin(len(some))
+        layers = range(tiny_shape().layers)
+        found.append(torch.stack([cache.attend(layer, *projected(some, layer)).clone() for layer in layers]))
+        cache.commit()
+        ids = ids[len(some) :]
+    return torch.cat(found, dim=1)
 
 
 def chosen_tokens(start, layer, head):
@@ -99,9 +104,33 @@ def test_after_a_rollback_all_is_as_if_the_tokens_had_never_been_run():
 
 def test_a_budget_for_everything_is_exact():
     cache, exact = new_cache(budget=CAPACITY), FullCache(new_store("plain"), new_rope(torch.float32), CAPACITY)
-    for first in range(0, 300, 60):
-        found = run(cache, IDS[first : first + 60])
-        assert torch.equal(found, run(exact, IDS[first : first + 60]))
+    for first in range(0, 300, ROOM):
+        found = run(cache, IDS[first : first + ROOM])
+        assert torch.equal(found, run(exact, IDS[first : first + ROOM]))
+
+
+def test_only_passes_that_a_prompt_from_the_beginning_has_need_not_be_run_again():
+    cache = new_cache()
+    run(cache, IDS[: 2 * ROOM + 5])
+    assert cache.room == ROOM - 5
+    assert [cache.restartable(length) for length in (2 * ROOM + 5, 2 * ROOM, 2 * ROOM - 1)] == [2 * ROOM] * 2 + [ROOM]
+    run(cache, IDS[2 * ROOM + 5 : 3 * ROOM])
+    assert cache.restartable(3 * ROOM) == 2 * ROOM  # the last pass had fewer tokens
+    cache.truncate(2 * ROOM - 1)
+    assert cache.restartable(cache.length) == ROOM
+
+
+@pytest.mark.parametrize("store", ["plain", "blocks"])
+def test_after_cached_tokens_a_prompt_has_the_bits_of_one_without(store):
+    length = 4 * ROOM + 20
+    fresh, cache = new_cache(store), new_cache(store)
+    expected = run(fresh, IDS[:length])
+    run(cache, IDS[: 2 * ROOM + 9])
+    for token in IDS[2 * ROOM + 9 : 3 * ROOM + 7]:  # an answer
+        run(cache, [token])
+    cached = cache.truncate(cache.restartable(cache.length))
+    assert cached == 2 * ROOM
+    assert torch.equal(run(cache, IDS[cached:length]), expected[:, cached:])
 
 
 def test_more_tokens_than_a_pass_may_have_and_trees_are_refused():

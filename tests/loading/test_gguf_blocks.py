@@ -1,7 +1,9 @@
 """Quantised GGUF tensors, split into codes and scales, against the gguf package's own dequantisation."""
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 
 from offload.loading.gguf_blocks import FORMATS, split_blocks
 from tests.support.quantized import random_blocks
@@ -30,5 +32,16 @@ def test_rows_and_whole_blocks_of_columns_can_be_taken(name):
 def test_bits_per_weight_are_those_of_the_file_but_for_the_rounding_of_nested_scales(name):
     data, _ = random_blocks(name, 2, 256)
     stored = 8 * data.nbytes / 512
-    extra = 0.125 if name in ("Q4_K", "Q5_K") else 0.0  # scales and minima of 6 bits take 8
+    extra = {"Q4_K": 0.125, "Q5_K": 0.125, "MXFP4": 0.25}.get(name, 0.0)  # numbers of 6 bits take 8, those of 8 take 16
     assert FORMATS[name].bits_per_weight == stored + extra
+
+
+def test_scales_beyond_fp16_are_wide_and_groups_of_zeros_have_any():
+    data = np.full((3, 2, 17), 0x21, dtype=np.uint8)
+    data[:, :, 0] = [[127, 104], [1, 254], [0, 120]]
+    data[2, 0, 1:] = 0x80  # -0 and 0
+    values = torch.from_numpy(quants.dequantize(data.reshape(3, 34), GGMLQuantizationType.MXFP4))
+    for rows, is_wide in ((slice(0, 3), True), (slice(0, 1), False), (slice(2, 3), False)):
+        weight = split_blocks("MXFP4", torch.from_numpy(data.reshape(3, 34))[rows])
+        assert weight.format.wide is is_wide
+        assert torch.equal(weight.dequantized(), values[rows])

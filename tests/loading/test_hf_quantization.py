@@ -192,7 +192,7 @@ def test_the_engine_runs_them_and_speculation_keeps_the_tokens(tmp_path, case):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        *(({"quant_method": method}, method) for method in ("bitsandbytes", "hqq", "quanto", "mxfp4", "torchao")),
+        *(({"quant_method": method}, method) for method in ("bitsandbytes", "hqq", "quanto", "torchao")),
         (GPTQ | {"checkpoint_format": "marlin"}, "gptq, packed as 'marlin'"),
         (AWQ | {"version": "gemv"}, "awq, packed as gemv"),
         (FP8 | {"weight_block_size": [128]}, "fp8 in blocks of"),

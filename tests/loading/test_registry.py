@@ -7,7 +7,8 @@ import pytest
 from offload.architecture.known import KNOWN
 from offload.errors import FetchError, ModelNotFound
 from offload.loading.hub import describe_source, dimensions
-from offload.loading.registry import EMBEDDED_KNOWN, HUB_MODELS, ModelSource, resolve
+from offload.loading.hub_models import EMBEDDED_KNOWN, HUB_MODELS
+from offload.loading.registry import ModelSource, resolve
 
 
 def test_every_known_model_has_a_source():

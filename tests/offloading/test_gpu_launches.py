@@ -87,6 +87,23 @@ def test_a_step_with_quantised_weights_launches_as_little(shape, monkeypatch, le
     assert sum(launches.values()) - attention <= OUTSIDE * LAYERS
 
 
+@pytest.mark.parametrize(("length", "tokens"), [(3000, 1), (3060, 33)])
+def test_a_step_over_quantised_keys_and_values_is_one_launch_more(monkeypatch, length, tokens):
+    """In a window; across the end of one, the tokens behind it are attended with apart, and it is quantised."""
+    monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
+    with fake_cuda() as usage:
+        model = load_fake(fake_shape("8B", LAYERS))
+        model.kv = "q8"
+        cache = model.new_cache(4096)
+        cache._length = length
+        launches = run(usage, model, cache, tokens)
+    windows = 2 if (length + tokens) // 128 > length // 128 else 1
+    assert usage.to_host == 0
+    assert [launches[name] for name in ("attend", "attend_groups", "finish")] == [windows * LAYERS] * 3
+    others = sum(count for name, count in launches.items() if name not in {*ATTENTION, "attend_groups"})
+    assert others <= (OUTSIDE if windows == 1 else 4 * OUTSIDE) * LAYERS
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 33])
 def test_a_streamed_page_is_one_launch(shape, tiered, monkeypatch, tokens):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)

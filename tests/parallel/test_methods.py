@@ -10,7 +10,10 @@ from offload.engine import Engine
 from offload.loading.hub import open_checkpoint
 from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
 from offload.parallel import ALONE, split
+from tests.batching.test_batch import collect
+from tests.batching.test_batch import request as batch_request
 from tests.support.engine import GREEDY, SMALL
+from tests.support.engine import tokens as tokens_of
 from tests.support.models import ids
 from tests.support.offloading import native_kernel
 from tests.support.paths import DATA
@@ -47,6 +50,21 @@ def test_every_method_gives_the_single_process_greedy_output(rank_pool, folders,
     for found in rank_pool.run(decode, folders[name], folders["draft"], METHODS_AND_DRAFTS):
         for case, tokens in zip(METHODS_AND_DRAFTS, found, strict=True):
             assert tokens == plain, case
+
+
+def decode_together(group, folder, draft):
+    """Return the tokens of sequences that run together, with several methods; two of them begin alike."""
+    prompts = [ids(90), ids(300), [*ids(300), *ids(9, 1)], ids(40)]
+    methods = [("triforce", "model"), ("auto", "lookup"), ("retrieval", "lookup"), ("ar", "lookup")]
+    requests = [batch_request(key, method, prompts[key], 12) for key, method in enumerate(methods)]
+    events = collect(rank_engine(group, folder, draft).generate_batch(requests, 3))
+    return [tokens_of(events[key]) for key in range(len(requests))]
+
+
+def test_ranks_run_a_batch_in_step(rank_pool, folders):
+    expected = decode_together(ALONE, folders["llama"], folders["draft"])
+    for found in rank_pool.run(decode_together, folders["llama"], folders["draft"]):
+        assert found == expected
 
 
 def test_the_same_seed_gives_the_single_process_sample(rank_pool, folders):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
+from offload.architecture.known import read_shape
 from offload.errors import SettingsError
 from offload.loading.hub import open_checkpoint
 from offload.loading.weights import load_model
@@ -16,7 +17,7 @@ from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.gguf import write_gguf
-from tests.support.models import VARIANTS, ids, make_hf_model
+from tests.support.models import FAMILY_CASES, VARIANTS, ids, make_hf_model
 from tests.support.rank_pool import CPU
 
 
@@ -79,6 +80,21 @@ def test_logits_are_those_of_the_whole_model(rank_pool, folders, name):
     # No rank reads all of it. Norms, and KV heads if there are fewer than ranks, are read by several.
     assert max(parts) < 0.7
     assert sum(parts) < 1.2
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILY_CASES if not name.startswith("olmo")])
+def test_every_family_is_sharded(rank_pool, tmp_path, name):
+    family, changes = FAMILY_CASES[name]
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
+    check_logits(rank_pool, str(tmp_path), vocab=True)
+
+
+def test_a_norm_over_all_heads_is_not_sharded(tmp_path):
+    make_hf_model("olmo2").save_pretrained(tmp_path)
+    for shape in (open_checkpoint(tmp_path).shape, read_shape(tmp_path / "config.json")):
+        split(shape, 0, 1)
+        with pytest.raises(SettingsError, match="over all heads"):
+            split(shape, 0, 2)
 
 
 def test_a_gguf_file_is_sharded_as_well(rank_pool, tmp_path):

@@ -12,8 +12,9 @@ from offload.config import OFFLOADS, Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.planning.placement import PlanRequest, place
+from offload.planning.placement import place
 from offload.planning.plan import make_plan, suggested_budget
+from offload.planning.request import PlanRequest
 from offload.planning.suggestions import suggestions
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request

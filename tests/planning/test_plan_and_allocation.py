@@ -17,7 +17,8 @@ from offload.offloading import factory, mean_keys, tier_reader, weights
 from offload.offloading.factory import TieredStoreFactory, TierSettings
 from offload.offloading.host_attention import HostAttention, HostResult
 from offload.parallel.shard import split
-from offload.planning.placement import PlanRequest, _place
+from offload.planning.placement import _place
+from offload.planning.request import PlanRequest
 from offload.speculation import runner
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner

@@ -7,7 +7,8 @@ import pytest
 from offload.architecture.known import KNOWN
 from offload.config import Placement, Speculation
 from offload.planning.latency import Passes
-from offload.planning.placement import PlanRequest, place
+from offload.planning.placement import place
+from offload.planning.request import PlanRequest
 from offload.speculation.tree_estimators import ChildAcceptance
 from offload.speculation.tree_size import fastest_tree
 from tests.support.planning import HARDWARE

@@ -2,6 +2,8 @@
 
 import pytest
 
+from offload import GenerationConfig, Sampling
+from offload.batching.request import BatchRequest
 from offload.errors import Degraded
 from offload.events import Restored
 from offload.prompt_cache.entries import entries
@@ -45,3 +47,12 @@ def test_a_restore_that_ends_in_running_the_whole_prompt_is_no_hit(model_dir, ho
         said(engine_on(model_dir, home, chunk=512), ids(LENGTH), on_event=events.append)
     assert not [event for event in events if isinstance(event, Restored)]
     assert hits(home) == [0]
+
+
+def test_scopes_share_no_blocks(model_dir, home, native_operations):
+    def restored(scope):
+        engine = engine_on(model_dir, home, operations=native_operations)
+        wanted = BatchRequest(0, ids(LENGTH), Sampling(temperature=0), GenerationConfig(max_new_tokens=2), scope=scope)
+        return sum(each.tokens for _, each in engine.generate_batch([wanted], 1) if isinstance(each, Restored))
+
+    assert [restored(scope) for scope in ("one", "other", "one", "")] == [0, 0, 896, 0]

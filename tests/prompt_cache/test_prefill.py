@@ -3,14 +3,15 @@
 import pytest
 import torch
 
+from offload.errors import Degraded
 from offload.events import Prefilled
 from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
 from offload.offloading import TierSettings
 from offload.prompt_cache.fingerprint import TOKENS
-from tests.support.models import ids
+from tests.support.models import ids, make_hf_model
 from tests.support.offloading import native_kernel
-from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said
+from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said, spoil
 
 METHODS = ["ar", "lookup", "retrieval", "streaming", "triforce", "auto"]
 
@@ -23,6 +24,25 @@ def test_restored_blocks_do_not_change_the_output(model_dir, home, operations, d
         engine = engine_on(model_dir, home, operations=operations, dtype=dtype)
         assert said(engine, prompt) == (expected, restored)
     assert len(files(home)) == 7
+
+
+def test_windows_are_restored_with_the_layers_beside_them(tmp_path, home, operations):
+    kinds = ["sliding_attention", "full_attention"]
+    make_hf_model("olmo3", sliding_window=100, layer_types=kinds).save_pretrained(tmp_path / "model")
+
+    def engine(home):
+        return engine_on(tmp_path / "model", home, operations=operations)
+
+    first, second = ids(LENGTH), ids(600) + ids(300, 1)
+    answers = [said(engine(None), each)[0] for each in (first, second)]
+    assert said(engine(home), first) == (answers[0], 0)
+    assert said(engine(home), second) == (answers[1], 4 * TOKENS)
+    both = engine(home)
+    assert said(both, first) == (answers[0], 7 * TOKENS)
+    assert said(both, second)[0] == answers[1]
+    spoil(files(home)[2])
+    with pytest.warns(Degraded):
+        assert said(engine(home), first)[0] == answers[0]
 
 
 @pytest.mark.parametrize("method", METHODS)

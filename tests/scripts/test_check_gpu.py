@@ -144,7 +144,7 @@ def test_a_planted_verdict_accepts_the_first_tokens_of_a_draft_and_refuses_the_n
 
     runner = SimpleNamespace(
         rows=lambda sequence, draft: torch.zeros(len(draft) + 1, 7),
-        model=SimpleNamespace(logits=lambda hidden: hidden),
+        logits=lambda hidden: hidden,
     )
     sampler = SimpleNamespace(distribution=lambda logits, tentative: logits.softmax(-1))
     verifier = PlantedVerifier("full", runner, sampler, 0.5)

@@ -11,6 +11,7 @@ from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.speculation import drafter as drafter_module
 from offload.speculation import sampling as sampling_module
+from offload.speculation.draft import DraftedTree
 from offload.speculation.draft_runner import DraftRunner
 from offload.speculation.drafter import ModelDrafter
 from offload.speculation.hierarchy import draft_cache
@@ -123,3 +124,16 @@ def test_the_tokens_of_a_draft_are_cached_under_their_ids(model, monkeypatch, sa
         rows, fresh = (each._runner.rows(sequence) for each in (drafter, new_drafter(model)))
         torch.testing.assert_close(rows, fresh, rtol=1e-4, atol=1e-4)
         sequence.truncate(start)
+
+
+@pytest.mark.parametrize("tree", [None, DraftedTree((-1, -1, 0, 0, 1))], ids=["chain", "tree"])
+def test_barred_tokens_are_neither_drafted_nor_in_the_distributions(model, monkeypatch, tree):
+    kept = torch.tensor([3, 5, 7, 11, 13])
+    monkeypatch.setattr(model, "barred", None)
+    model.bar([token for token in range(VOCAB + 5) if token not in kept])  # those beyond its vocabulary do not matter
+    drafter, free = new_drafter(model, Sampling(temperature=2, top_p=1)), text()
+    logits = model.logits(drafter._runner.rows(free))[:, kept]
+    draft = drafter.propose(free, GAMMA, tree)
+    assert set(draft.tokens) <= set(kept.tolist()) and len(set(draft.tokens)) > 1
+    torch.testing.assert_close(draft.rows[0, kept], (logits[0] / 2).softmax(-1))
+    torch.testing.assert_close(draft.rows[:, kept].sum(-1), torch.ones(len(draft.rows)))

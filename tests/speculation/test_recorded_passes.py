@@ -1,11 +1,12 @@
 """Recorded passes on the native kernel against the same passes call by call: the same bits."""
 
+import weakref
+
 import pytest
 import torch
 
 from offload import Speculation
 from offload.kernels.native import KernelUnavailable, find_kernel
-from offload.kernels.native.library import Pass
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.recording import recorder
 from offload.kernels.ops import TorchOperations
@@ -15,7 +16,7 @@ from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.speculation import recorded_passes
 from offload.speculation.hierarchy import selected_cache
-from offload.speculation.recorded_passes import RecordedPasses
+from offload.speculation.recorded_passes import PassRecorder, RecordedPasses
 from offload.speculation.runner import Runner, SelectedRunner
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU
@@ -67,25 +68,47 @@ def test_recorded_passes_have_the_bits_of_others(model, monkeypatch):
         assert torch.equal(found, expected)
 
 
-def test_a_pass_is_recorded_once(model):
+@pytest.fixture
+def recorded(monkeypatch):
+    """The caches whose calls have been recorded, in order, each with its number of rows."""
+    found, record = [], PassRecorder._record
+
+    def noted(self, cache, tokens):
+        found.append((cache, tokens))
+        return record(self, cache, tokens)
+
+    monkeypatch.setattr(PassRecorder, "_record", noted)
+    return found
+
+
+def test_a_cache_is_recorded_once_for_passes_of_any_number_of_rows(model, recorded):
     full, middle, sequence = runners(model)
-    assert isinstance(full.graphs, RecordedPasses) and isinstance(middle.graphs, RecordedPasses)
-    for token in ids(60, seed=1):
-        full.rows(sequence)
-        middle.rows(sequence, [token])
+    recorded.clear()
+    for turn, token in enumerate(ids(60, seed=1)):
+        full.rows(sequence, ids(turn % 7, seed=turn))
+        middle.rows(sequence, [token, *ids(turn % 5, seed=turn)])
         sequence.extend([token])
     assert middle.cache.selections > 2  # the table stays where it is
-    assert len(full.graphs._recorded) <= 2 and len(middle.graphs._recorded) <= 3
+    assert {cache for cache, _ in recorded} == {full.cache, middle.cache} and len(recorded) == 2
 
 
-def test_recordings_are_bounded(model, monkeypatch):
-    monkeypatch.setattr(recorded_passes, "_MOST_ROWS", 15)
+def test_recordings_are_bounded(model, monkeypatch, recorded):
+    monkeypatch.setattr(recorded_passes, "_MOST_KEYS", 1)
     full, _, sequence = runners(model)
-    expected = {count: full.rows(sequence, ids(count, seed=1)) for count in range(1, 7)}
-    assert [rows for rows, _ in full.graphs._recorded] == [6, 7]  # and the last token
-    for count, rows in expected.items():
-        assert torch.equal(full.rows(sequence, ids(count, seed=1)), rows)
-    assert not full.graphs.serves(KEPT_QUERIES + 1)
+    recorded.clear()
+    chain, tree = full.rows(sequence, ids(6)), full.tree_rows(sequence, ids(6), PARENTS)
+    assert torch.equal(full.rows(sequence, ids(6)), chain)
+    assert torch.equal(full.tree_rows(sequence, ids(6), PARENTS), tree)
+    assert len(recorded) == 4
+    assert full.graphs.serves(KEPT_QUERIES) and not full.graphs.serves(KEPT_QUERIES + 1)
+
+
+def test_recordings_are_dropped_with_their_cache(model):
+    recorder, cache = PassRecorder(model, 8), model.new_cache(32)
+    recorder.run(torch.tensor(ids(3)), [(cache, *cache.begin_recorded(3))])
+    memory = weakref.ref(cache.store._blocks)
+    del cache
+    assert memory() is None
 
 
 def test_a_failed_recording_leaves_nothing(model):
@@ -93,32 +116,12 @@ def test_a_failed_recording_leaves_nothing(model):
     full, _, sequence = runners(model)
     expected = full.rows(sequence)
     full.truncate(PROMPT - 1)
-    full.graphs._recorded.clear()
+    full.graphs = RecordedPasses(model, full.cache)
     attend, full.cache.attend = full.cache.attend, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         full.rows(sequence)
     full.cache.attend = attend
     assert recorder.recording is None and full.cache.length == PROMPT - 1
-    assert torch.equal(full.rows(sequence), expected)
-
-
-def test_an_interrupt_of_the_first_run_leaves_no_part_of_a_recording(model, monkeypatch):
-    full, _, sequence = runners(model)
-    expected = full.rows(sequence)
-    full.truncate(PROMPT - 1)
-    full.graphs._recorded.clear()
-    made = []
-
-    def interrupted(**fields):
-        made.append(fields)
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        return Pass(**fields)
-
-    with monkeypatch.context() as patches:
-        patches.setattr("offload.kernels.native.recording.Pass", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            full.rows(sequence)
     assert torch.equal(full.rows(sequence), expected)
 
 

@@ -1,17 +1,11 @@
 """Tiny seeded models and a byte-level tokenizer: the references of the tests, made with transformers, from no hub."""
 
+import copy
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 VARIANTS = {
     "llama": ("llama", {}),
     "llama-mha-untied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
@@ -19,6 +13,49 @@ VARIANTS = {
     "qwen2": ("qwen2", {}),
     "qwen3-uneven": ("qwen3", {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3}),
     "mqa": ("llama", {"num_key_value_heads": 1}),
+}
+_PARTIAL = {"rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [2.0 + 0.5 * i for i in range(6)],
+}
+_LOCAL = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+}
+_WINDOW = {"sliding_window": 21, "layer_types": ["sliding_attention", "full_attention"]}
+_GEMMA = _WINDOW | {"head_dim": 16, "tie_word_embeddings": True}
+_GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_YARN = {
+    "rope_parameters": {
+        **{"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "rope_theta": 150000.0},
+        **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    }
+}
+_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16}
+FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all that its tests need
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "phi3": ("phi3", {"rope_parameters": {"rope_type": "default"} | _PARTIAL}),
+    "phi3-long": ("phi3", {"rope_parameters": _LONGROPE | _PARTIAL, "original_max_position_embeddings": 64}),
+    "granite": ("granite", _GRANITE),
+    "olmo2": ("olmo2", {}),
+    "glm4": ("glm4", {"head_dim": 32}),
+    "starcoder2": ("starcoder2", {}),
+    "cohere": ("cohere", {"logit_scale": 0.5}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "qwen3-moe": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True, "head_dim": 32}),
+    "granite-moe": ("granitemoe", _GRANITE | {"num_local_experts": 4, "intermediate_size": 32}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}),
+    "qwen3-moe-mixed": ("qwen3_moe", _EXPERTS | {"decoder_sparse_step": 2}),
+    "gemma2": ("gemma2", _GEMMA | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0}),
+    "gemma3": ("gemma3_text", _GEMMA | {"query_pre_attn_scalar": 16} | _LOCAL),
+    "olmo3": ("olmo3", _WINDOW | _LOCAL),
+    "cohere2": ("cohere2", {"sliding_window": 21, "num_hidden_layers": 4, "logit_scale": 0.5}),
+    "gpt-oss": ("gpt_oss", _WINDOW | _YARN | _OSS),
 }
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("Ġ", "a"), ("e", "r"), ("o", "n"), ("Ġ", "w")]
@@ -28,16 +65,17 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(special=SPECIAL, alphabet=None, merges=MERGES) -> PreTrainedTokenizerFast:
     """Make a byte-level BPE tokenizer over all 256 bytes with a few merges and ChatML's special tokens."""
-    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
-    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=MERGES))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) if alphabet is None else alphabet
+    pieces = [*special, *alphabet, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        additional_special_tokens=list(SPECIAL[:2]),
+        eos_token=special[2],
+        additional_special_tokens=list(special[:2]),
         chat_template=TEMPLATE,
     )
 
@@ -60,13 +98,15 @@ def make_hf_model(family: str, seed: int = 0, **changes) -> torch.nn.Module:
         "pad_token_id": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
-    config = CONFIGS[family](**settings | changes)
+    config = AutoConfig.for_model(family, **copy.deepcopy(settings | changes))  # it changes its arguments
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:
                 weight.uniform_(0.5, 1.5)
+            elif name.endswith("sinks"):
+                weight.normal_(mean=1.0)
             elif name.endswith("bias"):
                 weight.normal_(std=0.2)
             else:

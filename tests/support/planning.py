@@ -4,7 +4,7 @@ from offload.architecture.known import KNOWN
 from offload.config import Placement, Speculation
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.planning.placement import PlanRequest
+from offload.planning.request import PlanRequest
 
 HARDWARE = {name: describe(profiles.load(name)) for name in profiles.available()}
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload.config import EXACT
 from offload.engine import Engine
 from offload.errors import Degraded
 from offload.events import Restored
@@ -58,12 +59,17 @@ def engine_on(
     limit=1 << 30,
     chunk=CHUNK,
     room=0,
+    kv=EXACT,
 ):
-    """Make an engine with a tiny model, with a prompt cache in `home`, and reserve sessions of `room` tokens."""
+    """Make an engine with a tiny model, with a prompt cache in `home`, and reserve sessions of `room` tokens.
+
+    `kv` is the format of keys and values.
+    """
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
+    model.kv = kv
     link = SimulatedLink(1e12, poison=True) if settings is None or settings.disk is None else DiskLink(poison=True)
-    stores = None if settings is None else TieredStoreFactory(operations, CPU, settings, link)
+    stores = None if settings is None else TieredStoreFactory(operations, CPU, settings, link, kv=kv)
     prompts = None
     if home is not None:
         home.mkdir(exist_ok=True)
@@ -75,10 +81,10 @@ def engine_on(
     return engine
 
 
-def said(engine, prompt, method="ar", on_event=lambda event: None):
-    """Return the tokens after a prompt, and how many tokens of it were restored from disk."""
+def said(engine, prompt, method="ar", on_event=lambda event: None, **changes):
+    """Return the tokens after a prompt, and how many tokens of it were restored from disk; settings may be changed."""
     out, restored = [], 0
-    settings = Speculation(method, budget=64, chunk=16, sink=16)
+    settings = Speculation(method, **{"budget": 64, "chunk": 16, "sink": 16} | changes)
     for event in engine.generate(prompt, Sampling(temperature=0), GenerationConfig(max_new_tokens=NEW), settings):
         on_event(event)
         if isinstance(event, Tokens):

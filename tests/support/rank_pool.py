@@ -18,6 +18,7 @@ from offload.parallel.process_group import Ranks
 from tests.support.engine import SMALL
 
 CPU = torch.device("cpu")
+_PATIENCE = 300.0  # seconds until ranks that do not answer are taken to wait for each other
 
 
 def free_port() -> int:
@@ -45,10 +46,20 @@ class RankPool:
         """Call `function(group, *args)` on every rank; return the results in order, None for a killed rank."""
         for pipe in self._pipes:
             pipe.send((function, args))
-        answers = [_answer(pipe) for pipe in self._pipes]
+        answers = [self._answer(pipe) for pipe in self._pipes]
         for rank, (_, error) in enumerate(answers):
             assert error is None, f"rank {rank}: {error}"
         return [result for result, _ in answers]
+
+    def _answer(self, pipe: Connection) -> tuple[Any, str | None]:
+        if not pipe.poll(_PATIENCE):
+            for process in self.processes:
+                process.kill()
+            return None, "no answer: do the ranks wait for each other?"
+        try:
+            return pipe.recv()
+        except EOFError:  # killed
+            return None, None
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -56,13 +67,6 @@ class RankPool:
         for process in self.processes:
             process.join(10)
             assert not process.is_alive(), "a rank did not end"
-
-
-def _answer(pipe: Connection) -> tuple[Any, str | None]:
-    try:
-        return pipe.recv()
-    except EOFError:  # killed
-        return None, None
 
 
 def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:

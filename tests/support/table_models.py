@@ -74,6 +74,9 @@ class TableRunner:
         self._states = torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
         return self._states
 
+    def logits(self, hidden):
+        return self.model.logits(hidden)
+
     def step(self, ids):
         self._states = self._states[-1:] % VOCAB * VOCAB + ids
         return self._states

@@ -34,6 +34,10 @@ class Pty:
         self._streams.append(open(os.dup(self._slave), mode, encoding="utf-8"))  # noqa: SIM115 - close() does
         return self._streams[-1]
 
+    def type(self, text: str) -> None:
+        """Type on the keyboard."""
+        os.write(self._master, text.encode())
+
     def written(self) -> bytes:
         """Return the bytes written so far."""
         return b"".join(self._chunks)

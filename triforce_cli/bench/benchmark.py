@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from offload.config import GenerationConfig, Sampling, Speculation
-from offload.errors import PromptError
 from offload.levels import has_draft_model
 from offload.loader import OpenModel
 from offload.offloading import TierSettings
@@ -16,7 +15,9 @@ from ..options.settings import Settings
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch
 from ..run.plan import fewest_on_device, plan_tiers
+from .grouped_number import Grouped
 from .methods import BASE, speculations
+from .windows import TextTooShort
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,12 @@ def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benc
         model = stretch(model, len(ids) + settings.generation.max_new_tokens, terminal)
     model.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
     sampling = settings.sampling(model.sampling)
+    note_grouped(bench.context, terminal)
     benchmark = Benchmark(settings, bench.repeats, model, ids, sampling, methods, None)
-    return benchmark if request.dry_run else replace(benchmark, tiers=_plan_tiers(benchmark, terminal))
+    return benchmark if request.dry_run else replace(benchmark, tiers=plan_bench_tiers(benchmark, terminal))
 
 
-def _plan_tiers(benchmark: Benchmark, terminal: Terminal) -> TierSettings | None:
+def plan_bench_tiers(benchmark: Benchmark, terminal: Terminal) -> TierSettings | None:
     """Return one placement for all methods: that of the method with the fewest layers on the device."""
     model, settings = benchmark.model, benchmark.settings
     found = [
@@ -84,11 +86,19 @@ def _plan_tiers(benchmark: Benchmark, terminal: Terminal) -> TierSettings | None
     return fewest_on_device([tiers for tiers in found if tiers is not None])
 
 
+def note_grouped(context: int | None, terminal: Terminal) -> None:
+    """Print that a context is one number, where it was written as a list could be."""
+    if isinstance(context, Grouped):
+        terminal.note(f"--context {context:,} is one number; {context.hint}")
+
+
 def first_tokens(ids: list[int], count: int | None) -> list[int]:
-    """Return the first `count` tokens, or all. Raises PromptError if there are fewer."""
+    """Return the first `count` tokens, or all. Raises TextTooShort if there are fewer."""
     if count is not None and count > len(ids):
-        raise PromptError(
+        meant = f"; {count.hint}" if isinstance(count, Grouped) else ""
+        raise TextTooShort(
+            len(ids),
             f"the prompt has {counted(len(ids), 'token')}, fewer than --context {count:,}",
-            f"give a longer text, or use --context {len(ids)}",
+            f"give a longer text, or use --context {len(ids)}{meant}",
         )
     return ids[:count]

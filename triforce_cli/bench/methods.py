@@ -14,6 +14,7 @@ from offload.tree_config import TreeShape
 
 BASE = "ar"  # the baseline
 DEFAULT = "all that can run"
+IN_BATCHES = (BASE, "auto")  # that run in batches, unless others are named
 # Published methods with token trees: a draft model and its tree.
 TREES = {
     "sequoia": Speculation(method="naive", draft="a model", tree="auto"),  # arXiv 2402.12374

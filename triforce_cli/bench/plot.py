@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from offload.errors import SettingsError
 
+from ..output.whole_file import permissions_of, target_of
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -19,18 +21,25 @@ def check_plot(path: Path) -> None:
     """Raise SettingsError if no chart could be written there, before the benchmark runs."""
     if find_spec("matplotlib") is None:
         raise SettingsError("--plot needs matplotlib, which is not installed", "pip install 'triforce[plot]'")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise SettingsError(f"there is no folder {folder}", "create it, or choose another file for --plot")
-    if path.is_dir():
-        raise SettingsError(f"{path} is a folder", "give --plot a file, such as bench.png")
-    if not os.access(folder, os.W_OK):
-        raise SettingsError(f"{folder} is not writable", "choose another folder for --plot")
+    check_file(path, "--plot", "bench.png")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
     if path.suffix.lower().removeprefix(".") not in kinds:
         raise SettingsError(f"--plot cannot write {path.name}", f"end its name in one of: {', '.join(kinds)}")
+
+
+def check_file(path: Path, option: str, example: str) -> None:
+    """Raise SettingsError if no file could be written there, or where a link leads."""
+    folder = target_of(path).parent
+    if not folder.is_dir():
+        raise SettingsError(f"there is no folder {folder}", f"create it, or choose another file for {option}")
+    if path.is_dir():
+        raise SettingsError(f"{path} is a folder", f"give {option} a file, such as {example}")
+    if path.exists() and not path.is_file():
+        raise SettingsError(f"{path} is no regular file", f"give {option} a file, such as {example}")
+    if not os.access(folder, os.W_OK):
+        raise SettingsError(f"{folder} is not writable", f"choose another folder for {option}")
 
 
 def plot(path: Path, rates: Mapping[str, float], title: str) -> None:
@@ -54,18 +63,13 @@ def new_figure(size: tuple[float, float]) -> Figure:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure; the file is replaced as a whole."""
-    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    """Write a figure; the file, or that which a link leads to, is replaced as a whole."""
+    target = target_of(path)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     try:
         figure.savefig(name, dpi=150)
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are readable by their owner alone
-        os.replace(name, path)
+        os.chmod(name, permissions_of(target))
+        os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

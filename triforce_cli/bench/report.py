@@ -63,7 +63,7 @@ class MethodRuns:
 
     def differs_at(self, ids: Sequence[int]) -> int | None:
         """Return the first token, counted from 0, in which any run differs from these; None if none does."""
-        positions = [_first_difference(sample.ids, ids) for sample in self.samples]
+        positions = [first_difference(sample.ids, ids) for sample in self.samples]
         return min((position for position in positions if position is not None), default=None)
 
 
@@ -121,7 +121,8 @@ def _median(values: Any) -> float | None:
     return median(present) if present else None
 
 
-def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
+def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
+    """Return the first position at which token ids differ, or one of the two ends; None for equal ones."""
     for position, (one, other) in enumerate(zip(ids, others, strict=False)):
         if one != other:
             return position

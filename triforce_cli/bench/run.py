@@ -24,8 +24,8 @@ from ..exit_codes import DONE, INTERRUPTED
 from ..output.agreement import quantized_warning
 from ..output.plan import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
-from ..output.renderers import json_line
 from ..output.status_line import StatusLine
+from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.machine import processor
 from ..run.plan import plan_run
@@ -67,13 +67,13 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
     with closing(display):
         display.loading(f"loading {benchmark.settings.engine.model}")
         engine = benchmark.model.load(tiers=benchmark.tiers).without_end()
-        agreement = _agreement(benchmark, engine, display, terminal)
+        agreement = warn_of_quantized_weights(benchmark, engine, display, terminal)
         runs = [MethodRuns(name, _memory(benchmark, method)) for name, method in benchmark.speculations.items()]
         interrupted, prefill_s = False, None
         load = OtherLoad() if benchmark.model.group.size == 1 else None  # other ranks are not other load
         try:
-            _prepare_copies(benchmark, engine, display)
-            prefill_s = _prefill(benchmark, engine, display)
+            prepare_copies(benchmark, engine, display)
+            prefill_s = read_prompt(benchmark, engine, display)
             _measure(benchmark, engine, runs, prefill_s, show)
             _verify(benchmark, engine, runs, show)
         except KeyboardInterrupt:
@@ -83,7 +83,7 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
             status.clear()
     if interrupted:
         terminal.after_ctrl_c()
-    facts = _facts(benchmark, engine, prefill_s, agreement)
+    facts = describe_run(benchmark, engine, prefill_s, agreement)
     comparison = Comparison(facts, benchmark.sampling.kind != FASTEST, runs, None if load is None else load.cores())
     _write(comparison, terminal, output, interrupted)
     return INTERRUPTED if interrupted else DONE
@@ -98,7 +98,7 @@ def _write(comparison: Comparison, terminal: Terminal, output: BenchOutput, inte
         terminal.print(report_text(comparison, terminal.table_width))
     if output.plot is not None and any_run:
         rates = {row["method"]: row["tokens_per_s"] or 0.0 for row in comparison.rows()}
-        draw(output.plot, rates, title(comparison))
+        draw(output.plot, rates, title(comparison.facts))
 
 
 def _memory(benchmark: Benchmark, method: Speculation) -> int:
@@ -108,7 +108,9 @@ def _memory(benchmark: Benchmark, method: Speculation) -> int:
     return need.kv + need.retrieval + need.draft + need.copy
 
 
-def _agreement(benchmark: Benchmark, engine: Engine, display: ProgressDisplay, terminal: Terminal) -> float | None:
+def warn_of_quantized_weights(
+    benchmark: Benchmark, engine: Engine, display: ProgressDisplay, terminal: Terminal
+) -> float | None:
     """Warn of quantised weights; return how often they choose as the original ones, None if there are none."""
     level = benchmark.settings.engine.quantize
     if level is None:
@@ -120,7 +122,7 @@ def _agreement(benchmark: Benchmark, engine: Engine, display: ProgressDisplay, t
     return agreement
 
 
-def _prepare_copies(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> None:
+def prepare_copies(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> None:
     """Make the quantised copies that some methods draft with, before their times are measured."""
     for method in benchmark.speculations.values():
         if uses_copy(method):
@@ -128,7 +130,7 @@ def _prepare_copies(benchmark: Benchmark, engine: Engine, display: ProgressDispl
             engine.prepare(benchmark.ids, benchmark.config, method)
 
 
-def _prefill(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> float:
+def read_prompt(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> float:
     """Read the prompt into the caches that all runs share; return the seconds."""
     meter = Meter(len(benchmark.ids))
     context = benchmark.model.checkpoint.shape.context
@@ -153,7 +155,7 @@ def _measure(
     order = [each for _ in range(benchmark.repeats) for each in runs]
     for number, each in enumerate(order, 1):
         show(f"bench · {each.method} · run {number} of {len(order)}")
-        each.samples.append(_run(benchmark, engine, benchmark.speculations[each.method], prefill_s))
+        each.samples.append(run_once(benchmark, engine, benchmark.speculations[each.method], prefill_s))
 
 
 def _verify(benchmark: Benchmark, engine: Engine, runs: list[MethodRuns], show: Callable[[str], None]) -> None:
@@ -170,7 +172,7 @@ def _verify(benchmark: Benchmark, engine: Engine, runs: list[MethodRuns], show: 
             each.lossless = verified[ids] and each.lossless is not False
 
 
-def _run(benchmark: Benchmark, engine: Engine, method: Speculation, prefill_s: float) -> Sample:
+def run_once(benchmark: Benchmark, engine: Engine, method: Speculation, prefill_s: float) -> Sample:
     """Generate once. The prompt is in the caches but for its last token, whose time is in `prefill_s` already."""
     meter = Meter(len(benchmark.ids))
     with closing(engine.generate(benchmark.ids, benchmark.sampling, benchmark.config, method)) as events:
@@ -181,7 +183,9 @@ def _run(benchmark: Benchmark, engine: Engine, method: Speculation, prefill_s: f
     return Sample(replace(summary, ttft_s=prefill_s + to_first), meter.gaps, tuple(meter.ids))
 
 
-def _facts(benchmark: Benchmark, engine: Engine, prefill_s: float | None, agreement: float | None) -> dict[str, Any]:
+def describe_run(
+    benchmark: Benchmark, engine: Engine, prefill_s: float | None, agreement: float | None
+) -> dict[str, Any]:
     """Return the machine and the request, for the comparison."""
     settings = benchmark.settings
     level = settings.engine.quantize

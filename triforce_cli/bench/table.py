@@ -32,9 +32,9 @@ _NODES = Column("tree\nnodes", right=True, dropped=1)  # stands before the memor
 _OUTPUT = Column("output", dropped=2, least=8)
 
 
-def title(comparison: Comparison) -> str:
+def title(facts: Mapping[str, Any]) -> str:
     """Return machine and request, in one line."""
-    facts, machine = comparison.facts, comparison.facts["machine"]
+    machine = facts["machine"]
     parts = [machine["name"], counted(machine["threads"], "thread"), machine["engine"], facts["model"]]
     parts += [counted(facts["prompt_tokens"], "prompt token"), counted(facts["new_tokens"], "new token")]
     parts += [f"temperature {facts['settings']['temperature']:g}", counted(facts["repeats"], "repeat")]
@@ -49,7 +49,7 @@ def report_text(comparison: Comparison, width: int | None) -> Text:
     columns += [_OUTPUT] if comparison.comparable else []
     cells = [_cells(row, comparison.comparable, has_trees) for row in rows]
     doubts = _lines(list(_doubts(rows, comparison.other_load)), width, "yellow")
-    parts = [_lines([title(comparison)], width), table(columns, cells, width), *([doubts] if doubts else [])]
+    parts = [_lines([title(comparison.facts)], width), table(columns, cells, width), *([doubts] if doubts else [])]
     return Text("\n").join(parts)
 
 

@@ -1,152 +1,77 @@
-"""`triforce bench`: compares the methods of decoding on one prompt."""
+"""`triforce bench`: compares the methods of decoding on one prompt, or over lists of settings and prompts."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from offload.config import Sampling, check_part
-from offload.errors import SettingsError
+from offload.config import check_part
+from offload.errors import PromptError, SettingsError
 from offload.loading.registry import resolve as resolve_model
-from offload.units import parse_tokens
+from offload.short_repr import short_repr
 
-from ..bench.methods import DEFAULT, name_of, parse
-from ..bench.plot import check_plot
-from ..bench.quality.modes import CHANGED
-from ..bench.quality.modes import DEFAULT as MODES_DEFAULT
+from ..bench import options as bench_options
+from ..bench.grid.axes import CONTEXT, STDOUT, Values, points, varied
+from ..bench.methods import IN_BATCHES, name_of, parse
+from ..bench.options import LAST, NEEDLES, NEW_TOKENS, check_kind, is_grid
+from ..bench.plot import check_file, check_plot
 from ..bench.quality.modes import parse as parse_modes
 from ..distributed.rank import broadcast
-from ..input.documents import check_files
+from ..input.dataset import asked, check_dataset, read_dataset
+from ..input.documents import check_files, read_documents
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.distinct_files import check_distinct, named_files
 from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft, warn_unused_middle
 from ..options.settings import given_options, resolve
 from ..output.progress import ProgressDisplay
-
-NEW_TOKENS = 128
-LAST, NEEDLES = 256, 5  # of --quality
-QUALITY = "Quality"
-_QUALITY = ("modes", "last", "needles")
-_SPEED = ("methods", "repeats", "draft", "tree", "tree_sampling", "rebuild_every", "gamma1", "gamma2", "seed")
-_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED)
+from ..output.terminal import Terminal
 
 
-@option_groups.accepts(option_groups.TREES | option_groups.PLACEMENT | option_groups.PARALLEL)
+@option_groups.accepts(bench_options.SETTINGS)
 def bench(
     ctx: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="Text, placed after files and stdin; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help=options.described("Methods, with commas.", DEFAULT), show_default=False),
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            help=options.described("Use the first tokens: 8000, 16K.", "all"),
-            show_default=False,
-            parser=parse_tokens,
-            metavar="N",
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--new",
-            "--max-new-tokens",
-            "-n",
-            metavar="N",
-            help=options.described("Tokens to generate.", str(NEW_TOKENS)),
-            show_default=False,
-        ),
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Runs of each method.")] = 3,
-    model: options.Model = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    dry_multiplier: options.DryMultiplier = None,
-    dry_base: options.DryBase = None,
-    dry_allowed_length: options.DryAllowedLength = None,
-    dry_range: options.DryRange = None,
-    no_repeat_ngram: options.NoRepeatNgram = None,
-    coupled: options.Coupled = None,
-    seed: options.Seed = None,
-    draft: options.Draft = None,
-    middle: options.Middle = None,
-    sink: options.Sink = None,
-    window: options.Window = None,
-    budget: options.Budget = None,
-    chunk: options.Chunk = None,
-    rebuild_every: options.RebuildEvery = None,
-    gamma1: options.Gamma1 = None,
-    gamma2: options.Gamma2 = None,
-    extend_context: options.ExtendContext = False,
-    profile: options.ProfileName = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    kernel: options.Kernel = None,
-    quantize: options.Quantize = None,
-    threads: options.Threads = None,
-    prefill_chunk: options.PrefillChunk = None,
-    dry_run: options.DryRun = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object, with all samples.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Draw tokens per second: a.png.", metavar="FILE"),
-    ] = None,
+    methods: bench_options.Methods = None,
+    batch: bench_options.Batch = None,
+    context: bench_options.Context = None,
+    repeats: bench_options.Repeats = 3,
+    json: bench_options.JsonObject = False,
+    plot: bench_options.Plot = None,
     quiet: options.Quiet = False,
-    quality: Annotated[
-        bool,
-        typer.Option("--quality", help="Compare the answers of lossy modes.", rich_help_panel=QUALITY),
-    ] = False,
-    modes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help=options.described("Modes, with commas.", MODES_DEFAULT),
-            show_default=False,
-            rich_help_panel=QUALITY,
-        ),
-    ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help=options.described("Tokens to score.", str(LAST)),
-            parser=parse_tokens,
-            show_default=False,
-            rich_help_panel=QUALITY,
-        ),
-    ] = None,
-    needles: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=100,
-            metavar="N",
-            help=options.described("Texts with a needle to find.", str(NEEDLES)),
-            show_default=False,
-            rich_help_panel=QUALITY,
-        ),
-    ] = None,
+    excerpts: bench_options.Excerpts = None,
+    each_file: bench_options.EachFile = False,
+    data: bench_options.Data = None,
+    points: bench_options.Points = None,
+    csv: bench_options.Csv = None,
+    quality: bench_options.Quality = False,
+    modes: bench_options.Modes = None,
+    last: bench_options.Last = None,
+    needles: bench_options.Needles = None,
 ) -> int:
     """Compare the methods of decoding on one prompt and this machine.
 
     The prompt is continued without the chat template, and past end-of-sequence tokens: every method generates the same
     number of tokens. The prompt is read once, and that time is part of every TTFT. Speedup is relative to ar. Memory is
     an estimate of the KV caches and the draft model, without the model itself.
+
+    Options with a metavar such as N,... take lists: all combinations run, on each prompt, and a table for each measure
+    has a column for each value of what varies. With --points FILE, finished runs are kept: the same command goes on
+    after them.
+
+    With --batch, so many sequences from different places of the text are decoded together: ar and auto, or the
+    --methods. Their rate is that of all, while all of them decode. Alone it compares them with one after the other;
+    with lists of other settings it is one more list.
 
     With --quality, the modes that change the answer are compared with the exact one instead: the perplexity of the
     text's last tokens, agreement with exact greedy decoding, and a needle test. A mode is exact,
@@ -166,30 +91,46 @@ def bench(
 
       triforce bench -f book.txt --draft Qwen/Qwen3-0.6B --plot bench.png
 
+      triforce bench -f book.txt --context 2K,8K --temperature 0,0.6,1 --methods triforce --points runs.jsonl
+
+      triforce bench -f book.txt --context 4K --prompts 5 --budget 256,1024 --chunk 8,16 --csv grid.csv --plot grid.png
+
+      triforce bench --data pg19/ --prompts 5 --context 8K --methods retrieval
+
+      triforce bench -f book.txt --context 2K --batch 1,4,8 --repeats 1
+
+      triforce bench -f book.txt --context 1K,2K --batch 1,4 --methods retrieval --csv - > grid.csv
+
       triforce bench -f book.txt --context 4096 --quality --modes h2o,quantize=q8
     """
-    _check_kind(ctx, quality)
-    flags, origins = given_options(ctx)
-    flags["max_new_tokens"] = NEW_TOKENS if max_new_tokens is None else max_new_tokens
-    flags["method"] = "ar" if quality else "auto"  # --methods takes its place, also where a profile names one
-    check_part(flags)
+    check_kind(ctx)
+    terminal, as_grid = ctx.obj.terminal, is_grid(ctx)
+    flags, origins, axes = _flags(ctx)
     check_files(prompt_file or [])
+    if data is not None:
+        check_dataset(data)
     names = parse(methods) if methods is not None else None
     compared = parse_modes(modes) if modes is not None else None
-    if plot is not None:
-        check_plot(plot)
-    terminal = ctx.obj.terminal
-    settings = resolve(flags, origins, profile)
+    sizes = _sizes(batch) if batch is not None else None
+    if as_grid and sizes is not None and names is None:
+        names = IN_BATCHES
+    _check_outputs(plot, csv, None if as_grid else sizes, json)
+    inputs = [*(("--prompt-file", each) for each in prompt_file or []), *named_files(ctx)]
+    check_distinct(inputs, [("--points", points), ("--csv", None if csv == STDOUT else csv), ("--plot", plot)])
+    settings = resolve(flags, origins, ctx.params["profile"])
+    if as_grid and "seed" not in settings.values:  # drawn at random, no run could be found again
+        settings = replace(settings, generation=replace(settings.generation, seed=0))
     resolve_model(settings.engine.model)
     for warn in () if quality else (warn_unused_draft, warn_unused_middle):
         warn(settings, [name_of(each) for each in names or ["auto"]], terminal)
-    rest = {"dry_run": dry_run, "extend_context": extend_context, "arguments": given_arguments(ctx)}
-    request = Request(settings, ctx.obj.home, ctx.info_name, **rest)
+    rest = {name: bool(ctx.params[name]) for name in ("dry_run", "extend_context")}
+    request = Request(settings, ctx.obj.home, ctx.info_name, **rest, arguments=given_arguments(ctx))
     request, code = start_or_join_ranks(request, terminal)
     if code is not None:
         return code
     group = request.group
-    text = broadcast(group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
+    texts, endings = broadcast(group, lambda: _texts(prompt, prompt_file or [], each_file, data, terminal))
+    text = texts[0][1]
 
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
@@ -201,20 +142,82 @@ def bench(
             from ..bench.quality.request import QualityRequest
             from ..bench.quality.run import run_quality
 
-            asked = QualityRequest(
-                request, text, compared, context, last or LAST, NEEDLES if needles is None else needles
-            )
-            return run_quality(asked, terminal, output, display)
-        return run_benchmark(BenchRequest(request, text, names, context, repeats), terminal, output, display)
+            count = NEEDLES if needles is None else needles
+            scored = QualityRequest(request, text, compared, context, last or LAST, count)
+            return run_quality(scored, terminal, output, display)
+        if as_grid:
+            from ..bench.grid.command import GridOutput, bench_grid
+            from ..bench.grid.request import GridRequest
+
+            contexts = None if context is None else tuple(_list(context))
+            batches = tuple(dict.fromkeys(sizes or [1]))
+            grid = GridRequest(request, texts, names, axes, contexts, excerpts or 1, repeats, points, batches)
+            if data is not None:
+                grid = replace(grid, endings=endings, is_dataset=True, excerpts=excerpts or len(texts))
+            return bench_grid(grid, terminal, GridOutput(json, quiet, plot, csv), display)
+        asked = BenchRequest(request, text, names, context, repeats)
+        if sizes is not None and not request.dry_run:
+            from ..bench.batch_run import run_batches
+
+            return run_batches(asked, sizes, terminal, output, display)
+        return run_benchmark(asked, terminal, output, display)
 
 
-def _check_kind(ctx: typer.Context, quality: bool) -> None:
-    """Raise SettingsError for a flag that only the other kind of benchmark reads."""
-    unread, other = (_SPEED, "without") if quality else (_QUALITY, "with")
-    for param in ctx.command.params:
-        source = ctx.get_parameter_source(param.name)
-        if param.name in unread and source is not None and source.name == "COMMANDLINE":
-            raise SettingsError(
-                f"{param.opts[0]} has no effect {'with' if quality else 'without'} --quality",
-                f"leave it out, or run the benchmark {other} --quality",
-            )
+def _flags(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str], dict[str, Values]]:
+    """Return the settings that were given, with the first value of each list, their origins, and the lists.
+
+    Raises SettingsError for a combination of values that cannot be.
+    """
+    flags, origins = given_options(ctx)
+    flags.setdefault("max_new_tokens", NEW_TOKENS)
+    # --methods takes its place, also where a profile names one
+    flags["method"] = "ar" if ctx.params["quality"] else "auto"
+    axes = varied(flags)
+    for point in points({CONTEXT: _list(ctx.params["context"])} | axes):
+        check_part({name: value for name, value in (flags | point).items() if name != CONTEXT})
+    return flags | {name: next(iter(values)) for name, values in axes.items()}, origins, axes
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return tuple(value) if isinstance(value, Values) else (value,)
+
+
+def _check_outputs(plot: Path | None, csv: Path | None, sizes: list[int] | None, json: bool) -> None:
+    """Raise SettingsError for files that could not be written, and for two outputs on stdout."""
+    if plot is not None and sizes is not None:
+        raise SettingsError("--plot draws methods, not batches", "give a list too, such as --context 2K,8K")
+    if plot is not None:
+        check_plot(plot)
+    if csv == STDOUT and json:
+        raise SettingsError("--csv - and --json both write to standard output", "give --csv a file, or leave one out")
+    if csv not in (None, STDOUT):
+        check_file(csv, "--csv", "grid.csv")
+
+
+def _texts(
+    prompt: str | None, files: Sequence[Path | str], each_file: bool, data: str | None, terminal: Terminal
+) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """Return the names and texts of the prompts (one, each file's, or a data set's), and what stands behind some.
+
+    Raises PromptError, FetchError.
+    """
+    if data is not None:
+        if prompt is not None or files:
+            raise PromptError("--data takes its prompts from a data set alone", "leave the other prompts out")
+        found = read_dataset(data, terminal.warn)
+        return [(each.name, each.text) for each in found], {each.name: asked(each.question) for each in found}
+    if not each_file:
+        return [("prompt", read_prompt(prompt, files, terminal.stdin, terminal.warn))], {}
+    if prompt is not None or not files:
+        raise PromptError("--each-file takes its prompts from --prompt-file alone", "give each with -f FILE")
+    found = read_documents(files, terminal.stdin, terminal.warn)
+    return [(Path(document.name).name, document.text) for document in found], {}
+
+
+def _sizes(text: str) -> list[int]:
+    """Return the sizes of --batch. Raises SettingsError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,3}", part) and int(part) for part in parts):
+        message = f"--batch is {short_repr(text)}, which lists no numbers of sequences from 1 to 999"
+        raise SettingsError(message, "write it like 8, or 1,2,4,8")
+    return list(map(int, parts))

@@ -21,7 +21,7 @@ from ..exit_codes import WRONG_USE
 from ..options import declarations as options
 from ..options.settings import cache_home
 from ..output.prompt_cache import details, entries_table
-from ..output.renderers import json_line
+from ..output.stdout_formats import json_line
 from ..run.prompt_cache import prompt_folder
 
 cache = typer.Typer()

@@ -15,13 +15,13 @@ from offload.units import GIB, counted
 
 from ..options import declarations as options
 from ..options.settings import given_options, resolve
-from ..output.renderers import json_line
+from ..output.stdout_formats import json_line
 from ..run.calibration import load_or_measure, measure_disk
 from ..run.plan import free_on_disk
 from ..run.prompt_cache import prompt_folder
 
 if TYPE_CHECKING:
-    from offload.diagnosis import Device, KernelState, Memory, ModelCache, Processor, Report, Versions
+    from offload.diagnosis import Device, Families, KernelState, Memory, ModelCache, Processor, Report, Versions
 
     from ..output.terminal import Terminal
 
@@ -118,7 +118,15 @@ def _rows(report: Report, origins: Mapping[str, str]) -> Iterator[tuple[str, str
     yield "memory", _memory(report.memory)
     yield from _kernel(report.kernel, origins)
     yield "OpenMP", "yes" if report.versions.openmp else "no: torch was built without it"
+    yield from _families(report.families)
+    yield "drafts", "; ".join(f"{draft} for {vocabulary}" for vocabulary, draft in report.draft_models.items())
     yield from _cache(report.cache)
+
+
+def _families(families: Families) -> Iterator[tuple[str, str]]:
+    """Yield which models load, and for which of them the kernel needs help."""
+    yield "families", ", ".join(families.native)
+    yield "", f"{', '.join(families.mixed)} (torch runs some operations of their layers)"
 
 
 def _versions(versions: Versions) -> str:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import astuple
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..batch.lines import open_batch
+from ..batch.results import ResultFile
 from ..distributed.rank import broadcast
 from ..input.documents import check_files
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.batch import check_batch_flags
+from ..options.distinct_files import check_distinct, named_files
+from ..options.parallel import AUTO
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
+from ..output.batch_progress import BatchProgress
 from ..output.renderers import renderer_for
 
 
@@ -23,6 +31,9 @@ def generate(
         str | None, typer.Argument(help="Text, placed after files and stdin; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
+    batch: options.Batch = None,
+    output: options.Output = None,
+    parallel: options.ParallelSequences = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 
@@ -43,8 +54,13 @@ def generate(
       triforce generate -f book.txt "What happens in the end?" --method lookup --temperature 0 --verify
 
       triforce generate -f book.txt "What happens in the end?" --memory 22GiB --dry-run
+
+      triforce generate --batch prompts.jsonl --output answers.jsonl
     """
     check_flags(ctx)
+    check_batch_flags(ctx.params)
+    if batch is not None:
+        return _generate_batch(ctx, batch, output, parallel)
     check_files(prompt_file or [])
     terminal = ctx.obj.terminal
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
@@ -52,8 +68,31 @@ def generate(
         return code
     text = broadcast(request.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
 
-    output = parse_output_options(ctx)
-    with closing(renderer_for(terminal, output.json, output.quiet, output.verbose)) as renderer:
+    form = parse_output_options(ctx)
+    with closing(renderer_for(terminal, *astuple(form))) as renderer:
         from ..run.generate import run_generation  # from here on torch is needed
 
-        return run_generation(text, request, terminal, output, renderer)
+        return run_generation(text, request, terminal, form, renderer)
+
+
+def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel: int | str | None) -> int:
+    """Answer all prompts of a file; return the exit code."""
+    check_files([path])
+    check_distinct([("--batch", path), *named_files(ctx)], [("--output", output)])
+    terminal, form = ctx.obj.terminal, parse_output_options(ctx)
+    request, code = start_or_join_ranks(parse_request(ctx), terminal)
+    if code is not None:
+        return code
+    with ExitStack() as opened:
+        file = results = None
+        if request.group is None or request.group.rank == 0:
+            file = opened.enter_context(closing(open_batch(path, terminal.stdin, terminal.warn)))
+            if output is not None and not request.dry_run:
+                results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))
+        progress = BatchProgress(terminal, form.quiet, to_file=output is not None)
+        opened.callback(progress.display.close)
+        progress.display.loading("starting")
+        from ..batch.run import BatchOptions, run_batch  # from here on torch is needed
+
+        batch = BatchOptions(file, results, AUTO if parallel is None else parallel)
+        return run_batch(batch, request, terminal, form, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -13,11 +14,14 @@ from offload.hardware import profiles
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.loading.hub import dimensions
+from offload.planning.batch import MOST_SEQUENCES, plan_batches
+from offload.short_repr import short_repr
+from offload.units import parse_tokens
 
 from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.settings import given_options
-from ..output.plan import print_comparison, print_plan
+from ..output.plan import PlanReport, print_comparison, print_plan
 from ..output.tables import Column, table
 from ..output.terminal import Terminal
 from ..run.calibration import load_measured, load_or_measure, measure_here, rates_text, save_measured
@@ -41,6 +45,7 @@ _DECODING = {
     **option_groups.TREES,
     "dtype": options.Dtype,
     "quantize": options.Quantize,
+    "kv": options.Kv,
     "prefill_chunk": options.PrefillChunk,
     "extend_context": options.ExtendContext,
 }
@@ -53,6 +58,18 @@ _GPU = typer.Option(
 _MEASURE = typer.Option("--measure", help="Measure this machine, and plan with the measured rates.")
 _SAVE = typer.Option("--save", help="Save the measured rates for later plans.")
 _COMPARE = typer.Option("--compare", help="One table over all profiles.")
+_BATCH = typer.Option(
+    "--batch",
+    help="Also plan so many sequences together, such as 8 or 1,4,16: what they bring, and how many fit.",
+    metavar="N,...",
+)
+_SHARED = typer.Option(
+    "--shared-prefix",
+    help="With --batch: tokens of a common beginning, such as a document.",
+    show_default="none",
+    parser=parse_tokens,
+    metavar="TOKENS",
+)
 _JSON = typer.Option("--json", help="The profile and its plan as one JSON object.")
 
 
@@ -71,6 +88,8 @@ def profile(
     measure: Annotated[bool, _MEASURE] = False,
     save: Annotated[bool, _SAVE] = False,
     compare: Annotated[bool, _COMPARE] = False,
+    batch: Annotated[str | None, _BATCH] = None,
+    shared_prefix: Annotated[int | None, _SHARED] = None,
     json: Annotated[bool, _JSON] = False,
 ) -> int:
     """List the hardware profiles, and plan a model and a context for one: memory use and predicted speed.
@@ -89,6 +108,10 @@ def profile(
 
       triforce profile --gpu 4090 --model Llama-3.1-8B --quantize q4
 
+      triforce profile --gpu cpu --model Llama-3.1-8B --kv q4
+
+      triforce profile --gpu a100 --model Llama-3.1-8B --context 8K --batch 1,4,16
+
       triforce profile --compare --model Llama-3.1-70B
 
       triforce profile --gpu my-machine.yaml --json
@@ -98,6 +121,7 @@ def profile(
     terminal = ctx.obj.terminal
     flags, origins = given_options(ctx)
     _check(flags, measure, save)
+    sizes = _sizes(batch, shared_prefix, compare)
     if compare and gpu is not None:
         raise SettingsError(f"--compare is a table of all profiles, and --gpu {gpu} is one", "leave out one of the two")
     target = find_target(gpu)
@@ -114,7 +138,35 @@ def profile(
         return print_comparison(plan_all_profiles(target.found, asked, measured), terminal, json)
     if gpu is None and not measure and not json:
         terminal.print(_list(target.profile, terminal.table_width))
-    return print_plan(plan_target(target, asked, measured), "generate", terminal, json)
+    report = _with_batches(plan_target(target, asked, measured), sizes, shared_prefix or 0)
+    return print_plan(report, "generate", terminal, json)
+
+
+def _with_batches(report: PlanReport, sizes: list[int], shared: int) -> PlanReport:
+    """Add plans for several sequences together, if they are asked for and one fits."""
+    if not (sizes and report.plan.fits):
+        return report
+    if shared > report.plan.request.tokens:
+        raise SettingsError(
+            f"--shared-prefix {shared:,} is longer than the {report.plan.request.tokens:,} tokens of a sequence",
+            "use a shorter one, or a longer --context",
+        )
+    return replace(report, batches=plan_batches(report.plan, sizes, shared))
+
+
+def _sizes(batch: str | None, shared: int | None, compare: bool) -> list[int]:
+    """Return the numbers of sequences that --batch asks for. Raises SettingsError."""
+    if batch is None:
+        if shared is not None:
+            raise SettingsError("--shared-prefix needs --batch", "add --batch with a number of sequences, such as 8")
+        return []
+    if compare:
+        raise SettingsError("--batch is not a column of --compare", "leave out one of the two, or choose a --gpu")
+    sizes = [part.strip() for part in batch.split(",")]
+    if not all(size.isdecimal() and 1 <= int(size) <= MOST_SEQUENCES for size in sizes):
+        wrong = f"--batch {short_repr(batch)} does not list numbers of sequences from 1 to {MOST_SEQUENCES:,}"
+        raise SettingsError(wrong, "write it like 8, or 1,4,16")
+    return [int(size) for size in sizes]
 
 
 def _check(flags: dict, measure: bool, save: bool) -> None:

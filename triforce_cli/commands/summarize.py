@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from ..input.documents import check_files, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.parallel import AUTO, parse_parallel
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.settings import refuse_both, refuse_broken_text
 from ..output.renderers import renderer_for
@@ -67,6 +68,15 @@ def summarize(
         bool,
         typer.Option("--map-reduce", help="Read a too long document in parts."),
     ] = False,
+    parallel: Annotated[
+        str,
+        typer.Option(
+            metavar="N",
+            help=options.described("Texts to generate at a time; auto: by memory.", "1"),
+            show_default=False,
+            autocompletion=lambda incomplete: [AUTO] if AUTO.startswith(incomplete) else [],
+        ),
+    ] = "1",
 ) -> int:
     """Summarize documents, or answer questions about them.
 
@@ -86,7 +96,7 @@ def summarize(
 
       triforce summarize chapter-*.txt --together --language German
 
-      triforce summarize long.txt --map-reduce --length "300 words"
+      triforce summarize long.txt --map-reduce --length "300 words" --parallel 4
     """
     check_flags(ctx)
     check_files(files)
@@ -95,6 +105,7 @@ def summarize(
         refuse_broken_text(name, texts)
     if not all(each.strip() for each in question or []):
         raise SettingsError("a question is empty", 'ask something, such as --question "Who tells this story?"')
+    at_once = parse_parallel(parallel)
     style = AnswerStyle(length, bullets, focus, language)
     templates = load_templates(prompt)
     _check_template(templates, prompt, ctx)
@@ -102,11 +113,11 @@ def summarize(
     request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
     if code is not None:
         return code
-    rest = question or [], style, templates, Range(start, end), together, map_reduce
+    rest = question or [], style, templates, Range(start, end), together, map_reduce, at_once
     parts = broadcast(request.group, lambda: (read_documents(files, terminal.stdin, terminal.warn), *rest))
 
     output = parse_output_options(ctx)
-    with closing(renderer_for(terminal, output.json, output.quiet, output.verbose)) as renderer:
+    with closing(renderer_for(terminal, *astuple(output))) as renderer:
         from ..summarize.summarize import SummaryRequest, run_summaries  # from here on torch is needed
 
         return run_summaries(SummaryRequest(*parts), request, terminal, output, renderer)

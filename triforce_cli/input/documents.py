@@ -62,7 +62,7 @@ def check_files(files: Sequence[Path | str]) -> None:
             try:
                 path.stat()
             except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-                raise _unreadable(path, error) from None
+                raise unreadable(path, error) from None
 
 
 def name_of(path: Path) -> str:
@@ -82,7 +82,7 @@ def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
     except Unbounded as error:
         raise PromptError(f"{path} {error}", error.hint) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     return text_of(data, str(path), path.suffix, warn)
 
 
@@ -111,7 +111,8 @@ def _warn_of_terminal(stream: Any, warn: Warn) -> None:
         warn("reading from the terminal; end it with Ctrl-D")
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> PromptError:
+def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
+    """Return the error for a path that cannot be opened or read."""
     if isinstance(error, FileNotFoundError):
         return PromptError(f"there is no file {path}", _did_you_mean(path))
     if isinstance(error, IsADirectoryError):

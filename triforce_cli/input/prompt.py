@@ -41,10 +41,11 @@ def read_prompt(argument: str | None, files: Sequence[Path | str], stdin: Any, w
     for name in blank:
         if not (implicit and name == name_of(STDIN)):
             warn(f"{name} is empty")
-    return _join(texts)
+    return join_texts(texts)
 
 
-def _join(texts: Sequence[str]) -> str:
+def join_texts(texts: Sequence[str]) -> str:
+    """Return texts as one, with one blank line at each joint; everything else is unchanged."""
     joined = texts[0]
     for text in texts[1:]:
         joined = joined.rstrip("\n") + "\n\n" + text.lstrip("\n")

@@ -25,28 +25,36 @@ def quantized_kv(settings: Settings) -> str | None:
     return None if settings.engine.kv == EXACT else settings.engine.kv
 
 
+def is_cacheable(settings: Settings) -> bool:
+    """Return whether prompts go to the prompt cache: a cache that forgets has no keys and values of all tokens."""
+    return not forgets(settings.speculation)
+
+
 def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
     """Raise SettingsError for flags that need an exact answer, or all keys and values, where there are none."""
     modes = lossy_modes(settings)
     if not modes:
         return
     mode = " and ".join(modes)
-    if params["verify"]:
+    if params.get("verify"):
         raise SettingsError(
             f"--verify compares with exact decoding, and {mode} changes the answer",
             "leave one of the two out",
         )
     if len(modes) > 1:
         raise SettingsError(f"{mode} cannot be used together", "leave one of the two out")
-    if params["dry_run"]:
+    if params["dry_run"] and settings.speculation.approximate is not None:
         raise SettingsError(f"--dry-run plans exact decoding, not {mode}", "leave one of the two out")
-    if settings.caching.cache and settings.origins.get("cache") == "flag":
-        raise SettingsError(f"--cache keeps exact prompts, and {mode} computes others", "leave --cache out")
+    if not is_cacheable(settings) and settings.caching.cache and settings.origins.get("cache") == "flag":
+        raise SettingsError(f"--cache keeps no prompts of {mode}", "leave --cache out")
     _refuse_offloading(settings, mode)
 
 
 def _refuse_offloading(settings: Settings, mode: str) -> None:
+    """Raise SettingsError for flags that offload keys and values which an approximate cache keeps on the device."""
     where = settings.placement
+    if settings.speculation.approximate is None:
+        return
     asked = {
         "offload": where.offload if where.offload not in ("auto", "none") else None,
         "resident-layers": where.resident_layers,

@@ -13,13 +13,17 @@ from offload.methods import APPROXIMATIONS, MIDDLES
 from offload.tree_config import TREE_SAMPLINGS
 from offload.units import parse_size, parse_tokens
 
+from .parallel import parse_parallel
+
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 
 
 SAMPLING, SPECULATION, CONTEXT = "Sampling", "Speculative decoding", "Prompt and prompt cache"
 MEMORY, MACHINE = "Memory and offloading", "Machine"
+BATCH = "Many prompts"
 # The panel of each setting in the help; the others, which everybody uses, stand in the first panel.
 PANELS = {
+    **dict.fromkeys(("batch", "output", "parallel"), BATCH),
     **dict.fromkeys(
         ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), SAMPLING
     ),
@@ -48,6 +52,10 @@ _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"mod
 _METAVARS |= {"tree": "TREE"}
 
 
+AUTO = "auto"
+THINK = ("on", "off", AUTO)  # values of --think
+
+
 def described(help: str, default: str) -> str:
     """Return the help of an option with its default, short enough for one line."""
     return f"{help} [dim]({default})[/dim]"
@@ -62,7 +70,8 @@ def _setting(name: str, help: str, default: str | None = None, *names: str, **re
 
 
 def _complete_model(incomplete: str) -> list[str]:
-    from offload.loading.registry import EMBEDDED, HUB_MODELS
+    from offload.loading.bundled import EMBEDDED
+    from offload.loading.hub_models import HUB_MODELS
 
     return [name for name in (*EMBEDDED, *HUB_MODELS) if name.lower().startswith(incomplete.lower())]
 
@@ -220,7 +229,7 @@ Cache = Annotated[
     typer.Option(
         "--cache/--no-cache",
         envvar="TRIFORCE_CACHE",
-        help=described("Keep prompts' KV on disk.", "long ones"),
+        help=described("Keep prompts on disk.", "long ones"),
         show_default=False,
         show_envvar=False,
         rich_help_panel=CONTEXT,
@@ -283,7 +292,37 @@ PromptFiles = Annotated[
         "--prompt-file", "-f", metavar="FILE", help="Read a file; repeatable; - is stdin.", show_default=False
     ),
 ]
+_BATCH: dict[str, Any] = {"show_default": False, "rich_help_panel": BATCH}
+Batch = Annotated[
+    str | None,
+    typer.Option("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.", **_BATCH),
+]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Results of --batch; resumable.", **_BATCH)
+]
+ParallelSequences = Annotated[
+    Any,
+    typer.Option(
+        "--parallel", metavar="N", help=described("Sequences at a time.", "auto"), parser=parse_parallel, **_BATCH
+    ),
+]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message.", show_default=False)]
+Think = Annotated[
+    str | None,
+    typer.Option(
+        "--think",
+        envvar="TRIFORCE_THINK",
+        metavar="on|off",
+        help=described("Think before the answer.", AUTO),
+        show_default=False,
+        show_envvar=False,
+        rich_help_panel=CONTEXT,
+        autocompletion=_complete_from(*THINK),
+    ),
+]
+ShowThinking = Annotated[
+    bool, typer.Option("--show-thinking", help="Thinking on stdout, too.", rich_help_panel=CONTEXT)
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Use no chat template.", rich_help_panel=CONTEXT)]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare with plain decoding.", rich_help_panel=SPECULATION)]
 ExtendContext = Annotated[

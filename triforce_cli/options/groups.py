@@ -60,6 +60,8 @@ GENERATION = {
     **TREES,
     "verify": options.Verify,
     "raw": options.Raw,
+    "think": options.Think,
+    "show_thinking": options.ShowThinking,
     "extend_context": options.ExtendContext,
     **CACHE,
     **PLACEMENT,

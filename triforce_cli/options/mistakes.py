@@ -8,7 +8,6 @@ from typing import Any
 
 _INSTEAD = {  # what other programs call it
     "run": 'triforce generate "a prompt"',
-    "chat": 'triforce generate "a prompt", which answers one prompt',
     "complete": 'triforce generate "a prompt"',
     "ask": 'triforce summarize book.txt --question "Who tells it?"',
     "list": "triforce cache list for cached prompts, or triforce doctor for models",

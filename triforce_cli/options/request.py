@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from offload.config import DRAFTS, Sampling, check_part
-from offload.errors import ModelNotFound
+from offload.errors import ModelNotFound, SettingsError
 from offload.generation_config import COUPLED, FASTEST
 from offload.levels import has_draft_model
 from offload.loading.registry import draft_error
 from offload.loading.registry import resolve as resolve_model
 from offload.methods import CHOSEN, LOOKUP, METHODS, MODEL
+from offload.short_repr import short_repr
 
 from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..output.plan_flags import Argument
 from ..output.terminal import Terminal
 from .approximate import refuse_inexact
+from .declarations import AUTO, THINK
 from .settings import (
     Settings,
     given_options,
@@ -44,6 +46,7 @@ class Request:
         home: triforce's cache folder; None for the platform's.
         command: the command's name, for the command line that ends a printed plan.
         system: a system message for the chat template; `raw` bypasses the template.
+        think: one of THINK: whether a reasoning model is to think; "auto" is the chat template's default.
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
         extend_context: extend the model's context where it is too short.
@@ -56,6 +59,7 @@ class Request:
     command: str
     system: str | None = None
     raw: bool = False
+    think: str = AUTO
     verify: bool = False
     dry_run: bool = False
     extend_context: bool = False
@@ -65,11 +69,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """The form of the output: JSON lines or text, without statistics, or with the resolved settings."""
+    """The form of the output: JSON lines or text, without statistics, or with the resolved settings.
+
+    `show_thinking`: what a reasoning model thinks is on stdout, before its answer.
+    """
 
     json: bool
     quiet: bool
     verbose: bool
+    show_thinking: bool = False
 
 
 def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
@@ -87,7 +95,8 @@ def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
         elif isinstance(value, bool):
             given.append(Argument((param.opts if value else param.secondary_opts)[0]))
         else:
-            given += [Argument(param.opts[0], (each,)) for each in values]
+            is_list = isinstance(value, Sized) and not isinstance(value, str | list | tuple)
+            given += [Argument(param.opts[0], (each,), is_list) for each in values]
     return tuple(given)
 
 
@@ -118,7 +127,8 @@ def check_flags(ctx: typer.Context) -> None:
     params: Mapping[str, Any] = ctx.params
     refuse_both(params, "raw", "system", "--raw uses no chat template, which a system message needs")
     refuse_both(params, "quiet", "verbose", "choose one")
-    for name, texts in (("--system", [params["system"] or ""]), ("--stop", params["stop"] or [])):
+    _check_think(params)
+    for name, texts in (("--system", [params.get("system") or ""]), ("--stop", params.get("stop") or [])):
         refuse_broken_text(name, texts)
     given = given_options(ctx)[0]
     check_part(given)
@@ -126,22 +136,34 @@ def check_flags(ctx: typer.Context) -> None:
         resolve_model(given["model"])
 
 
+def _check_think(params: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a --think that is no choice, and for --raw with an option about thinking."""
+    think = params.get("think")
+    if think not in (None, *THINK):
+        raise SettingsError(f"--think {short_repr(think)} is not one of {', '.join(THINK)}", "use --think off")
+    if params.get("raw") and think not in (None, AUTO):
+        raise SettingsError("--raw uses no chat template, which --think needs", "leave one of the two out")
+    if params.get("raw") and params.get("show_thinking"):
+        raise SettingsError("--raw writes all text, and --show-thinking has no effect", "leave one of the two out")
+
+
 def parse_request(ctx: typer.Context) -> Request:
     """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
     params = ctx.params
     settings = resolve(*given_options(ctx), params["profile"])
     _check_models(settings)
-    if params["verify"]:
+    if params.get("verify"):
         refuse_unverifiable(
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
     refuse_unread_format(settings)
-    flags = {name: bool(params[name]) for name in ("raw", "verify", "dry_run", "extend_context")}
+    flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "extend_context")}
     for warn in (warn_unused_draft, warn_unused_middle):
         warn(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
-    return Request(settings, ctx.obj.home, ctx.info_name, params["system"], **flags, arguments=arguments)
+    more = {"think": params.get("think") or AUTO, "arguments": arguments}
+    return Request(settings, ctx.obj.home, ctx.info_name, params.get("system"), **flags, **more)
 
 
 def _check_models(settings: Settings) -> None:
@@ -155,8 +177,8 @@ def _check_models(settings: Settings) -> None:
 
 
 def parse_output_options(ctx: typer.Context) -> OutputOptions:
-    """Return --json, --quiet and --verbose."""
-    return OutputOptions(*(bool(ctx.params[name]) for name in ("json", "quiet", "verbose")))
+    """Return --json, --quiet, --verbose and --show-thinking."""
+    return OutputOptions(*(bool(ctx.params.get(name)) for name in ("json", "quiet", "verbose", "show_thinking")))
 
 
 def start_or_join_ranks(request: Request, terminal: Terminal) -> tuple[Request, int | None]:

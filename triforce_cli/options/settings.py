@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,20 @@ class Settings:
         is_greedy = "temperature" in given and replace(Sampling(), temperature=given["temperature"]).greedy
         return replace(Sampling() if is_greedy else model_default, **given)
 
+    def overridden(self, options: Mapping[str, Any], draw_seed: Callable[[], int]) -> Settings:
+        """Return the settings with `options`, by name as in `values`, that hold for one of many requests alone.
+
+        Where neither the command nor the request gives a seed, `draw_seed` returns it: equal prompts have different
+        answers. A seed of the request couples the draws, as --seed does.
+        """
+        values = dict(self.values) | dict(options)
+        if "seed" in options and "coupled" not in options and "coupled" not in self.origins:
+            values["coupled"] = True
+        own = _subset(GenerationConfig, options)
+        if "seed" not in values:
+            own["seed"] = draw_seed()
+        return replace(self, values=values, generation=replace(self.generation, **own))
+
     def memory_limit(self, device_type: str) -> int | None:
         """Return the bytes of the device that the profile and --memory allow; None for no limit but free memory."""
         gpu = self.profile.gpu
@@ -182,13 +196,14 @@ def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> 
 
 
 def refuse_unread_format(settings: Settings) -> None:
-    """Raise SettingsError if the retrieval cache is to be quantised where it lies on a device over a link."""
-    kind, link = settings.speculation.retrieval_kv, settings.placement.link_gb_s
-    if kind != EXACT and link is not None:
-        raise SettingsError(
-            f"--retrieval-kv {kind} is for keys and values in memory, and --link {link} offloads them",
-            "leave one of the two out",
-        )
+    """Raise SettingsError if the retrieval cache would copy keys and values from another tier unquantised."""
+    kind, where = settings.speculation.retrieval_kv, settings.placement
+    for name, value in {"link": where.link_gb_s, "disk": where.disk}.items():
+        if kind != EXACT and value is not None:
+            raise SettingsError(
+                f"--retrieval-kv {kind} is for keys and values in memory, and --{name} {value} offloads them",
+                "leave one of the two out",
+            )
 
 
 def refuse_unverifiable(settings: Settings, sampling: Sampling) -> None:

@@ -8,16 +8,18 @@ from textwrap import fill
 
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
+from offload.planning.batch import Batches
 from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
 
 from ..exit_codes import DONE, FAILED
 from .cursor import visible
+from .plan_batches import batch_fields, batch_lines
 from .plan_flags import Argument, command_line
 from .plan_json import measured_fields, plan_fields
 from .plan_layout import laid_out
 from .plan_text import DRAWN, WIDTH, comparison_text, plan_text
-from .renderers import json_line
+from .stdout_formats import json_line
 from .terminal import Terminal
 
 
@@ -31,6 +33,8 @@ class PlanReport:
         profile: printed beside the plan in JSON.
         source: where a well-known model's weights come from, with its licence.
         arguments: what the command line has beside the plan's own flags.
+        batches: plans for several sequences together, if they were asked for.
+        sibling: a well-known model that could draft for the plan's, which has no draft model.
     """
 
     plan: Plan
@@ -39,6 +43,8 @@ class PlanReport:
     profile: Profile | None = None
     source: str = ""
     arguments: Sequence[Argument] = ()
+    batches: Batches | None = None
+    sibling: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
     if json:
         profile = {} if report.profile is None else {"profile": asdict(report.profile)}
         fields = plan_fields(plan, report.suggestions)
+        fields |= {"batch": batch_fields(report.batches), "draft_model": report.sibling}
         terminal.write(json_line(type="plan", **profile, measured=measured_fields(report.measured), plan=fields))
     else:
         _print_text(report, command, terminal)
@@ -74,7 +81,9 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
 def _print_text(report: PlanReport, command: str, terminal: Terminal) -> None:
     plan, columns = report.plan, terminal.table_width
     width = WIDTH if columns is None else max(4, min(WIDTH, columns - 2))
-    text = plan_text(plan, columns is not None, report.measured, report.source, width)
+    text = plan_text(plan, columns is not None, report.measured, report.source, width, report.sibling)
+    if report.batches is not None:
+        text += "".join(f"{line}\n" for line in batch_lines(report.batches))
     if plan.fits:
         text += f"\n{command_line(command, plan, report.arguments)}\n"
     if columns is None:

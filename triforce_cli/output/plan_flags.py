@@ -6,28 +6,44 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offload.config import Speculation
+from offload.config import EXACT, Speculation
 from offload.planning.plan import Plan
 from offload.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An option with its values, none for a switch; or, without an option, the values of a positional argument."""
+    """An option with its values, none for a switch; or, without an option, the values of a positional argument.
+
+    `is_list`: its value is a list of which the plan has one element.
+    """
 
     option: str | None
     values: tuple[str, ...] = ()
+    is_list: bool = False
 
 
-_SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2", "middle", "tree", "tree_sampling")
+_SPECULATION = (
+    "method",
+    "draft",
+    "budget",
+    "chunk",
+    "retrieval_kv",
+    "gamma1",
+    "gamma2",
+    "middle",
+    "tree",
+    "tree_sampling",
+)
 
 
 def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str:
     """Return the whole line of `triforce <command>`: the plan's flags, then the other arguments that were given."""
     flags = flags_of(plan)
     for argument in arguments:
-        if argument.option == "--profile":  # perhaps a file, which its name alone does not find
-            flags[flags.index("--profile") + 1] = argument.values[0]
+        # A profile is perhaps a file, which its name alone does not find.
+        if argument.option in flags and (argument.option == "--profile" or argument.is_list):
+            flags[flags.index(argument.option) + 1] = argument.values[0]
     others = [argument for argument in arguments if argument.option is None or argument.option not in flags]
     options = [part for each in others if each.option is not None for part in (each.option, *each.values)]
     words = [word for each in others if each.option is None for word in each.values]
@@ -58,6 +74,8 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--dtype", "float32"]
     if request.quantize is not None:
         flags += ["--quantize", request.quantize]
+    if request.kv != EXACT:
+        flags += ["--kv", request.kv]
     for name in _SPECULATION:
         if (value := getattr(settings, name)) != Speculation.__dataclass_fields__[name].default:
             flags += [f"--{name.replace('_', '-')}", str(value)]

@@ -29,10 +29,11 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
         "parameters": request.shape.parameters,
         "quantize": request.quantize,
         "weight_bits": asdict(request.bits),
+        "kv": request.kv,
         "resident_tokens": plan.resident_tokens,
         "context": request.tokens,
         "hardware": asdict(request.hardware),
-        "memory": {"device": _tier(plan.device), "host": _tier(plan.host), "disk": _tier(plan.disk)},
+        "memory": {"device": tier_fields(plan.device), "host": tier_fields(plan.host), "disk": tier_fields(plan.disk)},
         "offload": plan.offload,
         "layers": request.shape.layers,
         "resident_layers": where.resident_layers,
@@ -43,8 +44,8 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
         "prefill_order": where.prefill_order,
         "prefill_chunk": request.prefill_chunk,
         "ttft": asdict(plan.ttft),
-        "plain": _decoding(plan.plain),
-        "chosen": _decoding(plan.chosen),
+        "plain": decoding_fields(plan.plain),
+        "chosen": decoding_fields(plan.chosen),
         "speedup": plan.speedup,
         "flags": flags_of(plan) if plan.fits else [],
         "missing": plan.shortage() or None,
@@ -52,9 +53,11 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
     }
 
 
-def _tier(tier: Tier) -> dict[str, Any]:
+def tier_fields(tier: Tier) -> dict[str, Any]:
+    """Return a memory's fields."""
     return {"parts": tier.parts, "total": tier.total, "limit": tier.limit}
 
 
-def _decoding(decoding: Decoding) -> dict[str, Any]:
+def decoding_fields(decoding: Decoding) -> dict[str, Any]:
+    """Return the fields of a method's predicted speed; tokens a second are those of one sequence."""
     return {**asdict(decoding), "tokens_per_s": 1 / decoding.tbt.seconds}

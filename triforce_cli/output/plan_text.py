@@ -7,11 +7,14 @@ from dataclasses import replace
 
 from rich.text import Text
 
+from offload.architecture.kv_formats import GROUP, group_bytes
+from offload.config import EXACT
 from offload.hardware.calibration import Measured
 from offload.hardware.rates import Hardware
 from offload.planning.latency import Decoding
-from offload.planning.placement import PlanRequest, Tier, resident_tokens
+from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
+from offload.planning.request import PlanRequest
 from offload.units import GIB, counted
 
 from .cursor import visible
@@ -29,7 +32,14 @@ _DROPPED = {"host": 5, "ar ms": 4, "device": 3, "TTFT": 2, "method": 1}
 _LEFT = ("profile", "method")  # columns; the others are numbers
 
 
-def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, source: str = "", width: int = WIDTH) -> str:
+def plan_text(
+    plan: Plan,
+    drawn: bool,
+    measured: Measured | None = None,
+    source: str = "",
+    width: int = WIDTH,
+    sibling: str | None = None,
+) -> str:
     """Return the whole plan; every line ends with a newline.
 
     Args:
@@ -37,6 +47,7 @@ def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, source:
         measured: where the rates come from, if not from a data sheet.
         source: where the weights come from, for a well-known model.
         width: cells of a bar.
+        sibling: a well-known model that could draft for this one.
     """
     lines = [*hardware_lines(plan.request.hardware), *disk_lines(plan.request)]
     if measured is not None:
@@ -44,8 +55,11 @@ def plan_text(plan: Plan, drawn: bool, measured: Measured | None = None, source:
     lines.append(_model(plan))
     if source:
         lines.append(f"weights    {source}")
+    if sibling is not None:
+        lines.append(f"draft      {sibling} has the vocabulary of a draft model for it (--draft {sibling})")
     if plan.request.is_quantized:
         lines += quantization_lines(plan)
+    lines += kv_lines(plan.request)
     lines.append("")
     lines += memory_lines(plan, drawn, width)
     lines += _predictions(plan)
@@ -79,7 +93,9 @@ def _model(plan: Plan) -> str:
     count = request.shape.parameters
     scales = ((1e9, ".1f", " billion"), (1e6, ".0f", " million"), (1, ",.0f", ""))
     size = next(f"{count / scale:{digits}}{name}" for scale, digits, name in scales if count >= scale)
-    return f"model      {request.model}, {size} parameters; {counted(request.tokens, 'token')} of prompt and answer"
+    read = f" ({request.shape.read_parameters / count:.0%} read by a token)" if request.shape.experts else ""
+    tokens = f"{counted(request.tokens, 'token')} of prompt and answer"
+    return f"model      {request.model}, {size} parameters{read}; {tokens}"
 
 
 def quantization_lines(plan: Plan) -> Iterator[str]:
@@ -89,9 +105,23 @@ def quantization_lines(plan: Plan) -> Iterator[str]:
     yield f"weights    {what}: {bits.layers:.3g} bits each, {bits.outer:.3g} in embedding and output head"
     if request.hardware.device == "cuda" and (tokens := plan.resident_tokens) is not None:
         unrounded = resident_tokens(replace(request, weight_bits=None))
-        before = f"{unrounded:,}" if unrounded else "none"
-        fits = f"{counted(tokens, 'token')} fit with everything on the GPU; with 16 bits a weight {before}"
+        found, before = _fitting(tokens, request), _fitting(unrounded or 0, request)
+        what = f"{found} of its context" if found.startswith("all") else counted(tokens, "token")
+        fits = f"{what} fit with everything on the GPU; with 16 bits a weight {before}"
         yield f"           {fits if tokens else 'the GPU has no room for all layers'}"
+
+
+def _fitting(tokens: int, request: PlanRequest) -> str:
+    """Return how many tokens fit: no more than the model's context has, unless more are planned."""
+    context = request.shape.context
+    return f"all {context:,}" if request.tokens <= context <= tokens else f"{tokens:,}" if tokens else "none"
+
+
+def kv_lines(request: PlanRequest) -> Iterator[str]:
+    """Yield the format of keys and values, if they are quantised, and its bits for each number."""
+    if request.kv != EXACT:
+        bits = 8 * group_bytes(request.kv, request.shape.head_dim) / (2 * GROUP * request.shape.head_dim)
+        yield f"KV cache   {request.kv} (--kv): {bits:.3g} bits each, which changes the answer"
 
 
 def memory_lines(plan: Plan, drawn: bool, width: int = WIDTH) -> Iterator[str]:
@@ -153,14 +183,15 @@ def _gammas(plan: Plan) -> str:
 
 
 def _placement(plan: Plan) -> str:
-    where, layers = plan.placed, plan.request.shape.layers
+    where, layers, shape = plan.placed, plan.request.shape.layers, plan.request.shape
+    grown = f"{shape.kv_layers} layers{' without a window' if shape.sliding_layers else ''}"
     if plan.offload == "none":
         text = f"none: {'everything' if where.weight_layers == layers else 'the KV cache'} on the device"
     elif where.uses_disk:
         folder = visible(plan.request.placement.disk)
-        text = f"disk: KV of {where.resident_layers} of {layers} layers in memory, of the others in {folder}"
+        text = f"disk: KV of {where.resident_layers} of {grown} in memory, of the others in {folder}"
     else:
-        text = f"{plan.offload}: KV of {where.resident_layers} of {layers} layers resident"
+        text = f"{plan.offload}: KV of {where.resident_layers} of {grown} resident"
         if plan.offload == "hybrid":
             text += f", the host attends to {100 * plan.host_share:.0f} % of the rest"
     if where.weight_layers < layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 
 from rich.console import Console, RenderableType
@@ -28,7 +29,12 @@ class PrefillBar(Progress):
     """
 
     def __init__(
-        self, terminal: Terminal, label: str, meter: Meter, pass_tokens: Callable[[], float] | None = None
+        self,
+        terminal: Terminal,
+        label: str,
+        meter: Meter,
+        pass_tokens: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pass_tokens = pass_tokens
         self._event = Prefilled(0, 0)
@@ -36,7 +42,8 @@ class PrefillBar(Progress):
         console = terminal.console()
         column = _Line(console, lambda: terminal.size()[0], label, meter, lambda: self._restores)
         # It must not touch sys.stdout, which belongs to the text.
-        super().__init__(column, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+        options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False, "get_time": clock}
+        super().__init__(column, console=console, **options)
 
     def observe(self, event: Prefilled) -> None:
         """Show the state after an event that the meter has observed."""

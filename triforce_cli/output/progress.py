@@ -31,6 +31,7 @@ class RunFacts:
         device_memory: returns the bytes in use on a GPU, where the model runs on one.
         label: names the part of a document, where this is one.
         pass_tokens: returns how far the forward pass under way is, in tokens, for the bar within a chunk.
+        on_disk: whether KV is read from disk, over the link that the meter observes.
     """
 
     model: str
@@ -40,6 +41,10 @@ class RunFacts:
     device_memory: Callable[[], int] | None = None
     label: str = ""
     pass_tokens: Callable[[], float] | None = None
+    on_disk: bool = False
+
+
+_WAITING = 0.8  # of the time: a disk that is busier than this is what decoding waits for
 
 
 class ProgressDisplay:
@@ -58,7 +63,9 @@ class ProgressDisplay:
 
     def loading(self, text: str) -> None:
         """Show a spinner beside this text, until something else is shown."""
-        if self._shown:
+        if self._shown and self._bar is not None and not isinstance(self._bar, PrefillBar):
+            self._bar.update(self._bar.task_ids[0], description=text)
+        elif self._shown:
             self.hide()
             self._show_bar(SpinnerColumn(), _column("{task.description}")).add_task(text, total=None)
 
@@ -74,13 +81,19 @@ class ProgressDisplay:
         if isinstance(event, Prefilled):
             self._prefilled(event)
         elif isinstance(event, Pinned):
-            self._describe(f"pinning host memory: {event.done / GIB:.0f} of {event.total / GIB:.0f} GiB")
+            self.loading(f"pinning host memory: {event.done / GIB:.0f} of {event.total / GIB:.0f} GiB")
         elif isinstance(event, DraftPrefilled):
-            self._describe(f"the draft model reads {event.done:,}/{event.total:,} tokens")
+            self.loading(f"the draft model reads {event.done:,}/{event.total:,} tokens")
         elif isinstance(event, Tokens):
             self._hide_bar()
             if self._terminal.stdout_is_terminal or not self._terminal.text_may_show:
-                self._status.refresh(self._decoding)  # text that comes back through a pipe cannot be drawn around
+                self.status(self._decoding)  # text that comes back through a pipe cannot be drawn around
+
+    def status(self, content: Callable[[], Text]) -> None:
+        """Show a line, which `content` returns when it is time to draw it, instead of what is shown."""
+        if self._shown:
+            self._hide_bar()
+            self._status.refresh(content)
 
     def write(self, text: str) -> None:
         """Write text to stdout, around whatever is shown."""
@@ -88,6 +101,11 @@ class ProgressDisplay:
             if self._terminal.text_may_show:
                 self._hide_bar()  # both would use the same line; the next event draws it again
             self._status.write(text)
+
+    def think(self, text: str) -> None:
+        """Write what a model thinks to stderr, around whatever is shown."""
+        self._hide_bar()
+        self._status.think(text)
 
     def hide(self) -> None:
         """Erase everything; the next event draws it again."""
@@ -109,13 +127,6 @@ class ProgressDisplay:
             self._bar.start()
         else:
             self._bar.observe(event)
-
-    def _describe(self, text: str) -> None:
-        """Show a spinner beside this text, or change the text beside it."""
-        if self._bar is None or isinstance(self._bar, PrefillBar):
-            self.loading(text)
-        else:
-            self._bar.update(self._bar.task_ids[0], description=text)
 
     def _show_bar(self, *columns: ProgressColumn) -> Progress:
         """Start and return a bar that leaves no trace. It must not touch sys.stdout, which belongs to the text."""
@@ -144,7 +155,7 @@ class ProgressDisplay:
             Segment(f"{rate:.1f}/s" if rate else "…/s", "cyan"),
             *_speculation(facts.method, meter),
             Segment(f"context {meter.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", dropped=2),
-            *_link(meter),
+            *_link(facts),
             *_memory(facts),
         ]
         return fitted(segments, self._terminal.size()[0] - 1)
@@ -166,11 +177,14 @@ def _speculation(method: str, meter: Meter) -> list[Segment]:
     return [Segment(method), Segment(", ".join(rates)), Segment(tokens)]
 
 
-def _link(meter: Meter) -> list[Segment]:
-    """Return the bytes that went over the link, and the share of the time in which it was busy."""
-    if meter.transferred is None:
+def _link(facts: RunFacts) -> list[Segment]:
+    """Return the bytes that went over the link, the share of the time in which it was busy, and a wait for a disk."""
+    transferred, busy = facts.meter.transferred, facts.meter.link_utilisation or 0.0
+    if transferred is None:
         return []
-    return [Segment(f"link {size(meter.transferred.bytes)} {percent(meter.link_utilisation or 0.0)}", dropped=3)]
+    name = "disk" if facts.on_disk else "link"
+    found = [Segment(f"{name} {size(transferred.bytes)} {percent(busy)}", dropped=3)]
+    return [*found, Segment("waiting for disk", "yellow", dropped=2)] if facts.on_disk and busy >= _WAITING else found
 
 
 def _memory(facts: RunFacts) -> list[Segment]:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from rich.text import Text
 
+from offload.config import EXACT
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.folder import PromptFolder
 from offload.units import counted, size_text
@@ -15,10 +16,12 @@ from .cursor import visible
 from .tables import Column, table
 from .wrapping import wrapped
 
+_KV = Column("kv", dropped=1)
 _COLUMNS = (
     Column("id", style="cyan"),
     Column("tokens", right=True),
     Column("size", right=True),
+    _KV,
     Column("age", right=True, dropped=4),
     Column("used", right=True, dropped=2),
     Column("hits", right=True, dropped=3),
@@ -29,18 +32,24 @@ _STEPS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def entries_table(found: Sequence[Entry], folder: PromptFolder, now: float, width: int | None) -> Text:
-    """Return a line for each entry, and one for the whole cache, in `width` columns if that is given."""
+    """Return a line for each entry, and one for the whole cache, in `width` columns if that is given.
+
+    The format of keys and values is shown where any are quantised.
+    """
+    columns = [column for column in _COLUMNS if column is not _KV or any(entry.kv != EXACT for entry in found)]
     used, limit = size_text(sum(block.size for block in folder.blocks())), size_text(folder.limit)
     total = f"{used} of {limit} in {visible(str(folder.path))}"
     lines = [total] if width is None else wrapped(total, width)
-    listed = table(_COLUMNS, [_row(entry, now) for entry in found], width) if found else Text()
+    rows = [[row[column] for column in columns] for row in (_row(entry, now) for entry in found)]
+    listed = table(columns, rows, width) if found else Text()
     return listed.append("".join(f"{line}\n" for line in lines))
 
 
-def _row(entry: Entry, now: float) -> tuple[str, ...]:
+def _row(entry: Entry, now: float) -> dict[Column, str]:
     ages = (ago(now - then) for then in (entry.created, entry.used))
     texts = (visible(entry.model), visible(entry.label))
-    return (entry.id, f"{entry.tokens:,}", size_text(entry.size), *ages, str(entry.hits), *texts)
+    cells = (entry.id, f"{entry.tokens:,}", size_text(entry.size), entry.kv, *ages, str(entry.hits), *texts)
+    return dict(zip(_COLUMNS, cells, strict=True))
 
 
 def ago(seconds: float) -> str:
@@ -57,6 +66,7 @@ def details(entry: Entry, now: float) -> str:
         "id": entry.id,
         "model": visible(entry.model),
         "prompt": visible(entry.label),
+        "kv": entry.kv,
         "tokens": f"{entry.tokens:,}",
         "prompts": f"{entry.prompts:,}",
         "size": f"{size_text(entry.size)} in {counted(len(entry.blocks), 'block')}",

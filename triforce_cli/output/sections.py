@@ -14,6 +14,12 @@ class Section:
     question: str | None
     headings: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The name for people: the document, and the question if there is one."""
+        name = _file_names(self.document)
+        return name if self.question is None else f"{name}, {_one_line(self.question)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -28,8 +34,7 @@ class Part:
     def label(self) -> str:
         """The name for people: `book.txt, part 2 of 7`."""
         later = f" of round {self.round}" if self.round > 1 else ""
-        names = ", ".join(Path(name).name for name in _one_line(self.document).split(", "))
-        return f"{names}, part {self.number} of {self.parts}{later}"
+        return f"{_file_names(self.document)}, part {self.number} of {self.parts}{later}"
 
 
 def sections(names: list[str], questions: list[str | None]) -> list[list[Section]]:
@@ -48,6 +53,10 @@ def sections(names: list[str], questions: list[str | None]) -> list[list[Section
         ]
         for name in names
     ]
+
+
+def _file_names(document: str) -> str:
+    return ", ".join(Path(name).name for name in _one_line(document).split(", "))
 
 
 def _one_line(text: str) -> str:

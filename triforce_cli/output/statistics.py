@@ -18,7 +18,7 @@ _REASONS = {"eos": "end-of-sequence token", "stop": "stop string", "length": "to
 
 def statistics_line(summary: Summary) -> str:
     """Return in one line what was read and written, what was rounded or approximated, and the limit that ended it."""
-    parts = [_read(summary), _written(summary)]
+    parts = [reading(summary), _written(summary)]
     if summary.quantize is not None:
         parts.append(f"weights rounded to {summary.quantize}")
     if summary.approximate is not None:
@@ -26,11 +26,13 @@ def statistics_line(summary: Summary) -> str:
     if summary.kv is not None:
         parts.append(f"approximate ({summary.kv} keys and values)")
     if summary.finish_reason in _ENDINGS:
-        parts.append(_ENDINGS[summary.finish_reason])
+        is_thinking = 0 < summary.thinking_tokens == summary.new_tokens
+        parts.append(_ENDINGS[summary.finish_reason] + (", before the answer" if is_thinking else ""))
     return SEPARATOR.join(parts)
 
 
-def _read(summary: Summary) -> str:
+def reading(summary: Summary) -> str:
+    """Return what was read, from where, and how long that took."""
     text = f"{counted(summary.prompt_tokens, 'token')} read"
     if summary.prefilled_tokens < summary.prompt_tokens:
         text = f"{summary.prefilled_tokens:,} of {text}"
@@ -41,7 +43,11 @@ def _read(summary: Summary) -> str:
 
 def _written(summary: Summary) -> str:
     text = f"{summary.new_tokens:,} written"
-    return text if summary.tokens_per_s is None else f"{text} at {rate(summary.tokens_per_s)}"
+    if summary.thinking_tokens:
+        text += f" ({summary.thinking_tokens:,} of thinking)"
+    if summary.tokens_per_s is not None:
+        text += f" at {rate(summary.tokens_per_s)}"
+    return f"{text} in a batch of {summary.batch_size:.1f}" if (summary.batch_size or 1) > 1 else text
 
 
 def detail_lines(summary: Summary) -> list[str]:

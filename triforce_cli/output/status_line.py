@@ -32,28 +32,45 @@ class StatusLine:
         self._terminal = terminal
         self._console = terminal.console()
         self._clock = clock
-        self._below = terminal.stdout_is_terminal
         self._content: Text | None = None
         self._drawn = False
+        self._drawn_below = False
         self._due = float("-inf")
+
+    @property
+    def _below(self) -> bool:
+        """Return whether text is on the line where the cursor is."""
+        return self._terminal.stdout_is_terminal or self._terminal.thought_open
 
     def write(self, text: str) -> None:
         """Write text to stdout, around the status line."""
+        if text and self._terminal.thought_open:
+            self._erase_if_drawn()
+            self._terminal.end_thought()
+        self._write(text, self._terminal.write)
+
+    def think(self, text: str) -> None:
+        """Write what a model thinks to stderr, around the status line."""
+        if self._drawn and not self._drawn_below:  # on the line where the text is to be
+            self._erase()
+        self._write(text, self._terminal.think)
+
+    def _write(self, text: str, put: Callable[[str], None]) -> None:
         if not (self._drawn and self._below):
-            self._terminal.write(text)
+            put(text)
         else:
-            self._write_around(visible(text))
+            self._write_around(visible(text), put)
         if self._below and self._content is not None and not self._drawn:
             self._draw()
 
-    def _write_around(self, text: str) -> None:
+    def _write_around(self, text: str, put: Callable[[str], None]) -> None:
         cut = self._erasable_after(text)
         if cut is None:  # the text does not reach the row below, or erasing is not safe anywhere
-            self._terminal.write(text)
+            put(text)
             return
-        self._terminal.write(text[:cut])
+        put(text[:cut])
         self._erase()
-        self._terminal.write(text[cut:])
+        put(text[cut:])
 
     def _erasable_after(self, text: str) -> int | None:
         """Return how many characters to write before the line is erased; None to leave it drawn."""
@@ -76,8 +93,7 @@ class StatusLine:
 
     def clear(self) -> None:
         """Erase the line until the next refresh."""
-        if self._drawn:
-            self._erase()
+        self._erase_if_drawn()
         self._content, self._due = None, float("-inf")
 
     def _draw(self) -> None:
@@ -93,10 +109,14 @@ class StatusLine:
         else:
             line = f"{_ERASE_LINE}{line}"
         self._terminal.draw(line)
-        self._drawn = True
+        self._drawn, self._drawn_below = True, self._below
+
+    def _erase_if_drawn(self) -> None:
+        if self._drawn:
+            self._erase()
 
     def _erase(self) -> None:
-        if not self._below:
+        if not self._drawn_below:
             self._terminal.draw(_ERASE_LINE)
         elif self._terminal.cursor.settled:
             self._terminal.draw(_ERASE_BELOW)

@@ -19,7 +19,7 @@ from .cursor import Cursor, visible
 from .wrapping import hanging
 
 COLORS = ("auto", "always", "never")
-_RED, _YELLOW, _CYAN = "1;31", "1;33", "1;36"
+_RED, _YELLOW, _CYAN, _DIM = "1;31", "1;33", "1;36", "2"
 
 
 class Terminal:
@@ -50,6 +50,7 @@ class Terminal:
         self.stdout_color = self._uses_color(color, self.stdout_is_terminal)
         self.cursor = Cursor(self.size()[0])
         self.before_line: Callable[[], None] | None = None  # erases what is drawn on stderr before a line
+        self.thought_open = False  # stderr does not end with a newline, but with what a model thinks
         self._line_open = False  # on the screen
         self._text_open = False  # stdout does not end with a newline
 
@@ -73,6 +74,11 @@ class Terminal:
     def shows_progress(self) -> bool:
         """Return whether something may be drawn on stderr and erased again."""
         return self.stderr_is_terminal and not self.dumb
+
+    @property
+    def message_stream(self) -> Any:
+        """The stream of messages, for a library that draws on its terminal by itself."""
+        return self._stderr
 
     def size(self) -> tuple[int, int]:
         """Return the current columns and rows of stderr's terminal; 80 and 24 where they are unknown."""
@@ -107,13 +113,34 @@ class Terminal:
             return
         if self._stdout is None:  # started with stdout closed
             raise BrokenPipeError("stdout is closed")
+        self.end_thought()
         if self.stdout_is_terminal:
             text = visible(text)
-            self.cursor.resize(self.size()[0])
-            self.cursor.feed(text)
+            self._move(text)
         # Before writing: an interrupt may leave the rest in the buffer.
         self._line_open = self._text_open = not text.endswith("\n")
         self._put(text)
+
+    def think(self, text: str) -> None:
+        """Write what a model thinks to stderr, dimmed where colours are wanted; what follows begins a line."""
+        if self.stderr_is_terminal:
+            text = visible(text)
+            self._move(text)
+        self.thought_open = not text.endswith("\n")
+        self.draw(f"\x1b[{_DIM}m{text}\x1b[0m" if self.color else text)
+
+    def end_thought(self) -> None:
+        """End the line of what a model thinks, if one is open, and leave one blank."""
+        if self.thought_open:
+            self.thought_open = False
+            self.draw("\n\n")
+            if self.stderr_is_terminal:
+                self._move("\n\n")
+
+    def _move(self, text: str) -> None:
+        """Move the cursor that is reckoned with, as a text on the screen moves it."""
+        self.cursor.resize(self.size()[0])
+        self.cursor.feed(text)
 
     def _put(self, text: str) -> None:
         if self._stdout is None:  # started with stdout closed
@@ -156,6 +183,7 @@ class Terminal:
 
     def after_ctrl_c(self) -> None:
         """Begin a new line on stderr: the terminal has echoed ^C into the current one."""
+        self.end_thought()
         if self.stderr_is_terminal and not (self.stdout_is_terminal and self._line_open):
             self.draw("\n")
 
@@ -184,6 +212,7 @@ class Terminal:
         """Print messages to stderr, each a label, its style and a text."""
         if self.before_line is not None:
             self.before_line()
+        self.end_thought()
         if self.stderr_is_terminal:
             try:
                 self.end_line()

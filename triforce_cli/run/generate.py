@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
 
+from offload.batching.request import BatchRequest
 from offload.config import GenerationConfig
 from offload.decoder import QuantizedCopy
 from offload.engine import Engine
-from offload.events import Text
-from offload.levels import stored_tokens, uses_copy
-from offload.loading.tokenizer import StopStrings, StreamDecoder, held_text, stream_text
-from offload.metrics import Meter, Summary
+from offload.levels import uses_copy
+from offload.metrics import Summary
 from offload.prompt_cache.prefill import PromptCache
 
 from ..exit_codes import DONE
-from ..options.approximate import approximation_warnings, lossy_modes
+from ..options.approximate import approximation_warnings
 from ..options.request import OutputOptions, Request
 from ..output.agreement import quantized_warning
-from ..output.plan import print_plan
-from ..output.renderers import Renderer, StreamRenderer
+from ..output.renderers import Renderer, StreamRenderer, tokenizing
 from ..output.terminal import Terminal
+from .load import load_engine, plan_longest, print_dry_run
 from .model_request import ModelRequest, Prompt, open_request
-from .plan import plan_run, plan_tiers
-from .prompt_cache import LABEL, open_prompt_cache, short_label
+from .prompt_cache import LABEL, short_label
+from .text_run import TextRun
 from .verify import compare, refuse_loss, verification_fields
 
 
@@ -37,7 +35,7 @@ class TextGenerator:
     ) -> None:
         self._opened = opened
         self._load_s = load_s
-        self._engine = engine
+        self.engine = engine
         self._prompt_cache = prompt_cache
         self._agreement: float | None = None
         self._is_compared = False
@@ -50,70 +48,102 @@ class TextGenerator:
         `label` names the part of a document, where this is one. On Ctrl-C, partial statistics are rendered and
         KeyboardInterrupt is raised again. Raises TriforceError if the output was to be verified and is not lossless.
         """
-        opened, settings = self._opened, self._opened.settings
+        self.prepare(prompt, renderer)
+        return self.run(self.begin(prompt, renderer, label))
+
+    def run(self, run: TextRun) -> str:
+        """Generate for a run that has begun; return and raise as `generate`. The run keeps what Ctrl-C leaves."""
+        prompt, renderer, settings = run.prompt, run.renderer, self._opened.settings
+        tokens = self.engine.generate(prompt.ids, self._opened.sampling, self.config(prompt), settings.speculation)
+        events = run.text(tokens)
+        try:
+            for event in events:
+                run.observe(event)
+                if run.has_ended:
+                    break
+        except KeyboardInterrupt:
+            events.close()
+            run.flush()
+            renderer.interrupt(self.summary(run))
+            raise
+        if self._opened.request.verify:
+            events.close()  # returns the session to the engine: a second one would double the KV memory
+        return self.finish(run)
+
+    def use(self, opened: ModelRequest) -> None:
+        """Generate with the sampling and the limits of another request from here on, for the same model."""
+        self._opened = opened
+
+    def request(self, key: Hashable, run: TextRun) -> BatchRequest:
+        """Return what a batch is to do for a run that has begun."""
+        opened, prompt = self._opened, run.prompt
+        config, speculation = self.config(prompt), opened.settings.speculation
+        return BatchRequest(key, prompt.ids, opened.sampling, config, speculation, run.text)
+
+    def prepare(self, prompt: Prompt, renderer: Renderer) -> None:
+        """Do what is done once, with the first prompt: warn of lossy modes, and make the copy that drafts."""
+        settings = self._opened.settings
         if settings.engine.quantize is not None and not self._is_compared:
             renderer.loading(f"comparing {settings.engine.quantize} with the original weights")
-            self._agreement, self._is_compared = opened.model.agreement(self._engine.model, prompt.ids), True
+            self._agreement, self._is_compared = self._opened.model.agreement(self.engine.model, prompt.ids), True
             renderer.warn(quantized_warning(settings.engine.quantize, self._agreement))
         for warning in () if self._is_warned else approximation_warnings(settings):
             renderer.warn(warning)
         self._is_warned = True
-        config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
-        self._prepare_copy(prompt, config, renderer)
-        meter = Meter(len(prompt.ids))
-        renderer.start(opened.run_facts(meter, self._engine, label))
+        self._prepare_copy(prompt, renderer)
+
+    def begin(self, prompt: Prompt, renderer: Renderer, label: str = "") -> TextRun:
+        """Return the run of a prompt, whose time begins now."""
+        run = TextRun(self._opened, prompt, renderer)
+        renderer.start(self._opened.run_facts(run.meter, self.engine, label))
         if self._prompt_cache is not None:
             self._prompt_cache.label = short_label(prompt.name or label)
-        tokens = self._engine.generate(prompt.ids, opened.sampling, config, settings.speculation)
-        decoder, stops = StreamDecoder(opened.model.tokenizer.decode), StopStrings(settings.generation.stop)
-        events = stream_text(tokens, decoder, stops)
-        try:
-            for event in meter.watch(events):
-                renderer.event(event)
-                if meter.finish_reason is not None:
-                    break
-        except KeyboardInterrupt:
-            events.close()
-            for event in meter.watch([Text(held_text(decoder, stops)[0])]):
-                renderer.event(event)
-            renderer.interrupt(meter.summary("interrupted", **self._facts(prompt)))
-            raise
-        assert meter.finish_reason is not None, "a generation ends with Finished"
-        summary = meter.summary(meter.finish_reason, **self._facts(prompt))
-        if opened.request.verify:
-            events.close()  # returns the session to the engine: a second one would double the KV memory
-            self._verify(prompt, meter.ids, summary, renderer)
-        else:
-            renderer.finish(summary)
-        return meter.text
+        return run
 
-    def _prepare_copy(self, prompt: Prompt, config: GenerationConfig, renderer: Renderer) -> None:
+    def finish(self, run: TextRun, batch_size: float = 1.0) -> str:
+        """Render the end of a run, after its verification if that was asked for; return the whole text.
+
+        `batch_size`: how many sequences ran together in the mean. Raises TriforceError as `generate`.
+        """
+        assert run.has_ended, "a generation ends with Finished"
+        summary = self.summary(run, batch_size)
+        if self._opened.request.verify:
+            self._verify(run.prompt, run.meter.ids, summary, run.renderer)
+        else:
+            run.renderer.finish(summary)
+        return run.meter.text
+
+    def summary(self, run: TextRun, batch_size: float = 1.0) -> Summary:
+        """Return the summary of a run, interrupted if it has not ended."""
+        facts = {"load_s": self._load_s, "agreement": self._agreement, "batch_size": batch_size}
+        if self._copy is not None:
+            facts |= {"self_draft": self._copy.level, "self_agreement": self._copy.agreement}
+        return run.summary(**self._opened.summary_facts(run.prompt.new_tokens) | facts)
+
+    def config(self, prompt: Prompt) -> GenerationConfig:
+        """Return the generation's settings for a prompt."""
+        return replace(self._opened.settings.generation, max_new_tokens=prompt.new_tokens)
+
+    def _prepare_copy(self, prompt: Prompt, renderer: Renderer) -> None:
         """Make the quantised copy of the weights that drafts, if there is to be one; its time is that of loading."""
         settings = self._opened.settings.speculation
         if not uses_copy(settings) or self._copy is not None:
             return
         renderer.loading("rounding a copy of the weights, to draft with")
         started = time.perf_counter()
-        self._copy = self._engine.prepare(prompt.ids, config, settings)
+        self._copy = self.engine.prepare(prompt.ids, self.config(prompt), settings)
         self._load_s = (self._load_s or 0.0) + time.perf_counter() - started
-
-    def _facts(self, prompt: Prompt) -> dict[str, Any]:
-        """Return what the summary of a generation contains beside its numbers."""
-        facts = {"load_s": self._load_s, "agreement": self._agreement}
-        if self._copy is not None:
-            facts |= {"self_draft": self._copy.level, "self_agreement": self._copy.agreement}
-        return self._opened.summary_facts(prompt.new_tokens) | facts
 
     def _verify(self, prompt: Prompt, emitted: list[int], summary: Summary, renderer: Renderer) -> None:
         """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""
         model = self._opened.model
         renderer.verifying("decoding plainly, to compare")
         try:
-            self._engine.forget()  # the comparison runs the prompt itself
+            self.engine.forget()  # the comparison runs the prompt itself
             ended_by = model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
             sampling, seed = self._opened.sampling, self._opened.settings.generation.seed
-            replay = compare(self._engine, prompt.ids, emitted, sampling, ended_by, prompt.length, seed)
-            verify = verification_fields(replay, model.tokenizer.decode, self._engine.describe())
+            replay = compare(self.engine, prompt.ids, emitted, sampling, ended_by, prompt.length, seed)
+            verify = verification_fields(replay, model.tokenizer.decode, self.engine.describe())
         except KeyboardInterrupt:
             renderer.interrupt(summary)
             raise
@@ -134,21 +164,10 @@ def run_request(
     A dry run prints the plan instead. What does not fit into memory is an error before loading.
     Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
     """
-    model, settings = opened.model, opened.settings
     if opened.request.dry_run:
-        report = plan_run(model, settings, longest, terminal)
-        report = replace(report, arguments=opened.request.arguments)
-        renderer.close()  # the plan is the output
-        return print_plan(report, opened.request.command, terminal, output.json)
-    is_exact = not lossy_modes(settings)
-    tiers = plan_tiers(model, settings, stored_tokens(settings.speculation, longest), terminal)
-    renderer.loading(f"loading {settings.engine.model}")
-    prompt_cache = open_prompt_cache(model, settings, opened.request.home) if is_exact else None
-    started = time.perf_counter()
-    engine = model.load(tiers=tiers, prompts=prompt_cache, capacity=longest if is_exact else 0)
-    engine.reserve(longest)
-    load_s = opened.open_s + time.perf_counter() - started
-    work(TextGenerator(opened, engine, prompt_cache, load_s))
+        return print_dry_run(opened, longest, terminal, output, renderer)
+    loaded = load_engine(opened, longest, plan_longest(opened, longest, terminal), renderer)
+    work(TextGenerator(opened, loaded.engine, loaded.prompt_cache, loaded.load_s))
     return DONE
 
 
@@ -157,7 +176,7 @@ def run_generation(
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `run_request`."""
     opened = open_request(request, terminal, output.quiet)
-    ids = opened.encode(text)
+    ids = opened.encode(text, tokenizing(renderer))
     if request.extend_context:
         opened = opened.stretched([ids], terminal)
     prompt = opened.prompt(ids, text[:LABEL])

@@ -15,12 +15,15 @@ from offload.engine import Engine
 from offload.errors import PromptError
 from offload.levels import forgets
 from offload.loader import OpenModel, open_model
+from offload.loading.tokenizer import EncodingProgress
 from offload.metrics import Meter
 from offload.parallel import ALONE
+from offload.units import counted
 
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import broadcast, check_same_command
 from ..options.approximate import lossy_modes, quantized_kv
+from ..options.declarations import AUTO
 from ..options.request import Request
 from ..options.settings import Settings, refuse_unverifiable
 from ..output.download_bar import DownloadBar
@@ -62,20 +65,28 @@ class ModelRequest:
         """The longest sequence in tokens, prompt and answer."""
         return self.model.checkpoint.shape.context
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, progress: EncodingProgress | None = None) -> list[int]:
         """Return a prompt's tokens, in the chat template unless the request is raw or the model has none.
 
+        `progress` is called while a long text is encoded.
         Rank 0 encodes for all: a template may read the clock. Raises PromptError.
         """
-        return broadcast(self.request.group, lambda: self._encode(text))
+        return broadcast(self.request.group, lambda: self._encode(text, progress))
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, progress: EncodingProgress | None) -> list[int]:
         tokenizer, system = self.model.tokenizer, self.request.system
         if system is not None and not tokenizer.has_chat_template:
             raise PromptError("this model has no chat template, which --system needs", "put it into the prompt itself")
+        if self.request.think != AUTO and not tokenizer.has_chat_template:
+            raise PromptError("this model has no chat template, which --think needs", "leave --think out")
         if self.request.raw or not tokenizer.has_chat_template:
-            return tokenizer.encode(text, special_tokens=True)
-        return tokenizer.chat(text, system)
+            return tokenizer.encode(text, True, progress)
+        return tokenizer.chat(text, system, progress, self.think)
+
+    @property
+    def think(self) -> bool | None:
+        """Return whether the model shall think before it answers; None leaves that to its chat template."""
+        return {"on": True, "off": False}.get(self.request.think)
 
     def prompt(self, ids: list[int], name: str = "") -> Prompt:
         """Return the prompt with the number of tokens that may follow. Raises PromptError beyond the context."""
@@ -97,7 +108,8 @@ class ModelRequest:
         on_gpu = self.model.device.type == "cuda"
         in_use = partial(torch.cuda.memory_allocated, self.model.device) if on_gpu else None
         names = self.settings.engine.model, self.settings.speculation.method
-        return RunFacts(*names, self.context, meter, in_use, label, lambda: engine.model.pass_tokens)
+        on_disk = engine.stores is not None and engine.stores.settings.disk is not None
+        return RunFacts(*names, self.context, meter, in_use, label, lambda: engine.model.pass_tokens, on_disk)
 
     def summary_facts(self, new_tokens: int) -> dict[str, Any]:
         """Return the fields of a run's summary that the meter does not know."""
@@ -124,6 +136,7 @@ class ModelRequest:
             "context": self.context,
             "raw": self.request.raw,
             "system": self.request.system,
+            "think": self.request.think,
         }
 
     def print_settings(self, new_tokens: int, terminal: Terminal) -> None:
@@ -138,8 +151,10 @@ class ModelRequest:
         """Return what gave a setting its value: flag, environment, profile, model or default."""
         if name in self.settings.origins:
             return self.settings.origins[name]
-        if name in ("raw", "system", "context"):
-            given = {"raw": self.request.raw, "system": self.request.system, "context": self.request.extend_context}
+        if name in ("raw", "system", "think", "context"):
+            request = self.request
+            given = {"raw": request.raw, "system": request.system, "context": request.extend_context}
+            given["think"] = request.think != AUTO
             return "flag" if given[name] else "model" if name == "context" else "default"
         if name == "seed":
             return "random"
@@ -165,7 +180,7 @@ def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:
 def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequest:
     """Find and check the model of a request that generates text. Raises TriforceError."""
     settings, started = request.settings, time.perf_counter()
-    compared = {name: getattr(request, name) for name in ("system", "raw", "verify", "extend_context")}
+    compared = {name: getattr(request, name) for name in ("system", "raw", "think", "verify", "extend_context")}
     model = open_shared_model(request, settings.speculation, compared, terminal, quiet)
     open_s = time.perf_counter() - started
     if settings.profile.gpus > 1 and model.group.size == 1 and not ranks_to_start(settings):
@@ -173,6 +188,9 @@ def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequ
     sampling = settings.sampling(model.sampling)
     if request.verify:
         refuse_unverifiable(settings, sampling)
+    if model.checkpoint.skipped and not quiet:
+        count = counted(model.checkpoint.skipped, "tensor")
+        terminal.note(f"the text part of the model runs; {count} of its other parts, such as for images, not loaded")
     return ModelRequest(request, model, sampling, open_s)
 
 

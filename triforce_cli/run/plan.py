@@ -21,14 +21,14 @@ from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied
 from offload.hardware.profiles import AUTO, Profile, undescribed
 from offload.hardware.rates import Hardware, describe, placed
-from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
+from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
 from offload.scratch_file import ScratchFile
 from offload.system import cores, file_system, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
-from ..options.approximate import lossy_modes
+from ..options.approximate import quantized_kv
 from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
@@ -61,6 +61,7 @@ def plan_request(
         raise SettingsError(
             f"--quantize {level} needs bfloat16, and {hardware.name} computes in {dtype}", "leave --quantize out"
         )
+    _check_kv_format(settings, hardware)
     return PlanRequest(
         model=settings.engine.model,
         shape=shape,
@@ -73,7 +74,23 @@ def plan_request(
         draft=draft,
         weight_bits=stored if level is None else rounded_bits(shape, level),
         quantize=level,
+        kv=settings.engine.kv,
     )
+
+
+def _check_kv_format(settings: Settings, hardware: Hardware) -> None:
+    """Raise SettingsError for flags that offload quantised keys and values from a GPU."""
+    if (kind := quantized_kv(settings)) is None or hardware.shared:
+        return
+    placement = settings.placement
+    asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
+    asked["offload"] = placement.offload if placement.offload not in ("auto", "none") else None
+    for name, value in asked.items():
+        if value is not None:
+            raise SettingsError(
+                f"--{name} {value} offloads keys and values, and those of --kv {kind} stay on the GPU",
+                "leave one of the two out",
+            )
 
 
 def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
@@ -129,7 +146,7 @@ def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(model, placement)
-    if lossy_modes(settings):  # their keys and values stay on the device
+    if settings.speculation.approximate is not None:  # its keys and values stay on the device
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
     if model.device.type == "cpu" and placement.link_gb_s is None and placement.disk is None:

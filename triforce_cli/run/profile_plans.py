@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from offload.architecture.dims import Dimensions
-from offload.architecture.yarn import beyond_dual_chunk
-from offload.config import DEFAULT_MODEL
+from offload.architecture.known import known_name, sibling_of
+from offload.architecture.known_models import KNOWN, compatible
+from offload.architecture.yarn import beyond_dual_chunk, layers_with_windows
+from offload.config import DEFAULT_MODEL, EXACT
 from offload.errors import ModelNotFound, PromptError, SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied, profile_of_found
@@ -85,19 +87,24 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
     source = describe_source(plan.request.model)
     arguments = [Argument("--extend-context")] if options.extend_context else []
     arguments.append(Argument("-f", (TEXT_FILE,)))
-    return PlanReport(plan, suggestions, measured if rated is not profile else None, profile, source, arguments)
+    sibling = None if plan.request.draft is not None else sibling_of(plan.request.model, plan.request.shape)
+    rates = measured if rated is not profile else None
+    return PlanReport(plan, suggestions, rates, profile, source, arguments, sibling=sibling)
 
 
 def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Measured | None) -> PlanComparison:
     """Return the plans for all profiles, those of this machine's hardware with its measured rates.
 
-    Profiles without bf16 are left out where weights are to be quantised.
+    Profiles without bf16 are left out where weights are to be quantised, and GPUs where keys and values are.
     """
     sheets = [profiles.load(name) for name in profiles.available()]
     rated = [applied(sheet, measured) for sheet in sheets]
     hardware = {each.name: hardware_of(each, found) for each in rated}
     if options.flags.get("quantize") is not None:
         rated = [each for each in rated if hardware[each.name].dtype == "bf16"]
+        sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
+    if options.flags.get("kv", EXACT) != EXACT:
+        rated = [each for each in rated if hardware[each.name].shared]
         sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
     plans = [_plan(each, options, hardware[each.name], True) for each in rated]
     names = [each.name for each, sheet in zip(rated, sheets, strict=True) if each is not sheet]
@@ -122,10 +129,13 @@ def _plan(
     tokens = min(shape.context, LONGEST_DEFAULT) if options.context is None else options.context
     if tokens > shape.context and shape.dual_chunk:
         raise beyond_dual_chunk(f"{model}: {counted(tokens, 'token')} do not fit", shape.context)
+    if tokens > shape.context and options.extend_context and shape.sliding_layers:
+        raise layers_with_windows()
     if tokens > shape.context and not options.extend_context:
+        extend = "" if shape.sliding_layers else " --extend-context,"
         raise PromptError(
             f"a context of {counted(tokens, 'token')} exceeds the {shape.context:,} of {model}",
-            f"use --context {shape.context} or less, --extend-context, --model with a longer context, or "
+            f"use --context {shape.context} or less,{extend} --model with a longer context, or "
             "`triforce summarize --map-reduce`",
         )
     speculation = settings.speculation
@@ -136,7 +146,7 @@ def _plan(
     stored = stored_bits(model) if in_bf16 else None
     if settings.placement.disk is not None:
         hardware = replace(hardware, disk_free=free_on_disk(Path(settings.placement.disk)))
-    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, options.home), stored)
+    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, model, options.home), stored)
     copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
     if copies and hardware.device != "cpu":
         raise SettingsError(
@@ -146,9 +156,18 @@ def _plan(
     return plan_with_suggestions(replace(request, copies=copies))
 
 
-def _draft_shape(settings: Settings, home: Path | None) -> Dimensions | None:
+def _draft_shape(settings: Settings, model: str, home: Path | None) -> Dimensions | None:
+    """Return the dimensions of the draft model; None without one. Raises SettingsError if it cannot draft."""
     name = settings.speculation.draft_model
+    if name is None:
+        return None
     try:
-        return None if name is None else dimensions(name, home)
+        shape = dimensions(name, home)
     except ModelNotFound as error:
         raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error
+    target, draft = known_name(model), known_name(name)
+    if target is not None and draft is not None and not compatible(target, draft):
+        sibling = sibling_of(model, KNOWN[target])
+        hint = "use --draft lookup" if sibling is None else f"use --draft {sibling}, or --draft lookup"
+        raise SettingsError(f"the draft model {name} has another vocabulary than {model}", hint)
+    return shape

@@ -5,7 +5,7 @@ It loses information, so it runs only with --map-reduce.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from offload.errors import PromptError, TriforceError
@@ -13,12 +13,11 @@ from offload.units import counted
 
 from ..input.documents import Document
 from ..input.excerpts import split
-from ..output.renderers import StreamRenderer
 from ..output.sections import Part
 from ..output.terminal import Terminal
-from ..run.generate import TextGenerator
 from ..run.model_request import ModelRequest, Prompt
 from .resume import FinishedParts
+from .steps import Job
 from .templates import Template, Templates
 
 _OVERLAP = 1 / 20  # of a part, repeated at the beginning of the next
@@ -45,18 +44,19 @@ class MapReduce:
         self._room(self._templates.notes, instruction, self._new_tokens)
 
     def reduce(
-        self, document: Document, note_taking: str, instruction: str, generator: TextGenerator, renderer: StreamRenderer
-    ) -> Prompt:
+        self, document: Document, note_taking: str, instruction: str
+    ) -> Generator[Sequence[Job], list[str], Prompt]:
         """Take notes until they fit, and return the prompt that asks for the answer.
 
-        Raises TriforceError if the notes are empty or do not shrink.
+        Yields the jobs of each round, and is sent their texts. Raises TriforceError if the notes are empty or do not
+        shrink.
         """
         text, ids, round = document.text, self._encode_notes(document.text, instruction), 0
         while len(ids) + self._new_tokens > self._request.context:
             round, before = round + 1, len(ids)
             parts = self._parts(text, note_taking, round, document.name)
             self._announce_finished(parts)
-            notes = [self._note(part, prompt, generator, renderer) for part, prompt in parts]
+            notes = yield [Job(prompt, part) for part, prompt in parts]
             text = "\n\n".join(note.strip() for note in notes if note.strip())
             if not text:
                 raise TriforceError("the model wrote no notes on any part", "use another --model, or other sampling")
@@ -104,16 +104,6 @@ class MapReduce:
                 "use a shorter instruction, fewer --max-new-tokens, or --model with a longer context",
             )
         return room
-
-    def _note(self, part: Part, prompt: Prompt, generator: TextGenerator, renderer: StreamRenderer) -> str:
-        """Return the notes on a part: those of an earlier run, or new ones, which are saved."""
-        text = self._finished.find(prompt.ids)
-        if text is not None:
-            renderer.taken_over(part, text)
-            return text
-        text = generator.generate(prompt, renderer.for_part(part), part.label)
-        self._finished.save(prompt.ids, text)
-        return text
 
 
 def part_facts(request: ModelRequest) -> dict[str, Any]:

@@ -12,15 +12,18 @@ from offload.system import default_home
 from ..input.documents import Document
 from ..input.excerpts import Range
 from ..options.request import OutputOptions, Request
-from ..output.renderers import StreamRenderer
+from ..output.renderers import StreamRenderer, tokenizing
 from ..output.sections import Section, sections
 from ..output.terminal import Terminal
 from ..run.generate import TextGenerator, run_request
 from ..run.model_request import ModelRequest, Prompt, open_request
+from ..run.parallel import check_parallel
 from .instructions import AnswerStyle
 from .map_reduce import MapReduce, part_facts
 from .resume import FinishedParts
+from .steps import Answer, Job, Steps, generate_in_order
 from .templates import Templates
+from .together import AnswersTogether
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class SummaryRequest:
     range: Range
     together: bool = False
     map_reduce: bool = False
+    parallel: int | str = 1  # texts to generate at a time, or "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,10 @@ class _Task:
 def run_summaries(
     summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
 ) -> int:
-    """Write the answers one after the other; return the exit code. Raises as `run_request`."""
+    """Write the answers in order; return the exit code. Raises as `run_request`."""
     opened = open_request(request, terminal, output.quiet)
     documents = _documents(summary, opened, terminal, output.quiet)
-    tasks = _tasks(summary, documents, opened)
+    tasks = _tasks(summary, documents, opened, renderer)
     if request.extend_context:
         opened = opened.stretched([task.ids for task in tasks], terminal)
     tasks = [_with_prompt(task, opened, summary) for task in tasks]
@@ -62,12 +66,19 @@ def run_summaries(
     reading = MapReduce(opened, summary.templates, finished, terminal, output.quiet)
     longest = max(_length(task, opened, reading, summary.style) for task in tasks)
 
+    count = None if any(task.prompt is None for task in tasks) else len(tasks)
+    parallel = check_parallel(summary.parallel, opened, longest, count)
+    answers = [Answer(task.section, _steps(task, reading, summary.style)) for task in tasks]
+
     def work(generator: TextGenerator) -> None:
         try:
-            for task in tasks:
-                renderer.section(task.section)
-                prompt = task.prompt or reading.reduce(*_texts(task, summary.style), generator, renderer)
-                generator.generate(prompt, renderer)
+            if parallel == 1:
+                generate_in_order(answers, generator, finished, renderer)
+            else:
+                batch = AnswersTogether(answers, finished, renderer, renderer.for_batch())
+                line = batch.generate(generator, parallel).summary_line()
+                if not output.quiet:
+                    terminal.note(line)
         except KeyboardInterrupt:
             if finished.any_used and not output.quiet:
                 terminal.note("the finished parts are saved: run the same command again to resume after them")
@@ -91,14 +102,17 @@ def _documents(summary: SummaryRequest, opened: ModelRequest, terminal: Terminal
     return [Document(", ".join(document.name for document in found), whole)]
 
 
-def _tasks(summary: SummaryRequest, documents: Sequence[Document], opened: ModelRequest) -> list[_Task]:
+def _tasks(
+    summary: SummaryRequest, documents: Sequence[Document], opened: ModelRequest, renderer: StreamRenderer
+) -> list[_Task]:
     """Return a task for each question about each document."""
     questions = list(summary.questions) or [None]
     found = []
     for document, row in zip(documents, sections([each.name for each in documents], questions), strict=True):
         for section in row:
             instruction = summary.style.instruction(section.question)
-            ids = opened.encode(summary.templates.document.filled(document.text, instruction))
+            text = summary.templates.document.filled(document.text, instruction)
+            ids = opened.encode(text, tokenizing(renderer))
             found.append(_Task(section, document, ids))
     return found
 
@@ -124,6 +138,11 @@ def _length(task: _Task, opened: ModelRequest, reading: MapReduce, style: Answer
         return task.prompt.length
     reading.check(*_texts(task, style))
     return opened.context  # as much as the notes may take
+
+
+def _steps(task: _Task, reading: MapReduce, style: AnswerStyle) -> Steps:
+    prompt = task.prompt or (yield from reading.reduce(*_texts(task, style)))
+    yield [Job(prompt)]
 
 
 def _texts(task: _Task, style: AnswerStyle) -> tuple[Document, str, str]:

@@ -1,5 +1,6 @@
 /*
- * AMX: eight tile registers of up to 16 rows of 64 bytes, and products of tiles in bf16 with sums in fp32.
+ * AMX: eight tile registers of up to 16 rows of 64 bytes, and products of tiles in bf16 with sums in fp32, or of signed
+ * bytes, four to a lane in place of two, with sums in 32 bits.
  *
  * `c += a b` for tiles a [rows][pairs][2] bf16, b [pairs][16][2] bf16 and c [rows][16] fp32: b has the layout in which
  * keys, values and weights are stored. A row of c depends on the same row of a alone. The state is released after use:
@@ -15,12 +16,14 @@ static void emulate_shape(int tile, int rows, int bytes) {
     emulated[tile] = (struct emulated_tile){.rows = rows, .bytes = bytes};
 }
 
-static void emulate_load(int tile, const char *from, int64_t stride) {
+static void emulate_load(int tile, const void *memory, int64_t stride) {
+    const char *from = memory;
     for (int r = 0; r < emulated[tile].rows; r++)
         memcpy(emulated[tile].memory[r], from + r * stride, emulated[tile].bytes);
 }
 
-static void emulate_store(int tile, char *to, int64_t stride) {
+static void emulate_store(int tile, void *memory, int64_t stride) {
+    char *to = memory;
     for (int r = 0; r < emulated[tile].rows; r++)
         memcpy(to + r * stride, emulated[tile].memory[r], emulated[tile].bytes);
 }
@@ -40,10 +43,20 @@ static void emulate_dot(int c, int a, int b) {
         }
 }
 
+/* Of signed bytes, four to a sum. */
+static void emulate_dot_bytes(int c, int a, int b) {
+    for (int r = 0; r < emulated[c].rows; r++)
+        for (int n = 0; n < emulated[c].bytes / 4; n++)
+            for (int k = 0; k < 4 * emulated[b].rows; k++)
+                ((int32_t *)emulated[c].memory[r])[n] +=
+                    (int8_t)emulated[a].memory[r][k] * (int8_t)emulated[b].memory[k / 4][4 * n + k % 4];
+}
+
 #define TILE_LOAD(tile, from, stride) emulate_load(tile, from, stride)
 #define TILE_STORE(tile, to, stride) emulate_store(tile, to, stride)
 #define TILE_ZERO(tile) memset(emulated[tile].memory, 0, sizeof emulated[tile].memory)
 #define TILE_DOT(c, a, b) emulate_dot(c, a, b)
+#define TILE_DOT_BYTES(c, a, b) emulate_dot_bytes(c, a, b)
 #define TILE_RELEASE() ((void)0)
 #define TILE_FENCE() ((void)0)
 #else
@@ -51,6 +64,7 @@ static void emulate_dot(int c, int a, int b) {
 #define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
 #define TILE_ZERO(tile) _tile_zero(tile)
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+#define TILE_DOT_BYTES(c, a, b) _tile_dpbssd(c, a, b)
 #define TILE_RELEASE() _tile_release()
 /* After stores that tiles read: GCC 12 does not know that they do, nor that shapes have 64 bytes. */
 #define TILE_FENCE() __asm__ volatile("" ::: "memory")
@@ -89,9 +103,9 @@ static int has_tiles(void) {
 #if defined(TRIFORCE_EMULATE)
     return 1;
 #elif defined(__linux__)
-    enum { BF16_PRODUCTS = 1 << 22, TILES = 1 << 24, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
+    enum { PRODUCTS = 1 << 22 | 1 << 25, TILES = 1 << 24, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
     unsigned a, b, c, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (BF16_PRODUCTS | TILES)) != (BF16_PRODUCTS | TILES))
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (PRODUCTS | TILES)) != (PRODUCTS | TILES))
         return 0;
     return !syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA);
 #else
@@ -112,6 +126,25 @@ struct tile_work {
 
 struct scales { /* of a piece's values */
     float scales[PIECE], middles[PIECE];
+    float unit;
+};
+
+enum {
+    GROUPS = 4, /* quantised groups whose scores are computed together, to hide latencies */
+    BYTE_STRIDE = PIECE + 64,
+    PRODUCT_STRIDE = MAX_HEAD_DIM + 16, /* at least GROUPS * SPAN */
+};
+
+struct byte_work { /* see quantized_kv_amx.h */
+    int8_t digits[GROUPS * 2 * TILE_ROWS * MAX_HEAD_DIM] __attribute__((aligned(64))); /* of a row: high, low */
+    int8_t codes[PIECE * MAX_HEAD_DIM] __attribute__((aligned(64)));
+    int32_t products[2 * TILE_ROWS * PRODUCT_STRIDE] __attribute__((aligned(64)));
+    float queries[TILE_ROWS * MAX_HEAD_DIM];
+    float largest[MAX_HEAD_DIM];
+    uint16_t middles[PIECE / SPAN][MAX_HEAD_DIM] __attribute__((aligned(64)));
+    int32_t columns[MAX_HEAD_DIM / 2][16] __attribute__((aligned(64)));
+    float sums[PIECE / SPAN][TILE_ROWS];
+    float units[TILE_ROWS];
 };
 
 enum {

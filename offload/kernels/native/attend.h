@@ -26,6 +26,7 @@ struct NAME(work) { /* scratch memory of one thread */
     struct NAME(dequantized) dequantized;
 #if HAS_TILES
     struct scales scales;
+    struct byte_work bytes;
 #endif
 };
 
@@ -58,19 +59,29 @@ INLINE int64_t NAME(visible_keys)(const struct attention *a, int64_t row) {
     return a->seen + (a->depths ? a->depths[row / a->group] : a->causal ? row / a->group : 0);
 }
 
-/* Copy rows `first` to `first + rows - 1` of a head to `to`, as the tiles read them: pairs of bf16, or floats. */
+/* The number of keys before its window, which a row does not see. */
+INLINE int64_t NAME(hidden_keys)(const struct attention *a, int64_t row) {
+    int64_t hidden = a->window ? NAME(visible_keys)(a, row) - a->window : 0;
+    return hidden > 0 ? hidden : 0;
+}
+
+/* Copy the query at element `from` of `q` to `to`, as the tiles read it: pairs of bf16, or floats. */
+INLINE void NAME(load_query)(const void *q, int64_t from, int dim, int wide, void *to) {
+    if (wide)
+        memcpy(to, (const float *)q + from, 4 * dim);
+    else if (DOTS)
+        memcpy(to, (const uint16_t *)q + from, 2 * dim);
+    else
+        for (int d = 0; d < dim; d++)
+            ((float *)to)[d] = widen(((const uint16_t *)q)[from + d]);
+}
+
+/* Copy rows `first` to `first + rows - 1` of a head to `to`, as the tiles read them. */
 TARGET static void NAME(load_queries)(const struct attention *a, int head, int64_t first, int rows, float *to) {
-    int dim = a->head_dim, heads = a->kv_heads * a->group;
+    int dim = a->head_dim, heads = a->kv_heads * a->group, bytes = dim * (DOTS && !a->wide ? 2 : 4);
     for (int r = 0; r < rows; r++) {
         int64_t token = (first + r) / a->group, at = head * a->group + (first + r) % a->group;
-        int64_t from = (token * heads + at) * dim;
-        if (a->wide)
-            memcpy(to + r * dim, (const float *)a->q + from, 4 * dim);
-        else if (DOTS)
-            memcpy((uint16_t *)to + r * dim, (const uint16_t *)a->q + from, 2 * dim);
-        else
-            for (int d = 0; d < dim; d++)
-                to[r * dim + d] = widen(((const uint16_t *)a->q)[from + d]);
+        NAME(load_query)(a->q, (token * heads + at) * dim, dim, a->wide, (char *)to + r * bytes);
     }
 }
 
@@ -89,12 +100,18 @@ INLINE void NAME(score)(const struct attention *a, const float *queries, const c
 
 /*
  * Replace the scores of one row with numerators of its softmax, in powers of two: `factor` is the scale times log2(e),
- * and `maximum` is in the same units. The sum and the output are rescaled if the maximum grows.
+ * and `maximum` is in the same units. The sum and the output are rescaled if the maximum grows. Columns before `hidden`
+ * and from `limit` on weigh nothing.
  */
-NOINLINE static void NAME(normalise)(float *scores, int64_t limit, int length, float factor, float *maximum, float *sum,
+NOINLINE static void NAME(normalise)(float *scores, int64_t hidden, int64_t limit, int length, float factor, float *maximum, float *sum,
                                    float *out, int dim) {
     int columns = (length + BLOCK - 1) / BLOCK * BLOCK;
     int visible = limit < 0 ? 0 : limit < columns ? (int)limit : columns;
+    int before = hidden < 0 ? 0 : hidden < visible ? (int)hidden : visible;
+    if (before == visible) /* the row sees no key of the span */
+        before = visible = 0;
+    for (int i = 0; i < before; i++)
+        scores[i] = -INFINITY;
     for (int i = visible; i < columns; i++)
         scores[i] = -INFINITY;
     vec most = NAME(splat)(-INFINITY);
@@ -115,9 +132,11 @@ NOINLINE static void NAME(normalise)(float *scores, int64_t limit, int length, f
     for (int i = 0; i < columns; i += LANES) {
         vec weight = NAME(exp2)(*(vec_at *)(scores + i) * factor - *maximum);
         *(vec_at *)(scores + i) = weight;
-        if (i + LANES > visible) {
-            for (int hidden = i < visible ? visible : i; hidden < i + LANES; hidden++)
-                scores[hidden] = 0;
+        if (i + LANES > visible || i < before) {
+            for (int unseen = i < visible ? visible : i; unseen < i + LANES; unseen++)
+                scores[unseen] = 0;
+            for (int unseen = i; unseen < before && unseen < i + LANES; unseen++)
+                scores[unseen] = 0;
             weight = *(vec_at *)(scores + i);
         }
         total += weight;
@@ -168,7 +187,8 @@ INLINE void NAME(add_span)(const struct attention *a, struct NAME(work) *w, int6
                            int length, const char *const *values, const char *const *next, struct NAME(partial) p) {
     int dim = a->head_dim, blocks = (length + BLOCK - 1) / BLOCK;
     for (int r = 0; r < rows; r++)
-        NAME(normalise)(w->scores + r * SPAN, NAME(visible_keys)(a, first + r) - at, length, a->scale * 1.44269504f,
+        NAME(normalise)(w->scores + r * SPAN, NAME(hidden_keys)(a, first + r) - at,
+                        NAME(visible_keys)(a, first + r) - at, length, a->scale * 1.44269504f,
                         p.maximum + r, p.sum + r, p.out + r * dim, dim);
     if (DOTS && !a->wide)
         for (int i = 0; i < rows * SPAN; i++)
@@ -199,9 +219,36 @@ INLINE void NAME(add_to_row)(float *out, float x, int dim) {
         *(vec_at *)(out + d) += x;
 }
 
+/* Replace the scores of the rows' spans with numerators; see `normalise`. */
+INLINE void NAME(normalise_span)(const struct attention *a, struct NAME(work) *w, int64_t first, int rows, int64_t at,
+                                 struct NAME(partial) p) {
+    for (int r = 0; r < rows; r++)
+        NAME(normalise)(w->scores + r * SPAN, 0, NAME(visible_keys)(a, first + r) - at, SPAN, a->scale * 1.44269504f,
+                        p.maximum + r, p.sum + r, p.out + r * a->head_dim, a->head_dim);
+}
+
+#if DOTS
+/* Add a quantised span as below by products of bytes. */
+NOINLINE static void NAME(span_of_bytes)(const struct attention *a, struct NAME(work) *w, const char *group, int64_t first,
+                                         int rows, int64_t at, struct NAME(partial) p) {
+    const int64_t stride = (a->head_dim + 31) / 32 * 32;
+    NAME(query_digits)(a, &w->dequantized, group, (const uint16_t *)w->queries, rows, stride);
+    NAME(score_bytes)(a, &w->dequantized, group, rows, stride, w->scores);
+    NAME(normalise_span)(a, w, first, rows, at, p);
+    float unit = NAME(weight_digits)(a, &w->dequantized, group, w->scores, rows);
+    NAME(gather_bytes)(a, &w->dequantized, group, rows, unit, p.out);
+}
+#endif
+
 /* Add a quantised span, from position `at` on, which all rows see, to the partial result. */
 NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME(work) *w, const char *group,
                                           int64_t first, int rows, int64_t at, struct NAME(partial) p) {
+#if DOTS
+    if (!a->wide && a->kv_format->bits != FLOAT8) {
+        NAME(span_of_bytes)(a, w, group, first, rows, at, p);
+        return;
+    }
+#endif
     int dim = a->head_dim;
     int64_t half = (int64_t)BLOCK * dim * (a->wide ? 4 : 2);
     struct NAME(dequantized) *q = &w->dequantized;
@@ -209,11 +256,9 @@ NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME
     NAME(unpack_keys)(a, group, q->keys);
     NAME(scale_queries)(a, q, group, w->queries, rows);
     NAME(score)(a, q->queries, keys, keys, SPAN / BLOCK, rows, a->wide, w->scores, SPAN);
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < rows; r++)
         NAME(add_to_row)(w->scores + r * SPAN, q->sums[r], SPAN);
-        NAME(normalise)(w->scores + r * SPAN, NAME(visible_keys)(a, first + r) - at, SPAN, a->scale * 1.44269504f,
-                        p.maximum + r, p.sum + r, p.out + r * dim, dim);
-    }
+    NAME(normalise_span)(a, w, first, rows, at, p);
     NAME(unpack_values)(a, group, q->values);
     NAME(scale_weights)(a, w, group, rows);
     NAME(gather)(a, w, values, values, SPAN / BLOCK, rows, a->wide, p.out);

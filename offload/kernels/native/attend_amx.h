@@ -120,80 +120,32 @@ TARGET static void run_tile_product(const struct tile_product *t, int rows, int 
         run_some(t, two, columns - first < most ? columns - first : most, first);
 }
 
-/*
- * Write the numerators of a row's softmax in powers of two; see `normalise`. Columns from `visible` on weigh nothing. Of
- * quantised values, they are multiplied by the scales, and their sum with the middles is returned.
- */
-INLINE float weigh(const float *scores, uint16_t *weights, int visible, int columns, float factor, float *maximum,
-                   float *sum, const struct scales *values) {
-    int whole = visible / LANES * LANES, rest = visible - whole;
-    vec last = NAME(splat)(-INFINITY), most = last, other = last;
-    for (int i = 0; i < rest; i++)
-        last[i] = scores[whole + i];
-    for (int i = 0; i + LANES < whole; i += 2 * LANES) {
-        most = NAME(max)(*(vec_at *)(scores + i), most);
-        other = NAME(max)(*(vec_at *)(scores + i + LANES), other);
-    }
-    if (whole % (2 * LANES))
-        most = NAME(max)(*(vec_at *)(scores + whole - LANES), most);
-    most = NAME(max)(last, NAME(max)(most, other));
-    float highest = most[0];
-    for (int i = 1; i < LANES; i++)
-        highest = most[i] > highest ? most[i] : highest;
-    highest *= factor;
-    *maximum = highest;
-    vec total = NAME(splat)(0), middles = total;
-    for (int i = 0; i < whole; i += LANES) {
-        vec weight = NAME(exp2)(*(vec_at *)(scores + i) * factor - highest);
-        NAME(store_narrow)(weights + i, values ? weight * *(vec_at *)(values->scales + i) : weight);
-        total += weight;
-        if (values)
-            middles += weight * *(vec_at *)(values->middles + i);
-    }
-    if (rest) {
-        vec weight = NAME(exp2)(last * factor - highest);
-        for (int i = rest; i < LANES; i++)
-            weight[i] = 0;
-        NAME(store_narrow)(weights + whole, values ? weight * *(vec_at *)(values->scales + whole) : weight);
-        total += weight;
-        if (values)
-            middles += weight * *(vec_at *)(values->middles + whole);
-    }
-    int end = whole + (rest ? LANES : 0);
-    memset(weights + end, 0, sizeof *weights * (columns - end));
-    float sums[LANES];
-    *(vec_at *)sums = total;
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++)
-            sums[i] += sums[i + width];
-    *sum = sums[0];
-    return values ? NAME(sum_lanes)(middles) : 0;
-}
+#include "digits_amx.h"
 
-NOINLINE static void weigh_row(const float *scores, uint16_t *weights, int visible, int columns, float factor,
-                               float *maximum, float *sum) {
-    weigh(scores, weights, visible, columns, factor, maximum, sum, NULL);
-}
-
-NOINLINE static float weigh_quantized(const float *scores, uint16_t *weights, int visible, int columns, float factor,
-                                      float *maximum, float *sum, const struct scales *values) {
-    return weigh(scores, weights, visible, columns, factor, maximum, sum, values);
-}
+#include "weigh_amx.h"
 
 /* The memory of a piece's blocks, and of what is read after it. */
 struct piece_blocks {
     const char *keys[PIECE / BLOCK], *values[PIECE / BLOCK], *next_values[PIECE / BLOCK], *next_keys[PIECE / BLOCK];
     const char *groups[PIECE / SPAN]; /* NULL for blocks that are not quantised */
-    int quantized; /* whether a group is not NULL */
+    int quantized, plain; /* whether a group is not NULL, and whether one is */
 };
+
+/* Return the end of the blocks from `block` on that are not quantised. */
+INLINE int plain_end(const struct piece_blocks *found, int block, int blocks) {
+    while (block < blocks && !found->groups[block * BLOCK / SPAN])
+        block++;
+    return block;
+}
 
 INLINE void find_blocks(const struct attention *a, struct NAME(work) *w, int head, int64_t start, int64_t end,
                         int64_t ahead, struct piece_blocks *found) {
     int64_t half = (int64_t)2 * BLOCK * a->head_dim;
-    found->quantized = 0;
+    found->quantized = found->plain = 0;
     for (int64_t at = start; at < end; at += SPAN) {
         const char *group = found->groups[(at - start) / SPAN] = NAME(group_of)(a, head, at / BLOCK);
         found->quantized |= group != NULL;
+        found->plain |= group == NULL;
     }
     for (int64_t at = start; at < end; at += BLOCK) {
         int64_t j = (at - start) / BLOCK, next = at + PIECE < ahead ? at + PIECE : at;
@@ -226,23 +178,35 @@ INLINE struct tile_product output_product(int dim, const uint16_t *weights, cons
         .c = out, .c_stride = dim};
 }
 
-/* Collect the scales and middles of a piece's values; where they are not quantised, 1 and 0. */
+/*
+ * Collect the scales and middles of a piece's values; where they are not quantised, 1 and 0. Where codes are integers, the
+ * scales are in units of digits, and 0 where values are not quantised.
+ */
 TARGET static void collect_scales(const struct attention *a, struct scales *all, const struct piece_blocks *found,
                                   int spans) {
+    const int bytes = a->kv_format->bits != FLOAT8;
+    vec largest = NAME(splat)(0);
     for (int i = 0; i < PIECE; i += LANES) {
         const uint16_t *scales = i < spans * SPAN ? (const uint16_t *)found->groups[i / SPAN] : NULL;
         if (scales)
             scales += 2 * a->head_dim + i % SPAN;
-        *(vec_at *)(all->scales + i) = scales ? NAME(load)(scales, 0, 0) : NAME(splat)(1);
+        vec own = scales ? NAME(load)(scales, 0, 0) : NAME(splat)(!bytes);
+        *(vec_at *)(all->scales + i) = own;
         *(vec_at *)(all->middles + i) = scales ? NAME(load)(scales, SPAN, 0) : NAME(splat)(0);
+        largest = NAME(max)(own, largest); /* NaN is passed over: it is in the middles too */
     }
+    float inverse = 1;
+    if (bytes)
+        all->unit = NAME(unit_of)(NAME(largest_lane)(largest), &inverse);
+    for (int i = 0; bytes && i < PIECE; i += LANES)
+        *(vec_at *)(all->scales + i) *= inverse;
 }
 
-/* Prefetch half of the group that is read a piece later. */
-INLINE void prefetch_half(const struct attention *a, const struct piece_blocks *found, int block, int half) {
-    int64_t bytes = kv_group_bytes(a->kv_format, a->head_dim) / 2;
-    for (int64_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(found->next_keys[block] + half * bytes + i, 0, 2);
+/* Prefetch one of `parts` parts of the group that is read a piece after that of a span. */
+INLINE void prefetch_part(const struct attention *a, const struct piece_blocks *found, int span, int part, int parts) {
+    int64_t bytes = kv_group_bytes(a->kv_format, a->head_dim), end = (part + 1) * bytes / parts;
+    for (int64_t i = part * bytes / parts; i < end; i += 64)
+        __builtin_prefetch(found->next_keys[span * (SPAN / BLOCK)] + i, 0, 2);
 }
 
 /* Compute the scores of a piece of which some groups are quantised, for rows from row `offset` of the group on. */
@@ -262,7 +226,7 @@ TARGET static void score_quantized(const struct attention *a, struct NAME(work) 
         scores.a = group ? (const char *)q->queries : own;
         scores.b = group ? keys : found->keys + j;
         if (group) {
-            prefetch_half(a, found, j, 0);
+            prefetch_part(a, found, j * BLOCK / SPAN, 0, 2);
             NAME(unpack_keys)(a, group, q->keys);
             NAME(scale_queries)(a, q, group, queries, rows);
         }
@@ -293,13 +257,15 @@ TARGET static void output_quantized(const struct attention *a, struct NAME(work)
             output.steps = more ? SPAN / BLOCK : blocks - j;
             output.inside = (j > 0 ? AFTER_SOME : 0) | (more ? BEFORE_MORE : 0);
             if (group && !first)
-                prefetch_half(a, found, j, 1);
+                prefetch_part(a, found, j * BLOCK / SPAN, 1, 2);
             if (group)
                 NAME(unpack_values)(a, group, q->values);
             TILE_FENCE();
             run_some(&output, two, dim / 16 - first < most ? dim / 16 - first : most, first);
         }
 }
+
+#include "quantized_kv_amx.h"
 
 #include "tree_amx.h"
 
@@ -313,8 +279,11 @@ TARGET static void attend_rows_amx(const struct attention *a, struct NAME(work) 
     struct tile_work *tiles = &w->tiles;
     int dim = a->head_dim, blocks = (shared - start + BLOCK - 1) / BLOCK;
     int columns = (end - start + BLOCK - 1) / BLOCK * BLOCK;
+    const int bytes = found->quantized && a->kv_format->bits != FLOAT8; /* codes are integers */
     float middles[TILE_ROWS];
-    if (found->quantized)
+    if (bytes)
+        score_bytes(a, w, found, offset, rows, blocks);
+    else if (found->quantized)
         score_quantized(a, w, found, offset, rows, blocks);
     else {
         struct tile_product scores =
@@ -328,13 +297,27 @@ TARGET static void attend_rows_amx(const struct attention *a, struct NAME(work) 
         float *scores = tiles->scores + r * SCORE_STRIDE, factor = a->scale * 1.44269504f;
         uint16_t *weights = tiles->weights + r * WEIGHT_STRIDE;
         int visible = limit < 0 ? 0 : (int)limit;
-        if (found->quantized)
+        int64_t hidden = NAME(hidden_keys)(a, first + offset + r) - start;
+        if (hidden >= visible)
+            hidden = visible = 0;
+        for (int i = 0; i < hidden; i++)
+            scores[i] = -INFINITY;
+        if (bytes) {
+            struct numerators to = {weights, w->bytes.digits + 2 * r * BYTE_STRIDE, columns,
+                                    found->plain || shared < end};
+            middles[r] = weigh_bytes(scores, &to, visible, factor, p.maximum + offset + r, p.sum + offset + r, &w->scales);
+        }
+        else if (found->quantized)
             middles[r] = weigh_quantized(scores, weights, visible, columns, factor, p.maximum + offset + r,
                                          p.sum + offset + r, &w->scales);
         else
             weigh_row(scores, weights, visible, columns, factor, p.maximum + offset + r, p.sum + offset + r);
+        for (int i = 0; i < hidden; i++)
+            weights[i] = 0;
     }
-    if (found->quantized) {
+    if (bytes)
+        output_bytes(a, w, found, middles, rows, blocks, p.out + dim * offset);
+    else if (found->quantized) {
         output_quantized(a, w, found, rows, blocks, p.out + dim * offset);
         for (int r = 0; r < rows; r++)
             NAME(add_to_row)(p.out + dim * (offset + r), middles[r], dim);
@@ -358,5 +341,17 @@ TARGET static void attend_piece_amx(const struct attention *a, struct NAME(work)
     for (int offset = 0; offset < rows; offset += TILE_ROWS)
         attend_rows_amx(a, w, head, &found, first, offset, rows - offset < TILE_ROWS ? rows - offset : TILE_ROWS,
                         start, shared, end, p);
+    TILE_RELEASE();
+}
+
+/* Compute the scores of up to TILE_ROWS rows, from row `row` of the group on, against the keys `start` to `end - 1`. */
+TARGET static void score_keys_by_tiles(const struct attention *a, struct NAME(work) *w, int head, int row, int rows,
+                                       int64_t start, int64_t end) {
+    const char *keys[OBSERVED_KEYS / BLOCK];
+    int blocks = (int)((end - start + BLOCK - 1) / BLOCK);
+    for (int j = 0; j < blocks; j++)
+        keys[j] = NAME(block)(a, head, start / BLOCK + j);
+    struct tile_product scores = score_product(a, w, row, keys, NULL, w->tiles.scores, SCORE_STRIDE);
+    run_tile_product(&scores, rows, blocks);
     TILE_RELEASE();
 }

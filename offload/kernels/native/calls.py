@@ -13,7 +13,20 @@ from torch import Tensor
 
 from ...architecture.dims import Dimensions
 from .kv_groups import Groups
-from .library import BLOCK, PIECE, Append, Attention, Format, Merge, Pack, Product, Rows, Unpack
+from .library import (
+    BLOCK,
+    PIECE,
+    Append,
+    Attention,
+    Format,
+    KeyScores,
+    Merge,
+    Observation,
+    Pack,
+    Product,
+    Rows,
+    Unpack,
+)
 
 
 class BlockCalls:
@@ -25,7 +38,7 @@ class BlockCalls:
 
     def __init__(self, shape: Dimensions, blocks: int) -> None:
         self.tokens = blocks * BLOCK  # capacity
-        self._heads, self._kv_heads, self._group = shape.heads, shape.kv_heads, shape.group
+        self._kv_heads, self._group = shape.kv_heads, shape.group
         self._head_dim, self._scale = shape.head_dim, shape.head_dim**-0.5
         self._head_elements = blocks * 2 * BLOCK * shape.head_dim
 
@@ -39,17 +52,22 @@ class BlockCalls:
         rows: tuple[Tensor, Tensor],
         rotated: Tensor,
         stored: int = 0,
+        table: Tensor | None = None,
     ) -> Append:
         """Return a call that stores new tokens from position `start` on, and writes their rotated queries to `rotated`.
 
         Args:
-            q: `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`; any stride between tokens.
+            q: `[tokens, heads, head_dim]`, or with 0 heads where no queries are to be rotated; k and v
+                `[tokens, kv_heads, head_dim]`; any stride between tokens.
             rows: cos and sin, `[tokens, 1, head_dim]`.
-            rotated: `[tokens, heads, head_dim]`.
+            rotated: as q.
             stored: how many of the first tokens are stored already; only their queries are rotated.
+            table: `[blocks]`, int32: the block number of each block of the sequence; None for 0, 1, 2, ...
         """
         tokens = len(q)
-        assert stored <= tokens and start + tokens <= self.tokens, "tokens beyond the last block"
+        capacity = self.tokens if table is None else len(table) * BLOCK
+        assert stored <= tokens and start + tokens <= capacity, "tokens beyond the last block"
+        assert table is None or (table.dtype == torch.int32 and table.is_contiguous())
         assert kv.is_contiguous() and rotated.is_contiguous() and rows[0].is_contiguous() and rows[1].is_contiguous()
         q_stride, k_stride, v_stride = (self._token_stride(x, kv.dtype) for x in (q, k, v))
         return Append(
@@ -60,6 +78,7 @@ class BlockCalls:
             sin=rows[1].data_ptr(),
             rotated=rotated.data_ptr(),
             kv=kv.data_ptr(),
+            table=_address(table),
             q_stride=q_stride,
             k_stride=k_stride,
             v_stride=v_stride,
@@ -67,7 +86,7 @@ class BlockCalls:
             start=start,
             tokens=tokens,
             stored=stored,
-            heads=self._heads,
+            heads=q.shape[1],
             kv_heads=self._kv_heads,
             head_dim=self._head_dim,
             wide=kv.dtype == torch.float32,
@@ -91,6 +110,7 @@ class BlockCalls:
         partials: Tensor | None = None,
         parents: Tensor | None = None,
         groups: Groups | None = None,
+        window: int = 0,
     ) -> Attention:
         """Return a call that attends with rotated queries. It writes either `out` and, if given, `lse`, or `partials`.
 
@@ -105,9 +125,10 @@ class BlockCalls:
                 before it, or -1. The tree's keys are stored in this order; a token sees those before the tree, its
                 ancestors' and its own, and its result has the bits of that chain. `seen` is what a token without parent
                 sees. None for a chain.
+            window: keys that a token sees at most, the last ones; 0 for all. Those before them are finite numbers.
             groups: quantised keys and values, whose blocks are the table's entries below zero: ~b is block b.
         """
-        assert groups is None or table is not None
+        assert groups is None or (table is not None and not window)
         dtype, tokens = kv.dtype, len(q)
         capacity = self.tokens if table is None else table.shape[1] * BLOCK
         more = (tokens - 1) * causal if parents is None else len(parents) - 1
@@ -116,6 +137,7 @@ class BlockCalls:
         assert table is None or (table.dtype == torch.int32 and table.stride(1) == 1)
         assert parents is None or (causal and len(parents) >= tokens and parents.dtype == torch.int32)
         assert parents is None or parents.is_contiguous()
+        assert lse is None or (lse.dtype == torch.float32 and lse.is_contiguous())
         return Attention(
             q=q.data_ptr(),
             kv=kv.data_ptr(),
@@ -139,7 +161,24 @@ class BlockCalls:
             quantized=None if groups is None else groups.memory.data_ptr(),
             quantized_stride=0 if groups is None else groups.memory.stride(0),
             kv_format=None if groups is None else ctypes.addressof(groups.format),
+            window=window,
         )
+
+    def observation(
+        self, kv: Tensor, q: Tensor, seen: int, lse: Tensor, received: Tensor, table: Tensor | None = None
+    ) -> Observation:
+        """Return a call that adds the softmax weights of `attention(kv, q, seen, table=table)` to `received`.
+
+        Args:
+            lse: `[tokens, heads]` in fp32, as that attention has returned it.
+            received: `[kv_heads, at least the keys that the last token sees]` in fp32, contiguous rows: for each key,
+                in the order of the table, the sum over the tokens and over the query heads of its KV head.
+        """
+        assert lse.shape == q.shape[:2] and lse.is_contiguous() and lse.dtype == torch.float32
+        assert received.shape[0] == self._kv_heads and received.shape[1] >= seen + len(q) - 1
+        assert received.stride(1) == 1 and received.dtype == torch.float32
+        attention = self.attention(kv, q, seen, table=table, lse=lse)
+        return Observation(attention=attention, received=received.data_ptr(), stride=received.stride(0))
 
 
 def partial_count(seen: int, tokens: int, causal: bool, parents: Tensor | None = None) -> int:
@@ -157,6 +196,25 @@ def token_depths(parents: Sequence[int]) -> list[int]:
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
     return depths
+
+
+def score_call(query: Tensor, panels: Tensor, scores: Tensor) -> KeyScores:
+    """Return a call that writes the products of queries and keys. See `Kernel.score_keys`."""
+    heads, head_dim = query.shape
+    assert query.is_contiguous() and query.dtype == panels.dtype and panels[0].is_contiguous()
+    assert len(panels) == len(scores) == heads and panels[0, 0].numel() == BLOCK * head_dim
+    assert scores.shape[1] <= panels.shape[1] * BLOCK and scores.stride(1) == 1 and scores.dtype == torch.float32
+    return KeyScores(
+        query=query.data_ptr(),
+        keys=panels.data_ptr(),
+        scores=scores.data_ptr(),
+        head_stride=panels.stride(0) * panels.itemsize,
+        stride=scores.stride(0),
+        count=scores.shape[1],
+        heads=heads,
+        head_dim=head_dim,
+        wide=query.dtype == torch.float32,
+    )
 
 
 def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None = None) -> Merge:

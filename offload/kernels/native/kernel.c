@@ -23,11 +23,15 @@
 struct level {
     const char *name;
     int (*attend)(const struct attention *);
+    int (*attend_all)(const struct attention *const *, int);
     int (*merge)(const struct merge *);
     int (*linear)(const struct linear *);
     int (*norm)(const struct norm *);
     int (*gate)(const struct norm *);
     int (*round)(const struct rounding *);
+    int (*observe)(const struct observation *);
+    int (*score_keys)(const struct key_scores *);
+    int (*quantize)(const void *call, int64_t first, int64_t last); /* a task of the pool */
 };
 
 /* Scratch memory that a thread reuses from call to call. It only grows. */
@@ -100,10 +104,12 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define HAS_BUILTINS 0
 #define AVX512 "avx2,fma"
 #define AMX AVX512
+#define BYTE_PERMUTATIONS "avx2"
 #else
 #define HAS_BUILTINS 1
-#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma"
-#define AMX AVX512 ",amx-tile,amx-bf16"
+#define BYTE_PERMUTATIONS "avx512vbmi"
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma"
+#define AMX AVX512 ",avx512vbmi,amx-tile,amx-bf16,amx-int8"
 #endif
 
 #define LEVEL avx512
@@ -121,7 +127,9 @@ int64_t triforce_layout(void) {
     const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
                              sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
                              sizeof(struct pack),      sizeof(struct rounding),  sizeof(struct quantize),
-                             sizeof(struct copy),      sizeof(struct call),      sizeof(struct pass)};
+                             sizeof(struct copy),      sizeof(struct call),   sizeof(struct layer_calls),
+                             sizeof(struct sequence),  sizeof(struct pass),   sizeof(struct observation),
+                             sizeof(struct key_scores)};
     uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -138,11 +146,11 @@ const struct level *triforce_level(const char *name) {
 #elif HAS_AVX512
     int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                 __builtin_cpu_supports("avx512bf16");
+                 __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 #endif
 #if HAS_AVX512
     if (avx512 && !strcmp(name, level_amx.name))
-        return has_tiles() ? &level_amx : NULL;
+        return __builtin_cpu_supports(BYTE_PERMUTATIONS) && has_tiles() ? &level_amx : NULL;
     if (avx512 && !strcmp(name, level_avx512.name))
         return &level_avx512;
 #endif
@@ -164,13 +172,19 @@ int triforce_gate(const struct level *level, const struct norm *n) { return leve
 
 int triforce_round(const struct level *level, const struct rounding *r) { return level->round(r); }
 
+int triforce_observe(const struct level *level, const struct observation *o) { return level->observe(o); }
+
+int triforce_score_keys(const struct level *level, const struct key_scores *k) { return level->score_keys(k); }
+
 int triforce_pack(const struct pack *p) { return run_rows(pack_rows, p, p->rows); }
 
 int triforce_unpack(const struct unpack *u) { return run_rows(unpack_rows, u, u->rows); }
 
-int triforce_copy(const struct copy *c) { return memcpy(c->to, c->from, c->bytes) != c->to; }
+int triforce_copy(const struct copy *c) { return memcpy(c->to, c->from, c->rows * c->row_bytes) != c->to; }
 
-int triforce_quantize(const struct quantize *q) { return run_rows(quantize_groups, q, q->count); }
+int triforce_quantize(const struct level *level, const struct quantize *q) {
+    return run_rows(q->keys ? quantize_groups : level->quantize, q, q->count);
+}
 
 int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .calls import pack_call, product_call, rows_call, unpack_call
+from .calls import pack_call, product_call, rows_call, score_call, unpack_call
 from .library import (
     LEVELS,
     Append,
@@ -18,6 +18,7 @@ from .library import (
     Format,
     KernelUnavailable,
     Merge,
+    Observation,
     Pass,
     Quantize,
     Rounding,
@@ -55,6 +56,7 @@ class Kernel:
         self._handle = handle
         self._append = library.triforce_append
         self._attend, self._merge = library.triforce_attend, library.triforce_merge
+        self._observe, self._score_keys = library.triforce_observe, library.triforce_score_keys
         self._linear = library.triforce_linear
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
@@ -76,15 +78,32 @@ class Kernel:
             return recorder.recording.add(ATTEND, call, *operands)
         _check(self._attend(self._handle, ctypes.byref(call)))
 
+    def observe(self, call: Observation) -> None:
+        """Add up the softmax weights of attention that has been computed. Raises MemoryError."""
+        assert recorder.recording is None, "an observation cannot be recorded"
+        _check(self._observe(self._handle, ctypes.byref(call)))
+
+    def score_keys(self, query: Tensor, panels: Tensor, scores: Tensor) -> None:
+        """Write the products of each head's query `[heads, head_dim]` and its first keys to `scores` `[heads, keys]`.
+
+        `panels` are those of `layout.new_key_panels`, in the query's dtype; scores are in fp32.
+        """
+        assert recorder.recording is None, "scores of keys cannot be recorded"
+        self._score_keys(self._handle, ctypes.byref(score_call(query, panels, scores)))
+
     def merge(self, call: Merge) -> None:
         """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
         assert recorder.recording is None, "a merge cannot be recorded"
         self._merge(self._handle, ctypes.byref(call))
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy a tensor to one of the same size and type, both contiguous."""
+    def copy(self, source: Tensor, target: Tensor, joins: bool = False) -> None:
+        """Copy rows to a tensor of the same size and type, both contiguous.
+
+        In a recorded pass, `joins` says that the target is the first row of those of all its sequences.
+        """
         assert source.is_contiguous() and target.is_contiguous() and source.nbytes == target.nbytes
-        call = Copy(source.data_ptr(), target.data_ptr(), source.nbytes)
+        rows = len(source)
+        call = Copy(source.data_ptr(), target.data_ptr(), rows, source.nbytes // max(rows, 1), joins)
         if recorder.recording is not None:
             return recorder.recording.add(COPY, call, source, target)
         self._copy(ctypes.byref(call))
@@ -121,7 +140,7 @@ class Kernel:
 
     def quantize(self, call: Quantize) -> None:
         """Quantise groups of keys and values, or dequantise them if the call has room for those."""
-        self._quantize(ctypes.byref(call))
+        self._quantize(self._handle, ctypes.byref(call))
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""

@@ -60,6 +60,22 @@ def values_of(blocks: Tensor, head_dim: int) -> Tensor:
     return values if blocks.dtype == torch.float32 else values.flatten(-3, -2)
 
 
+def new_key_panels(heads: int, keys: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """Return room for `keys` keys of each head in panels of 16, `[heads, panels, 16 * head_dim]`, not initialised."""
+    return torch.empty((heads, -(-keys // BLOCK), BLOCK * head_dim), dtype=dtype)
+
+
+def write_key_panels(panels: Tensor, start: int, keys: Tensor) -> None:
+    """Write keys `[heads, n, head_dim]` to panels `[heads, panels, 16 * head_dim]` from key `start` on."""
+    positions = torch.arange(start, start + keys.shape[1])
+    panel, lane = positions // BLOCK, positions % BLOCK
+    if panels.dtype == torch.float32:
+        panels.unflatten(-1, (-1, BLOCK)).transpose(-1, -2)[:, panel, lane] = keys
+    else:
+        pairs = panels.unflatten(-1, (-1, BLOCK, 2)).transpose(-2, -3)
+        pairs[:, panel, lane] = keys.to(panels.dtype).unflatten(-1, (-1, 2))
+
+
 def mean_keys(blocks: Tensor, head_dim: int) -> Tensor:
     """Return the mean key `[..., head_dim]`, in fp32, of each block `[..., 2 * 16 * head_dim]`."""
     keys = blocks.unflatten(-1, (2, -1)).select(-2, 0)

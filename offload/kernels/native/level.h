@@ -9,6 +9,17 @@
 
 #include "quantized_kv.h"
 
+#if HAS_MAX /* not emulated: that would only take longer to compile */
+#include "quantize_kv.h"
+#define QUANTIZE_GROUPS NAME(quantize_groups)
+#else
+#define QUANTIZE_GROUPS quantize_groups
+#endif
+
+#if DOTS
+#include "quantized_bytes.h"
+#endif
+
 #include "attend.h"
 
 #if HAS_TILES
@@ -21,12 +32,17 @@
 
 #include "share.h"
 
+#include "observe.h"
+
+#include "score_keys.h"
+
 #include "round.h"
 
 #include "rows.h"
 
-static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
-                                              NAME(linear), NAME(norm), NAME(gate), NAME(round)};
+static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(attend_all), NAME(merge),
+                                              NAME(linear), NAME(norm), NAME(gate), NAME(round),
+                                              NAME(observe), NAME(score_keys), QUANTIZE_GROUPS};
 
 #if HAS_TILES /* a level more: it differs in attention and linears of bf16 */
 #pragma push_macro("TARGET")
@@ -39,7 +55,9 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #include "linear_amx.h"
 #pragma pop_macro("TARGET")
 
-static const struct level level_amx = {"amx", attend_amx, NAME(merge), linear_amx, NAME(norm), NAME(gate), NAME(round)};
+static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, NAME(merge), linear_amx,
+                                       NAME(norm), NAME(gate), NAME(round),    observe_amx,
+                                       NAME(score_keys), QUANTIZE_GROUPS};
 #endif
 
 #undef vec
@@ -47,6 +65,7 @@ static const struct level level_amx = {"amx", attend_amx, NAME(merge), linear_am
 #undef vec_at
 #undef ints_at
 #undef VECTORS
+#undef QUANTIZE_GROUPS
 #undef MAX_TILE
 #undef BOTH_CHAINS
 #undef HIGH_BITS

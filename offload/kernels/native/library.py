@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 11  # as in types.h
+LAYOUT = 18  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 256  # and any multiple of 16 below
@@ -33,6 +33,23 @@ class Attention(ctypes.Structure):
         ("quantized", c_void_p),
         ("quantized_stride", c_int64),
         ("kv_format", c_void_p),
+        ("window", c_int64),
+    )
+
+
+class Observation(ctypes.Structure):
+    """`struct observation` of types.h."""
+
+    _fields_ = (("attention", Attention), ("received", c_void_p), ("stride", c_int64))
+
+
+class KeyScores(ctypes.Structure):
+    """`struct key_scores` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "keys", "scores")),
+        *((name, c_int64) for name in ("head_stride", "stride", "count")),
+        *((name, c_int32) for name in ("heads", "head_dim", "wide")),
     )
 
 
@@ -50,7 +67,7 @@ class Append(ctypes.Structure):
     """`struct append` of types.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "rotated", "kv")),
+        *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "rotated", "kv", "table")),
         *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride", "head_stride", "start")),
         *((name, c_int32) for name in ("tokens", "stored", "heads", "kv_heads", "head_dim", "wide")),
     )
@@ -136,13 +153,34 @@ class Rows(ctypes.Structure):
 class Copy(ctypes.Structure):
     """`struct copy` of types.h."""
 
-    _fields_ = (*((name, c_void_p) for name in ("source", "target")), ("bytes", c_int64))
+    _fields_ = (
+        *((name, c_void_p) for name in ("source", "target")),
+        *((name, c_int64) for name in ("rows", "row_bytes")),
+        ("joins", c_int32),
+    )
 
 
 class Call(ctypes.Structure):
     """`struct call` of types.h."""
 
-    _fields_ = (("kind", c_int64), ("arguments", c_void_p))
+    _fields_ = (("kind", c_int32), ("layer", c_int32), ("arguments", c_void_p))
+
+
+class LayerCalls(ctypes.Structure):
+    """`struct layer_calls` of types.h."""
+
+    _fields_ = (("calls", ctypes.POINTER(Call)), ("count", c_int64))
+
+
+class Sequence(ctypes.Structure):
+    """`struct sequence` of types.h."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(LayerCalls)),
+        *((name, c_void_p) for name in ("cos", "sin", "parents")),
+        *((name, c_int64) for name in ("start", "seen")),
+        *((name, c_int32) for name in ("first", "tokens", "stored", "nodes")),
+    )
 
 
 class Pass(ctypes.Structure):
@@ -150,10 +188,9 @@ class Pass(ctypes.Structure):
 
     _fields_ = (
         ("calls", ctypes.POINTER(Call)),
-        ("count", c_int64),
-        *((name, c_void_p) for name in ("cos", "sin", "parents")),
-        *((name, c_int64) for name in ("start", "seen")),
-        *((name, c_int32) for name in ("stored", "nodes")),
+        ("sequences", ctypes.POINTER(Sequence)),
+        *((name, c_int64) for name in ("count", "rows")),
+        ("sequence_count", c_int32),
     )
 
 
@@ -186,6 +223,9 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
     library.triforce_level.argtypes, library.triforce_level.restype = (ctypes.c_char_p,), c_void_p
     for name, structure in (
         ("attend", Attention),
+        ("observe", Observation),
+        ("score_keys", KeyScores),
+        ("quantize", Quantize),
         ("merge", Merge),
         ("linear", Product),
         ("norm", Rows),
@@ -197,7 +237,6 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
     library.triforce_copy.argtypes = (ctypes.POINTER(Copy),)
-    library.triforce_quantize.argtypes = (ctypes.POINTER(Quantize),)
     library.triforce_pack.argtypes = (ctypes.POINTER(Pack),)
     library.triforce_unpack.argtypes = (ctypes.POINTER(Unpack),)
     library.triforce_pick.argtypes = (c_void_p, c_int64, c_uint64, c_int64)
@@ -209,8 +248,8 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
 def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
     expected = LAYOUT
-    every = (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize, Copy, Call, Pass)
-    for structure in every:
+    every = (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize)
+    for structure in (*every, Copy, Call, LayerCalls, Sequence, Pass, Observation, KeyScores):
         expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:

@@ -89,15 +89,18 @@ class NativeLinear:
     def __init__(self, operations: NativeOperations, parts: Sequence[Panels], bias: Tensor | None) -> None:
         self._operations = operations
         self._parts = tuple(parts)
-        self._outputs = sum(part.outputs for part in parts)
+        self.outputs = sum(part.outputs for part in parts)
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        y = onto if onto is not None else self._operations.buffer(f"{self._outputs}", (len(x), self._outputs), x.dtype)
+        y = onto if onto is not None else self._operations.buffer(f"{self.outputs}", (len(x), self.outputs), x.dtype)
         return self._write(x, onto, y)
 
     def wide(self, x: Tensor) -> Tensor:
-        return self._write(x, None, torch.empty((len(x), self._outputs), dtype=torch.float32))
+        return self._write(x, None, torch.empty((len(x), self.outputs), dtype=torch.float32))
+
+    def into(self, x: Tensor, y: Tensor) -> None:
+        self._write(x, None, y)
 
     def _write(self, x: Tensor, onto: Tensor | None, y: Tensor) -> Tensor:
         kernel = self._operations.kernel
@@ -156,6 +159,7 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
         return f"it does not support {str(dtype).removeprefix('torch.')}"
     if shape.head_dim % BLOCK or shape.head_dim > MAX_HEAD_DIM:
         return f"it does not support heads of {shape.head_dim}"
-    if shape.hidden % BLOCK or shape.intermediate % BLOCK:
-        return f"it needs rows in multiples of {BLOCK}, not {shape.hidden} and {shape.intermediate}"
+    widths = [shape.hidden, *shape.mlp_widths]
+    if any(width % BLOCK for width in widths):
+        return f"it needs rows in multiples of {BLOCK}, not {' and '.join(map(str, widths))}"
     return None

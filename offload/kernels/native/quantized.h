@@ -34,6 +34,14 @@ INLINE vec NAME(small)(const char *memory, int vector) {
     return __builtin_convertvector(((const bytes *)memory)[vector], vec);
 }
 
+/* Widen e4m3 numbers, exactly, without fp32's subnormal numbers, which processors multiply slowly; sign bits extended. */
+INLINE vec NAME(float8)(ints code) {
+    ints size = code & 0x7f, subnormal = size < 8;
+    vec whole = (vec)((size << 20) + (120 << 23) + (subnormal & 1 << 23)); /* the exponent's bias: 127 - 7 */
+    whole -= (vec)(subnormal & 0x3c800000); /* 2^-6: a subnormal number has no leading 1 */
+    return (vec)((ints)whole | (code & (int32_t)0x80000000));
+}
+
 /* The bits above the low four of a quad's codes; a quad is four pairs of inputs. `bits` is a constant. */
 #define HIGH_BITS(bits, quad) ((bits) == 6 ? 256 + 64 * ((quad) / 2) : 256)
 #define HIGH_SHIFT(bits, quad) ((bits) == 6 ? 8 * ((quad) % 2) : 4 * (quad))
@@ -60,9 +68,8 @@ INLINE struct NAME(quad) NAME(load_quad)(const int bits, const char *codes, int 
     return (struct NAME(quad)){low, high};
 }
 
-/* Convert 32 e4m3 numbers to bf16, exactly: the exponent's bias grows by 120, and a table has the subnormal ones. */
-INLINE ints NAME(float8_pair)(const char *codes, __m512i subnormal) {
-    __m512i code = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)codes));
+/* Convert 32 e4m3 numbers, of 16 bits each, to bf16, exactly: the exponent's bias grows by 120, and a table has the subnormal ones. */
+INLINE ints NAME(float8_pair)(__m512i code, __m512i subnormal) {
     __m512i size = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
     __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
     __m512i value = _mm512_mask_permutexvar_epi16(normal, _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8)), size,
@@ -75,7 +82,8 @@ INLINE ints NAME(float8_pair)(const char *codes, __m512i subnormal) {
 INLINE ints NAME(value_pair)(const int bits, const int p, const struct NAME(tables) *tables, const char *codes,
                              int quad, struct NAME(quad) q) {
     if (bits == FLOAT8)
-        return NAME(float8_pair)(codes + 128 * quad + 32 * p, tables->levels[0]);
+        return NAME(float8_pair)(
+            _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + 128 * quad + 32 * p))), tables->levels[0]);
     if (bits == 8) { /* two conversions of 16 integers, narrowed to 32 bf16 in order: exact below 2^8 */
         const __m128i *at = (const __m128i *)(codes + 128 * quad + 32 * p);
         __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
@@ -119,12 +127,8 @@ NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
 
 /* Return the levels of codes. */
 INLINE vec NAME(value)(const int bits, const struct format *f, ints code) {
-    if (bits == FLOAT8) { /* exact, and without fp32's subnormal numbers, which processors multiply slowly */
-        ints size = code & 0x7f, subnormal = size < 8;
-        vec whole = (vec)((size << 20) + (120 << 23) + (subnormal & 1 << 23)); /* the exponent's bias: 127 - 7 */
-        whole -= (vec)(subnormal & 0x3c800000); /* 2^-6: a subnormal number has no leading 1 */
-        return (vec)((ints)whole | (code & (int32_t)0x80000000));
-    }
+    if (bits == FLOAT8)
+        return NAME(float8)(code);
     if (bits == 8)
         return __builtin_convertvector(code, vec);
     if (bits == 4 && f->base > 0)

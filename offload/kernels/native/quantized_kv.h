@@ -3,13 +3,19 @@
  *
  * Codes become bf16 numbers (exactly), in the layout of a block, and are multiplied as those of a block. Scales and
  * middles are applied to the other factor: q . (s * c + m) = (q * s) . c + q . m for keys, and likewise for numerators
- * and values. That is a product a row and token, not one a row, token and dimension.
+ * and values. That is a product a row and token, not one a row, token and dimension. Where queries are bf16 and codes
+ * integers, processors with AVX-512 do not convert codes: see quantized_bytes.h.
  */
 struct NAME(dequantized) { /* scratch memory for one group, and for the rows that read it */
     char keys[4 * SPAN * MAX_HEAD_DIM] __attribute__((aligned(64)));
     char values[4 * SPAN * MAX_HEAD_DIM] __attribute__((aligned(64)));
     float queries[ROW_GROUP * MAX_HEAD_DIM] __attribute__((aligned(64))); /* multiplied by a group's scales */
     float sums[ROW_GROUP]; /* of each row's products with a group's middles */
+#if DOTS /* see quantized_bytes.h */
+    int8_t digits[2 * ROW_GROUP * MAX_HEAD_DIM] __attribute__((aligned(64)));
+    int32_t offsets[ROW_GROUP];
+    float units[ROW_GROUP];
+#endif
 };
 
 /* Store numbers as bf16, to nearest, ties to even. */
@@ -41,47 +47,56 @@ INLINE float NAME(sum_lanes)(vec x) {
 #endif
 }
 
-/* Convert quads of codes of 16 columns to bf16 pairs, `step` bytes apart, or to two rows of floats in as many bytes. */
-INLINE void NAME(unpack_quads)(const int bits, const int wide, const struct NAME(tables) *tables, const char *codes,
-                               int quads, char *to, int64_t step) {
-    ROLLED for (int quad = 0; quad < quads; quad++) {
-#if DOTS
-        struct NAME(quad) q = NAME(load_quad)(bits, codes, quad);
+/* Return the levels of member `k` of LANES lanes of a line. `bits` and `k` are constants. */
+INLINE vec NAME(line_level)(const int bits, const int k, const char *codes, int line, int vector) {
+    if (bits == 4) {
+        ints word = ((const ints_at *)(codes + line / 2 * 64))[vector];
+        return __builtin_convertvector(word << (28 - 8 * k - line % 2 * 4) >> 28, vec);
+    }
+    ints word = ((const ints_at *)(codes + line * 64))[vector];
+    ints code = word << (24 - 8 * k) >> 24;
+    return bits == FLOAT8 ? NAME(float8)(code) : __builtin_convertvector(code, vec);
+}
+
+/* Convert two members of a line to a row of bf16 pairs, or to two rows of floats, the second one at `second`. */
+INLINE void NAME(unpack_members)(const int bits, const int wide, const int x, const int y, const struct format *f,
+                                 const char *codes, int line, char *to, char *second) {
+#if DOTS && !defined(TRIFORCE_EMULATE)
+    if (bits == FLOAT8 && !wide) {
+        ints word = *(const ints_at *)(codes + line * 64);
+        ints both = (word >> 8 * x & 0xff) | (y == 1 ? (word & 0xff00) << 8 : word >> (8 * y - 16) & 0xff0000);
+        *(ints_at *)to = NAME(float8_pair)((__m512i)both, _mm512_loadu_si512(f->levels));
+        return;
+    }
 #endif
-        UNROLL for (int p = 0; p < 4; p++, to += step)
-            UNROLL for (int v = 0; v < VECTORS; v++) {
-#if DOTS
-                ints pair = NAME(value_pair)(bits, p, tables, codes, quad, q);
-                vec even = NAME(low_half)(pair), odd = NAME(high_half)(pair);
-#else
-                vec even = NAME(value)(bits, tables->format, NAME(code)(bits, p, 0, codes, quad, v));
-                vec odd = NAME(value)(bits, tables->format, NAME(code)(bits, p, 1, codes, quad, v));
-                ints pair = ((ints)even >> 16 & 0xffff) | ((ints)odd & (int32_t)0xffff0000);
-#endif
-                if (wide) {
-                    ((vec_at *)to)[v] = even;
-                    ((vec_at *)(to + step / 2))[v] = odd;
-                } else
-                    ((ints_at *)to)[v] = pair;
-            }
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+        vec even = NAME(line_level)(bits, x, codes, line, v), odd = NAME(line_level)(bits, y, codes, line, v);
+        if (wide) {
+            ((vec_at *)to)[v] = even;
+            ((vec_at *)second)[v] = odd;
+        } else
+            ((ints_at *)to)[v] = ((ints)even >> 16 & 0xffff) | ((ints)odd & (int32_t)0xffff0000);
     }
 }
 
 INLINE void NAME(unpack_keys_of)(const int bits, const int wide, const struct attention *a, const char *group, char *to) {
-    int dim = a->head_dim;
-    const char *codes = group + group_header(dim);
-    struct NAME(tables) tables = NAME(load_tables)(a->kv_format);
-    NAME(unpack_quads)(bits, wide, &tables, codes, dim / 4, to, wide ? 8 * BLOCK : 4 * BLOCK); /* both blocks */
+    const char *codes = key_codes(group, a->head_dim);
+    const int row = wide ? 128 : 64; /* bytes of a pair of dimensions */
+    for (int line = 0; line < a->head_dim / 2; line++, to += 2 * row) {
+        NAME(unpack_members)(bits, wide, 0, 1, a->kv_format, codes, line, to, to + 64);
+        NAME(unpack_members)(bits, wide, 2, 3, a->kv_format, codes, line, to + row, to + row + 64);
+    }
 }
 
 INLINE void NAME(unpack_values_of)(const int bits, const int wide, const struct attention *a, const char *group,
                                    char *to) {
-    int dim = a->head_dim;
-    const char *codes = group + group_header(dim) + 2 * block_codes(a->kv_format, dim);
-    struct NAME(tables) tables = NAME(load_tables)(a->kv_format);
-    for (int block = 0; block < 2; block++, to += (wide ? 4 : 2) * BLOCK * dim)
-        for (int d = 0; d < dim; d += BLOCK, codes += 2 * quad_bytes(a->kv_format))
-            NAME(unpack_quads)(bits, wide, &tables, codes, 2, to + 4 * d, wide ? 8 * dim : 4 * dim);
+    const int64_t dim = a->head_dim, row = (wide ? 8 : 4) * dim; /* bytes of a pair of tokens */
+    const char *codes = value_codes(a->kv_format, group, dim);
+    for (int line = 0; line < dim / 2; line++) {
+        char *first = to + line / 8 * 64 + line % 8 * row, *second = first + 8 * row; /* the other block */
+        NAME(unpack_members)(bits, wide, 0, 2, a->kv_format, codes, line, first, first + 4 * dim);
+        NAME(unpack_members)(bits, wide, 1, 3, a->kv_format, codes, line, second, second + 4 * dim);
+    }
 }
 
 #define UNPACK(which, width)                                                                                       \

@@ -1,30 +1,32 @@
 """Forward passes recorded as lists of kernel calls, which one call repeats: what CUDA graphs are on a GPU.
 
 A pass of one token makes ten calls a layer, and Python needs longer to prepare one than the kernel to run the small
-ones. All passes of as many rows over the same memory make the same calls, but for the fields of `struct pass`.
+ones. What is computed of all rows, and what is computed over the keys and values of one sequence, are recorded
+separately, each for any number of rows: a pass of a batch is then put together of what has been recorded.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from .library import Call, Pass
+from . import library
+from .library import Call, LayerCalls, Pass
 
 if TYPE_CHECKING:
     from .kernel import Kernel
 
-APPEND, ATTEND, LINEAR, NORM, GATE, COPY = range(6)  # as in types.h
+APPEND, ATTEND, LINEAR, NORM, GATE, COPY, LAYER = range(7)  # as in types.h
 _PARTS = 8  # calls into the library for a pass: Python answers signals between two of them
 
 
 class PassInputs(NamedTuple):
-    """What differs between two passes over a cache: where their tokens are, and which keys they see.
+    """What differs between two passes over the cache of a sequence: where their tokens are, and which keys they see.
 
     `start` is the position of the first token, of which `stored` have been stored already; it sees `seen` keys. `rows`
     are the rotations of the tokens. `parents` is a tree's, in int32, as `BlockCalls.attention` takes it.
@@ -41,36 +43,66 @@ class Recording:
     """Kernel calls in order. What they refer to is kept alive, and must stay where it is."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int, ctypes.Structure]] = []
+        self._calls: list[Call] = []
         self._operands: list[object] = []
-        self._parts: list[tuple[ctypes.Array[Call], Pass]] = []
 
     def add(self, kind: int, call: ctypes.Structure, *operands: object) -> None:
         """Add a call, which is not run now; `operands` are the tensors and structs that it refers to."""
-        self._calls.append((kind, call))
-        self._operands += operands
+        self._calls.append(Call(kind, 0, ctypes.addressof(call)))
+        self._operands += call, *operands
 
-    def run(self, kernel: Kernel, inputs: PassInputs) -> None:
-        """Run all calls with other inputs. Raises what the kernel raises."""
-        cos, sin = inputs.rows
-        parents = inputs.parents
-        assert cos.is_contiguous() and sin.is_contiguous() and (parents is None or parents.is_contiguous())
-        for _, part in self._parts or self._prepare():
-            part.start, part.seen, part.stored = inputs.start, inputs.seen, inputs.stored
-            part.cos, part.sin = cos.data_ptr(), sin.data_ptr()
-            part.parents = None if parents is None else parents.data_ptr()
-            part.nodes = 0 if parents is None else len(parents)
-            kernel.run(part)
+    def add_layer(self, layer: int) -> None:
+        """Say that each sequence's calls of a layer are to be run here."""
+        self._calls.append(Call(LAYER, layer, None))
 
-    def _prepare(self) -> list[tuple[ctypes.Array[Call], Pass]]:
-        """Return the calls in parts, each with the struct that runs it."""
-        size, parts = -(-len(self._calls) // _PARTS), []
-        for at in range(0, len(self._calls), size):
-            some = [Call(kind, ctypes.addressof(call)) for kind, call in self._calls[at : at + size]]
-            array = (Call * len(some))(*some)
-            parts.append((array, Pass(calls=array, count=len(some))))
-        self._parts = parts  # all at once: an interrupt must not leave some
-        return parts
+    def parts(self, most: int) -> list[ctypes.Array[Call]]:
+        """Return the calls in up to `most` parts."""
+        size = max(-(-len(self._calls) // most), 1)
+        return [_array(self._calls[at : at + size]) for at in range(0, len(self._calls), size)]
+
+
+class SequenceCalls:
+    """What has been recorded of one sequence: for each layer its appends and copies, and the call that attends."""
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self._recordings = recordings  # the calls refer to them
+        self._calls = [recording.parts(1)[0] for recording in recordings]
+        for calls in self._calls:
+            assert [call.kind for call in calls].count(ATTEND) == 1, "one attention a layer"
+        self.layers = (LayerCalls * len(recordings))(*(LayerCalls(calls, len(calls)) for calls in self._calls))
+
+
+class RecordedLayers:
+    """The calls of all layers for the rows of a pass; those of its sequences are given when it is run."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording  # the calls refer to it
+        self._parts = recording.parts(_PARTS)
+
+    def run(self, kernel: Kernel, sequences: Sequence[tuple[SequenceCalls, PassInputs]]) -> None:
+        """Run a pass of sequences, whose rows follow each other. Raises what the kernel raises."""
+        structs = (library.Sequence * len(sequences))()
+        rows = 0
+        for fields, (calls, inputs) in zip(structs, sequences, strict=True):
+            fields.first, fields.layers = rows, calls.layers
+            _fill(fields, inputs)
+            rows += fields.tokens
+        for calls in self._parts:
+            kernel.run(Pass(calls, structs, len(calls), rows, len(structs)))
+
+
+def _array(calls: Sequence[Call]) -> ctypes.Array[Call]:
+    return (Call * len(calls))(*calls)
+
+
+def _fill(fields: library.Sequence, given: PassInputs) -> None:
+    cos, sin = given.rows
+    parents = given.parents
+    assert cos.is_contiguous() and sin.is_contiguous() and (parents is None or parents.is_contiguous())
+    fields.start, fields.seen, fields.stored = given.start, given.seen, given.stored
+    fields.tokens, fields.cos, fields.sin = len(cos), cos.data_ptr(), sin.data_ptr()
+    fields.parents = None if parents is None else parents.data_ptr()
+    fields.nodes = 0 if parents is None else len(parents)
 
 
 class Recorder(threading.local):

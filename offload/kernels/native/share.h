@@ -239,8 +239,82 @@ TARGET static int NAME(attend_either)(const struct attention *a, int tiles) {
     return NAME(attend_parallel)(&tree, tiles);
 }
 
+/* Calls that are divided among the threads together; `parts` and `groups` count those of the calls before. */
+struct NAME(joint) {
+    int count;
+    struct NAME(split) splits[MOST_JOINT];
+    int64_t parts[MOST_JOINT + 1], groups[MOST_JOINT + 1];
+};
+
+/* Run a task over the parts `first` to `last - 1` of all calls, of which `ends` counts those of each. */
+INLINE int NAME(each_split)(pool_task *task, const struct NAME(joint) *j, const int64_t *ends, int64_t first,
+                            int64_t last) {
+    int failed = 0;
+    for (int i = 0; i < j->count && !failed; i++) {
+        int64_t from = first > ends[i] ? first : ends[i], to = last < ends[i + 1] ? last : ends[i + 1];
+        if (from < to)
+            failed = task(&j->splits[i], from - ends[i], to - ends[i]);
+    }
+    return failed;
+}
+
+TARGET static int NAME(joint_pieces)(const void *context, int64_t first, int64_t last) {
+    const struct NAME(joint) *j = context;
+    return NAME(each_split)(NAME(split_pieces), j, j->parts, first, last);
+}
+
+TARGET static int NAME(joint_folds)(const void *context, int64_t first, int64_t last) {
+    const struct NAME(joint) *j = context;
+    return NAME(each_split)(NAME(fold_groups), j, j->groups, first, last);
+}
+
+/* Attend to chains of a few rows, which are divided among the threads together. */
+TARGET static int NAME(attend_joint)(const struct attention *const *calls, int count, int tiles) {
+    struct NAME(joint) j = {.count = count};
+    int64_t floats = 0;
+    for (int i = 0; i < count; i++) {
+        const struct attention *a = calls[i];
+        struct NAME(split) *s = &j.splits[i];
+        *s = (struct NAME(split)){.a = a, .rows = (int64_t)a->tokens * a->group, .tiles = tiles, .groups = 1};
+        s->pieces = (NAME(most_visible)(a, 0, s->rows) + PIECE - 1) / PIECE;
+        s->size = s->rows * (a->head_dim + 2);
+        j.groups[i + 1] = j.groups[i] + a->kv_heads;
+        j.parts[i + 1] = j.parts[i] + a->kv_heads * s->pieces;
+        floats += s->size * a->kv_heads * s->pieces;
+    }
+    float *partials = scratch(&shared_memory, sizeof(float) * floats);
+    for (int i = 0; i < count; i++) {
+        j.splits[i].partials = partials;
+        partials += partials ? j.splits[i].size * (j.parts[i + 1] - j.parts[i]) : 0;
+    }
+    return !partials || pool_run(NAME(joint_pieces), &j, j.parts[count], 0) ||
+           pool_run(NAME(joint_folds), &j, j.groups[count], 0);
+}
+
+/* Attend for several sequences. Trees and calls of many rows are run one by one, as they are alone. */
+TARGET static int NAME(attend_each)(const struct attention *const *calls, int count, int tiles) {
+    const struct attention *joint[MOST_JOINT];
+    int together = 0, failed = 0;
+    for (int i = 0; i < count && !failed; i++) {
+        const struct attention *a = calls[i];
+        if (a->parents || a->partials || !a->tokens || a->tokens * a->group > ROW_GROUP || together == MOST_JOINT)
+            failed = NAME(attend_either)(a, tiles && !a->wide);
+        else
+            joint[together++] = a;
+    }
+    return failed || (together && NAME(attend_joint)(joint, together, tiles && !joint[0]->wide));
+}
+
 TARGET static int NAME(attend)(const struct attention *a) { return NAME(attend_either)(a, 0); }
 
+TARGET static int NAME(attend_all)(const struct attention *const *calls, int count) {
+    return NAME(attend_each)(calls, count, 0);
+}
+
 #if HAS_TILES
+TARGET static int attend_amx_all(const struct attention *const *calls, int count) {
+    return NAME(attend_each)(calls, count, 1);
+}
+
 TARGET static int attend_amx(const struct attention *a) { return NAME(attend_either)(a, !a->wide); }
 #endif

@@ -43,9 +43,10 @@ static void append_token(const struct append *a, int64_t token) {
             write_element(to, d, rotated[d], wide);
     }
     int64_t at = a->start + token, bytes = (int64_t)2 * BLOCK * dim * item;
+    int64_t block = a->table ? a->table[at / BLOCK] : at / BLOCK;
     int t = (int)(at % BLOCK);
     for (int h = 0; h < a->kv_heads && token >= a->stored; h++) {
-        char *keys = a->kv + h * a->head_stride + at / BLOCK * bytes, *values = keys + bytes / 2;
+        char *keys = a->kv + h * a->head_stride + block * bytes, *values = keys + bytes / 2;
         rotate(k + h * dim * item, cos, sin, dim, wide, rotated);
         for (int d = 0; d < dim; d++) {
             write_element(keys, key_index(t, d, wide), rotated[d], wide);

@@ -14,12 +14,15 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 11,     /* raise it with any change that Python sees */
+    LAYOUT = 18,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
+    OBSERVED_KEYS = 128, /* keys whose received attention one thread sums at once */
+    SCORED_AHEAD = 4096, /* bytes of keys that are prefetched before they are scored */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
     ROW_GROUP = 60,  /* query rows that read a span together: a multiple of the rows a tile of every level */
     MAX_HEAD_DIM = 256,
+    MOST_JOINT = 64, /* attentions of a pass that are divided among the threads together */
     GROUP_INPUTS = 32,  /* of quantised weights: inputs whose codes lie together */
     NESTED_GROUPS = 8,  /* groups of a block whose scales share an outer factor */
     FLOAT8 = 9,         /* in place of the bits of a code: it is an e4m3 number (arXiv 2209.05433) without infinities */
@@ -65,6 +68,28 @@ struct attention {
     const char *quantized;
     int64_t quantized_stride; /* bytes between the groups of consecutive heads */
     const struct format *kv_format;
+    /*
+     * 0, or how many keys a token sees at most: the last ones of those that it would see. Then nothing is quantised, and
+     * keys and values before them may be any finite numbers.
+     */
+    int64_t window;
+};
+
+/* The attention that keys receive: the softmax weights of all rows of attention that has been computed, added up. */
+struct observation {
+    struct attention attention; /* `lse` is read, values and `out` are not; neither partials, parents nor quantised groups */
+    float *received; /* [kv_heads][stride], to which the sums over a KV head's rows are added, by place in the order of reading */
+    int64_t stride;  /* at least the keys that the last token sees */
+};
+
+/* For each head, the products of one query and `count` keys. */
+struct key_scores {
+    const void *query;   /* [heads][head_dim], in the type of the keys */
+    const char *keys;    /* [heads] panels of 16 keys, in the layout of a block's keys */
+    float *scores;       /* [heads][stride] */
+    int64_t head_stride; /* bytes between the panels of consecutive heads */
+    int64_t stride, count;
+    int32_t heads, head_dim, wide;
 };
 
 /* Merge `pieces` partial results over consecutive keys, in order, into the result over the keys before them. */
@@ -83,6 +108,7 @@ struct append {
     const void *cos, *sin;   /* [tokens][head_dim] */
     void *rotated;            /* [tokens][heads][head_dim], the rotated queries */
     char *kv;                /* the first head's first block */
+    const int32_t *table;    /* the block number of each block of the sequence; NULL: 0, 1, 2, ... */
     int64_t q_stride, k_stride, v_stride; /* elements between consecutive tokens */
     int64_t head_stride;     /* bytes */
     int64_t start;           /* the first token's position */
@@ -122,10 +148,11 @@ struct format {
  * scale * level + middle; keys have a scale and a middle for each dimension, values for each token. A group is
  *
  *     bf16  key scales [head_dim], key middles [head_dim], value scales [SPAN], value middles [SPAN]
- *     key codes    [2][head_dim / 8] quads of 4 pairs of dimensions, for the 16 tokens of a block
- *     value codes  [2][head_dim / 16][2] quads of 4 pairs of tokens of a block, for 16 dimensions
+ *     key codes    [2][head_dim / 4] lines: of a block's 16 tokens, 4 dimensions
+ *     value codes  [head_dim / 16][8] lines: of 16 dimensions, the tokens 2i, 16 + 2i, 2i + 1 and 17 + 2i
  *
- * A quad is that of quantised weights: [16][2] of 16 bits whose digits are the four pairs' codes, or [4][16][2] bytes.
+ * A line is [16][4] codes, signed integers or e4m3 numbers of a byte, as instructions multiply four bytes a lane. Two
+ * lines of 4 bits share 64 bytes: the first has the low digits.
  */
 struct quantize {
     char *kv;               /* blocks: the first head's first block */
@@ -195,28 +222,47 @@ struct norm {
     int32_t wide;
 };
 
-/* Bytes that are copied as they are. */
+/* Rows that are copied as they are. */
 struct copy {
     const void *from;
     void *to;
-    int64_t bytes;
+    int64_t rows, row_bytes;
+    int32_t joins; /* 1: `to` is the first row of a pass of several sequences */
 };
 
-/* A call of one of the functions above, with its struct. */
-enum { APPEND, ATTEND, LINEAR, NORM, GATE, COPY };
+/*
+ * A call of one of the functions above, with its struct; or, in a recorded pass, the calls of a layer that are by
+ * sequence.
+ */
+enum { APPEND, ATTEND, LINEAR, NORM, GATE, COPY, LAYER };
 struct call {
-    int64_t kind;
-    void *arguments;
+    int32_t kind;
+    int32_t layer;   /* of LAYER */
+    void *arguments; /* of all others */
 };
 
-/* The calls of a forward pass, and what differs between two passes of as many tokens: fields of all appends and attends. */
-struct pass {
+/* Recorded calls of one layer over one sequence's keys and values: `count` appends and copies, of which one attends. */
+struct layer_calls {
     const struct call *calls;
     int64_t count;
+};
+
+/* A sequence of a pass: its calls, and what differs between two passes of it, fields of those calls. */
+struct sequence {
+    const struct layer_calls *layers;
     const void *cos, *sin;
     const int32_t *parents;
     int64_t start, seen;
+    int32_t first, tokens; /* its rows in the pass */
     int32_t stored, nodes;
+};
+
+/* A forward pass of `rows` rows, those of each sequence together. Calls are recorded for any number of rows. */
+struct pass {
+    const struct call *calls;
+    const struct sequence *sequences;
+    int64_t count, rows;
+    int32_t sequence_count;
 };
 
 #endif

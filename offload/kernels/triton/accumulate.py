@@ -47,21 +47,32 @@ class TritonAccumulator:
     def state(self) -> Tensor:
         raise NotImplementedError("nothing adds a GPU's result to another")
 
-    def output(self) -> Tensor:
+    def output(self, lse: Tensor | None = None) -> Tensor:
         first = 0 if self._begun[0] else self._splits
-        return self._ops.finish(self._states[first : self._splits + self._others], self._q)
+        return self._ops.finish(self._states[first : self._splits + self._others], self._q, lse)
 
 
-def attend_stored(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> Tensor:
     """Attend to stored keys and values, causally to the last, which are the queries' own; two launches.
 
     q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
+    `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp.
     """
     from . import ops
 
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     ops.attend_pages(q, keys, values, state, keys.shape[1] - len(q) + 1, True, True, ops.PLAIN)
-    return ops.finish(state, q)
+    return ops.finish(state, q, lse)
+
+
+def observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor) -> None:
+    """Add the softmax weights of `attend_stored` over the same keys to `received` `[kv_heads, keys]` in fp32.
+
+    `lse` is what that call gave; any number of tokens.
+    """
+    from . import ops
+
+    ops.observe(q, keys, lse, received, keys.shape[1] - len(q) + 1)
 
 
 def attend_keys(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
@@ -128,3 +139,49 @@ def attend_table_before(
     seen, tail = lengths
     ops.attend_table(q, keys, values, state, table, chunk, tail, seen, causal=False)
     return _partial(state, q)
+
+
+def attend_groups(q: Tensor, groups: Tensor, kind: str, first: int, stop: int) -> Partial:
+    """Attend with every query to quantised groups `first` to `stop` of `[kv_heads, groups, bytes]`.
+
+    The `out` of the result is in the type of q.
+    """
+    from . import ops, quantized_kv_ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(groups)))
+    quantized_kv_ops.attend_groups(q, groups, state, kind, first, stop, True)
+    return _partial(state, q)
+
+
+def attend_windowed(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sink: tuple[Tensor, int] | None,
+    tail: int,
+    before: int,
+    groups: Tensor,
+    kind: str,
+    stop: int,
+) -> Tensor:
+    """Attend causally to a sink, to quantised groups from 1 to `stop`, and to the newest keys; at most three launches.
+
+    q `[tokens, heads, head_dim]`; returns as q.
+
+    Args:
+        keys, values: `[kv_heads, tokens, head_dim]`: those of the sink first, and the newest ones from `tail` on.
+        sink: zeros `[kv_heads, 1]` in int32, and the tokens of the sink, whose group is 0; None: no sink before them.
+        before: newest keys before the queries' own.
+        groups: quantised ones `[kv_heads, groups, bytes]`, in the format `kind`.
+    """
+    from . import ops, quantized_kv_ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
+    if sink is not None:
+        table, tokens = sink
+        ops.attend_table(q, keys, values, state, table, tokens, tail, tokens + before + 1)
+    else:
+        ops.attend_pages(q, keys[:, tail:], values[:, tail:], state, before + 1, True, True)
+    if stop > 1:
+        quantized_kv_ops.attend_groups(q, groups, state, kind, 1, stop, False)
+    return ops.finish(state, q)

@@ -1,5 +1,7 @@
 """The Triton kernels: attention over keys and values as they lie, with a running state, and what finishes it.
 
+`observe_kernel` adds up the weights of attention that has been computed.
+
 The state of a row is (m, l, acc): the largest logit so far, the sum of exp(logit - m), and the same sum over the values
 (the online softmax of FlashAttention, arXiv 2205.14135). Keys are divided into splits (Flash-Decoding), each with a
 state of its own, which is carried from one call to the next; `finish_kernel` merges them once at the end.
@@ -27,6 +29,40 @@ def _offsets(tokens, dims, stride_token, HEAD_DIM: tl.constexpr, LAYOUT: tl.cons
     if IS_VALUE:
         return block + 16 * HEAD_DIM + (inner // 2) * (2 * HEAD_DIM) + column * 2 + inner % 2
     return block + (column // 2) * 32 + inner * 2 + column % 2
+
+
+@triton.jit
+def load_state(
+    state, dims, is_row, wanted, FRESH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Return the state (m, l, acc) of rows, which lies at `state` `[rows]`; if FRESH, that of no key."""
+    if FRESH:
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    else:
+        top = tl.load(state, mask=is_row, other=float("-inf"))
+        total = tl.load(state + 1, mask=is_row, other=0.0)
+        acc = tl.load(state[:, None] + 2 + dims[None, :], mask=wanted, other=0.0)
+    return top, total, acc
+
+
+@triton.jit
+def store_state(state, dims, is_row, wanted, top, total, acc):
+    """Store what `load_state` returns."""
+    tl.store(state, top, mask=is_row)
+    tl.store(state + 1, total, mask=is_row)
+    tl.store(state[:, None] + 2 + dims[None, :], acc, mask=wanted)
+
+
+@triton.jit
+def add_logits(logits, top, total):
+    """Return exp(logit - m) of some keys more `[rows, n]`, the factor of what was added up before, and the new m, l."""
+    highest = tl.maximum(top, tl.max(logits, 1))
+    base = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen no key yet
+    weights = tl.exp(logits - base[:, None])
+    kept = tl.exp(top - base)
+    return weights, kept, highest, total * kept + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -60,14 +96,7 @@ def attend_kernel(
     if WIDEN:
         q = q.to(tl.float32)
     state = state_ptr + split * stride_split + token.to(tl.int64) * stride_row + member * (HEAD_DIM + 2)
-    if FRESH:
-        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    else:
-        top = tl.load(state, mask=is_row, other=float("-inf"))
-        total = tl.load(state + 1, mask=is_row, other=0.0)
-        acc = tl.load(state[:, None] + 2 + dims[None, :], mask=wanted, other=0.0)
+    top, total, acc = load_state(state, dims, is_row, wanted, FRESH, BLOCK_M, BLOCK_D)
 
     if HAS_SEEN:
         seen = tl.load(seen_ptr).to(tl.int32)
@@ -94,20 +123,12 @@ def attend_kernel(
             k, v = k.to(tl.float32), v.to(tl.float32)
         logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         logits = tl.where(is_key[None, :] & (index[None, :] < limit[:, None]), logits, float("-inf"))
-        highest = tl.maximum(top, tl.max(logits, 1))
-        base = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen no key yet
-        weights = tl.exp(logits - base[:, None])
-        kept = tl.exp(top - base)
-        total = total * kept + tl.sum(weights, 1)
+        weights, kept, top, total = add_logits(logits, top, total)
         rounded = weights.to(weight_type)
         if WIDEN:
             rounded = rounded.to(tl.float32)
         acc = acc * kept[:, None] + tl.dot(rounded, v, input_precision="ieee")
-        top = highest
-
-    tl.store(state, top, mask=is_row)
-    tl.store(state + 1, total, mask=is_row)
-    tl.store(state[:, None] + 2 + dims[None, :], acc, mask=wanted)
+    store_state(state, dims, is_row, wanted, top, total, acc)
 
 
 @triton.jit
@@ -134,3 +155,42 @@ def finish_kernel(
     tl.store(out_ptr + row * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty), mask=is_dim)
     if HAS_LSE:
         tl.store(lse_ptr + row, top + tl.log(total))
+
+
+@triton.jit
+def observe_kernel(
+    q_ptr, k_ptr, lse_ptr, received_ptr, rows, keys, seen, scale,
+    stride_qt, stride_qh, stride_head, stride_token, stride_lse, stride_received,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Add to each key the softmax weights of all rows that see it: exp(logit - log-sum-exp). Plain keys, causally.
+
+    Grid: (kv_heads, blocks of keys); a key's sum is made by one program, in the order of the rows. See `attend_kernel`.
+    """
+    head = tl.program_id(0)
+    index = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    is_key, is_dim = index < keys, dims < HEAD_DIM
+    here = is_key[:, None] & is_dim[None, :]
+    k_head = k_ptr + head.to(tl.int64) * stride_head
+    k = tl.load(k_head + _offsets(index, dims, stride_token, HEAD_DIM, 0, False), mask=here, other=0.0)
+    if WIDEN:
+        k = k.to(tl.float32)
+    received = received_ptr + head.to(tl.int64) * stride_received + index
+    total = tl.load(received, mask=is_key, other=0.0)
+    for start in range(0, rows, BLOCK_M):
+        row = start + tl.arange(0, BLOCK_M)
+        token, member = row // GROUP, head * GROUP + row % GROUP
+        is_row = row < rows
+        q = tl.load(
+            q_ptr + token[:, None] * stride_qt + member[:, None] * stride_qh + dims[None, :],
+            mask=is_row[:, None] & is_dim[None, :], other=0.0,
+        )  # fmt: skip
+        if WIDEN:
+            q = q.to(tl.float32)
+        lse = tl.load(lse_ptr + token * stride_lse + member, mask=is_row, other=0.0)
+        logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        sees = is_row[:, None] & is_key[None, :] & (index[None, :] < seen + token[:, None])
+        total += tl.sum(tl.where(sees, tl.exp(logits - lse[:, None]), 0.0), 0)
+    tl.store(received, total, mask=is_key)

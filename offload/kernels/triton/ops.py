@@ -17,6 +17,7 @@ _library.define(
     "attend(Tensor q, Tensor keys, Tensor values, Tensor(a!) state, Tensor? table, Tensor? length, int count, int seen,"
     " bool causal, bool fresh, int layout, int chunk, int tail) -> ()"
 )
+_library.define("observe(Tensor q, Tensor keys, Tensor lse, Tensor(a!) received, int seen) -> ()")
 _library.define("finish(Tensor state, Tensor(a!) out, Tensor(b!)? lse) -> ()")
 
 
@@ -40,6 +41,14 @@ def useful_splits(device: torch.device, kv_heads: int) -> int:
     return max(1, min(processors // kv_heads, _MOST_SPLITS))
 
 
+def blocks_of_rows(q: Tensor, kv_heads: int) -> tuple[int, int, int]:
+    """Return the query rows of a KV head, tokens times the group's heads, those of a program, and its dimensions."""
+    tokens, heads, head_dim = q.shape
+    rows = tokens * heads // kv_heads
+    block = min(_ROWS_A_PROGRAM, max(_LEAST_ROWS, 1 << (rows - 1).bit_length()))
+    return rows, block, 1 << (head_dim - 1).bit_length()
+
+
 def _attend(
     q: Tensor,
     keys: Tensor,
@@ -57,11 +66,8 @@ def _attend(
 ) -> None:
     from . import attend
 
-    tokens, heads, head_dim = q.shape
-    kv_heads, group = len(keys), heads // len(keys)
-    rows = tokens * group
-    block = min(_ROWS_A_PROGRAM, max(_LEAST_ROWS, 1 << (rows - 1).bit_length()))
-    width = 1 << (head_dim - 1).bit_length()
+    (_, heads, head_dim), kv_heads = q.shape, len(keys)
+    rows, block, width = blocks_of_rows(q, kv_heads)
     stages = 1 if width * q.element_size() >= 512 else 2  # of loads in flight, in 99 KB of shared memory
     grid = (kv_heads, -(-rows // block), len(state))
     attend.attend_kernel[grid](
@@ -69,7 +75,7 @@ def _attend(
         rows, count, seen, head_dim**-0.5,
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), state.stride(0), state.stride(1),
         0 if table is None else table.stride(0), 0 if table is None else table.shape[1], tail,
-        GROUP=group, HEAD_DIM=head_dim, LAYOUT=layout, CAUSAL=causal, FRESH=fresh, CHUNK=chunk,
+        GROUP=heads // kv_heads, HEAD_DIM=head_dim, LAYOUT=layout, CAUSAL=causal, FRESH=fresh, CHUNK=chunk,
         HAS_SEEN=length is not None,
         WIDEN=q.device.type == "cpu",
         BLOCK_M=block, BLOCK_N=_KEYS_A_STEP, BLOCK_D=width, num_stages=stages,
@@ -87,11 +93,27 @@ def _finish(state: Tensor, out: Tensor, lse: Tensor | None) -> None:
     )  # fmt: skip
 
 
+def _observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor, seen: int) -> None:
+    from . import attend
+
+    tokens, heads, head_dim = q.shape
+    kv_heads, group = len(keys), heads // len(keys)
+    count = seen + tokens - 1
+    attend.observe_kernel[(kv_heads, -(-count // _KEYS_A_STEP))](
+        q, keys, lse, received, tokens * group, count, seen, head_dim**-0.5,
+        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), lse.stride(0), received.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, WIDEN=q.device.type == "cpu",
+        BLOCK_M=_ROWS_A_PROGRAM, BLOCK_N=_KEYS_A_STEP, BLOCK_D=1 << (head_dim - 1).bit_length(),
+    )  # fmt: skip
+
+
 for _key in ("CUDA", "CPU"):  # on the CPU: Triton's interpreter
     _library.impl("attend", _attend, _key)
     _library.impl("finish", _finish, _key)
+    _library.impl("observe", _observe, _key)
 _library.impl("attend", lambda *_: None, "Meta")
 _library.impl("finish", lambda *_: None, "Meta")
+_library.impl("observe", lambda *_: None, "Meta")
 
 
 def attend_pages(
@@ -163,3 +185,16 @@ def finish(state: Tensor, like: Tensor, lse: Tensor | None = None) -> Tensor:
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
     torch.ops.triforce.finish(state, out, lse)
     return out
+
+
+def observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor, seen: int) -> None:
+    """Add the softmax weights of causal attention, which returned `lse`, to `received`.
+
+    Args:
+        q: rotated queries `[tokens, heads, head_dim]`, contiguous in the last axis.
+        keys: `[kv_heads, at least seen + tokens - 1, head_dim]`, contiguous in the last axis.
+        lse: `[tokens, heads]` in fp32, contiguous in the last axis.
+        received: `[kv_heads, at least seen + tokens - 1]` in fp32, contiguous rows: sums over a KV head's queries.
+        seen: keys that the first query sees.
+    """
+    torch.ops.triforce.observe(q, keys, lse, received, seen)

@@ -21,11 +21,16 @@ _FORMATS = ("dense", "pack-quantized", "int-quantized", "float-quantized", "naiv
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout | None:
-    """Return the layout of the quantised linears of a config.json; None if it names none. Raises UnsupportedModel."""
+    """Return the layout of the quantised linears of a config.json; None if it names none. Raises UnsupportedModel.
+
+    MXFP4 is none: only experts are, which stacked_experts.py reads.
+    """
     settings = config.get("quantization_config") or config.get("compression_config")
     if not settings:
         return None
     method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else "unknown"
+    if method == "mxfp4":
+        return None
     choose = _CHOICES.get(method) if isinstance(method, str) else None
     if choose is None:
         raise _refusal(str(method))

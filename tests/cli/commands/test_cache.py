@@ -128,13 +128,33 @@ def test_the_shell_completes_ids(ask, triforce_here, tmp_path):
 @pytest.mark.parametrize("width", [50, 80, 120])
 def test_the_list_fits_the_terminal(width):
     block = Stored(Path("/cache/a/000000-abc.safetensors"), 132 * 2**20, 0.0)
-    entry = Entry("1b743498", "smollm2-135m", "examples/frankenstein.txt", 5888, 2, block.size, 0.0, 0.0, 3, (block,))
+    entry = Entry(
+        "1b743498", "smollm2-135m", "examples/frankenstein.txt", "exact", 5888, 2, block.size, 0.0, 0.0, 3, (block,)
+    )
     folder = PromptFolder(Path("/home/somebody/.cache/triforce/prompts"))
     lines = entries_table([entry], folder, 7200.0, width).plain.splitlines()
     assert max(map(len, lines)) <= width
     assert lines[1].startswith("1b743498   5,888  132.0 MiB")
     assert ("smollm2-135m" in lines[1]) == (width > 60)
     assert "examples/frank" in lines[1]
+
+
+def test_the_format_of_keys_and_values_is_shown_where_there_are_several(ask, triforce_here):
+    """A quantised prompt is another entry, restored for its format alone, and smaller."""
+    ask("Who?")
+    assert "exact" not in triforce_here("cache", "list")[1]
+    flags = ("--cache", "--kv", "q4")
+    first, again = ask("Who?", *flags)[0], ask("Who?", *flags)[0]
+    assert first[-1]["cached_tokens"] == 0 and again[-1]["cached_tokens"] > 500
+    assert text(again) == text(first) == text(ask("Who?", "--no-cache", "--kv", "q4")[0])
+    found = {entry["kv"]: entry for entry in json.loads(triforce_here("cache", "list", "--json")[1])["entries"]}
+    assert set(found) == {"exact", "q4"} and found["q4"]["size"] < found["exact"]["size"] / 2
+    head, *rows = triforce_here("cache", "list")[1].splitlines()
+    assert "kv" in head.split() and [("q4" in row.split(), "exact" in row.split()) for row in rows[:2]] == [
+        (True, False),
+        (False, True),
+    ]
+    assert "kv       q4\n" in triforce_here("cache", "show", found["q4"]["id"])[1]
 
 
 @pytest.mark.parametrize("wrong", [("prune", "--older-than", "soon"), ("prune", "--to", "much"), ("show", ""), ()])

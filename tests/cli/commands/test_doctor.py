@@ -14,7 +14,22 @@ from offload.kernels.native import LEVELS
 from tests.support.paths import ROOT
 from triforce_cli.app import run
 
-NAMES = ["triforce", "device", "processor", "cores", "memory", "kernel", "levels", "OpenMP", "models", "prompts"]
+NAMES = [
+    *(
+        "triforce",
+        "device",
+        "processor",
+        "cores",
+        "memory",
+        "kernel",
+        "levels",
+        "OpenMP",
+        "families",
+        "drafts",
+        "models",
+        "prompts",
+    )
+]
 
 
 # Several command lines in one process, each with what it writes.
@@ -87,6 +102,8 @@ def test_lines_of_text(doctor):
     assert found["triforce"].endswith(")") and f"torch {torch.__version__}" in found["triforce"]
     assert "GiB free" in found["memory"] and "GB/s" not in found["memory"]
     assert f"{torch.get_num_threads()} thread" in found["cores"]
+    assert "Llama-68M for Llama 2; Llama-3.2-1B for Llama 3; " in found["drafts"]
+    assert found["families"] == "llama, mistral, qwen2, qwen3, phi3, mistral3"
     assert found["models"].startswith("0 models, 0.00 GiB, ") and found["models"].endswith("models")
     assert found["prompts"].startswith("0 cached prompts, 0.00 GiB of ") and found["prompts"].endswith("prompts")
 
@@ -100,7 +117,11 @@ def test_the_disk_is_described(doctor, tmp_path):
 def test_one_json_object(doctor, tmp_path):
     (line,) = doctor("--json", "--device", "cpu").splitlines()
     found = json.loads(line)
-    assert list(found) == ["type", "device", "processor", "memory", "kernel", "cache", "versions", "disk", "prompts"]
+    names = ["type", "device", "processor", "memory", "kernel", "cache", "families", "draft_models", "versions"]
+    assert list(found) == [*names, "disk", "prompts"]
+    assert "qwen3" in found["families"]["native"] and "cohere" in found["families"]["mixed"]
+    assert "mistral3" in found["families"]["native"] and "gemma3" in found["families"]["mixed"]
+    assert found["draft_models"]["Llama 3"] == "Llama-3.2-1B"
     assert (found["type"], found["device"]["used"], found["memory"]["read_gb_s"]) == ("doctor", "cpu", None)
     assert found["memory"]["total_bytes"] >= found["memory"]["free_bytes"] > 0
     assert found["processor"]["name"] and found["processor"]["logical_cores"] >= 1

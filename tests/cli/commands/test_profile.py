@@ -54,7 +54,7 @@ def test_quantised_weights_leave_room_for_the_kv_cache(triforce):
     assert found["plain"]["tbt"]["seconds"] < plain["plain"]["tbt"]["seconds"] / 4
     text = triforce(*args, "--quantize", "q4").stdout
     assert "weights    rounded to q4 (--quantize): 5 bits each, 8.5 in embedding and output head\n" in text
-    assert f"{found['resident_tokens']:,} tokens fit with everything on the GPU" in text
+    assert f"all {found['context']:,} of its context fit with everything on the GPU" in text
     assert f"with 16 bits a weight {plain['resident_tokens']:,}\n" in text
     assert "--quantize q4" in text.splitlines()[-1]
     assert "rounded" not in triforce(*args).stdout
@@ -77,6 +77,19 @@ def test_a_gguf_file_is_planned_with_the_bits_that_it_has(triforce, tmp_path):
     assert json.loads(triforce(*args, *BF16, "--json").stdout)["plan"]["weight_bits"] == {"layers": 4.5, "outer": 4.5}
     assert "weights    quantised: 4.5 bits each" in triforce(*args, *BF16).stdout
     assert json.loads(triforce(*args, "--dtype", "float32", "--json").stdout)["plan"]["weight_bits"]["layers"] == 32
+
+
+def test_quantised_keys_and_values_are_planned_where_they_run(triforce):
+    asked = ("profile", "--model", "Llama-3.2-1B", "--context", "32K", "--dtype", "bfloat16", "--kv", "q4")
+    plan = json.loads(triforce(*asked, "--gpu", "cpu", "--json").stdout)["plan"]
+    exact = json.loads(triforce(*asked[:-1], "exact", "--gpu", "cpu", "--json").stdout)["plan"]
+    kept, whole = (each["memory"]["device"]["parts"]["KV cache"] for each in (plan, exact))
+    assert 0.28 < kept / whole < 0.35 and (plan["kv"], exact["kv"]) == ("q4", "exact")
+    assert "KV cache   q4 (--kv): 4.75 bits each, which changes the answer" in triforce(*asked, "--gpu", "cpu").stdout
+    on_gpu = json.loads(triforce(*asked, "--gpu", "4090", "--json").stdout)["plan"]
+    assert 0.28 < on_gpu["memory"]["device"]["parts"]["KV cache"] / whole < 0.4 and on_gpu["offload"] == "none"
+    refused = triforce(*asked, "--gpu", "4090", "--offload", "stream")
+    assert_error(refused, 2, "--offload stream offloads keys and values, and those of --kv q4 stay on the GPU")
 
 
 def test_quantised_weights_need_bf16(triforce):
@@ -122,6 +135,14 @@ def test_a_context_beyond_the_models_own(triforce):
     assert_error(triforce(*args), 2, "exceeds the 40,960", "--extend-context", "summarize --map-reduce")
     line = triforce(*args, "--extend-context").stdout.splitlines()[-1]
     assert " --extend-context -f book.txt" in line
+
+
+def test_a_context_that_windows_do_not_let_extend_is_refused(triforce_here):
+    args = ("profile", "--gpu", "h100", "--model", "Gemma-3-27B", "--context", "256K")
+    code, out, err = triforce_here(*args)
+    assert (code, out) == (2, "") and "exceeds the 131,072" in err and "--extend-context" not in err, err
+    code, out, err = triforce_here(*args, "--extend-context")
+    assert (code, out) == (2, "") and "cannot be stretched: some layers of this model attend to a window" in err, err
 
 
 def test_float16_hardware_says_so(triforce):
@@ -175,3 +196,13 @@ def test_profile_answers_without_torch(tiny_model_dir, tmp_path):
     env = environment(tmp_path, tiny_model_dir)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_profile_names_a_draft_model_that_fits(triforce):
+    args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--context", "32K")
+    assert "draft      Llama-3.2-1B has the vocabulary" in triforce(*args).stdout
+    assert json.loads(triforce(*args, "--json").stdout)["plan"]["draft_model"] == "Llama-3.2-1B"
+    with_one = ("--method", "triforce", "--draft", "Llama-3.2-1B")
+    assert json.loads(triforce(*args, *with_one, "--json").stdout)["plan"]["draft_model"] is None
+    refused = triforce(*args, "--method", "triforce", "--draft", "Llama-68M")
+    assert_error(refused, 2, "Llama-68M has another vocabulary than Llama-3.1-8B", "--draft Llama-3.2-1B")

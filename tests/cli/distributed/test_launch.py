@@ -169,9 +169,10 @@ def test_two_agents_of_torchrun_are_one_group_and_only_the_first_needs_the_promp
     if sys.platform != "linux":
         pytest.skip("two agents on one machine meet over its loopback device, lo")
     (tmp_path / "book.txt").write_text("It was a dark and stormy night.", "utf-8")
-    command, port = [*GENERATE, "-n", "6"], free_port()
+    command = [*GENERATE, "-n", "6"]
     with_book = [*command, "-f", str(tmp_path / "book.txt")]
     alone, _ = start(with_book).communicate()
+    port = free_port()  # only now: while the command ran, another process might have taken it
     nodes = [start(agent(node, port, each)) for node, each in enumerate((with_book, command))]
     said = [node.communicate() for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said

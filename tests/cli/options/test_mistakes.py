@@ -13,7 +13,7 @@ from tests.support.command import refused
         (("generate", "hi", "--zzz"), ("no option --zzz", "triforce generate --help")),
         (("genrate", "hi"), ("no command 'genrate'", "did you mean triforce generate?")),
         (("run", "hi"), ("no command 'run'", "use triforce generate")),
-        (("chat",), ("use triforce generate",)),
+        (("complete",), ("use triforce generate",)),
         (("ask", "who?"), ("use triforce summarize", "--question")),
         (("list",), ("triforce cache list", "triforce doctor")),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),

@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import count
 
 import pytest
 
@@ -65,8 +66,9 @@ def prefill_lines(columns):
     """Return the lines that the bar shows: while it restores, after that, and within the next chunk."""
     tty = Pty(columns, 10)
     terminal = Terminal(None, tty.stream(), None, {"TERM": "xterm", "NO_COLOR": "1"})
+    seconds = count(step=0.1)
     meter, passed = Meter(2000), [0.0]
-    bar = PrefillBar(terminal, "prefill", meter, lambda: passed[0])
+    bar = PrefillBar(terminal, "prefill", meter, lambda: passed[0], lambda: next(seconds))
     shown = []
 
     def show():

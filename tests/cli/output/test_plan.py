@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from offload.architecture.known import KNOWN
 from offload.config import Placement
+from offload.planning.placement import resident_tokens
 from offload.planning.plan import make_plan
 from offload.units import GIB
 from tests.support.planning import request
 from triforce_cli.output.plan_flags import Argument, command_line, flags_of
 from triforce_cli.output.plan_layout import laid_out
-from triforce_cli.output.plan_text import WIDTH, bar, plan_text
+from triforce_cli.output.plan_text import WIDTH, bar, plan_text, quantization_lines
 
 
 def test_the_flags_of_a_plan_stand_for_it():
@@ -59,6 +60,28 @@ def test_a_command_line_has_the_given_arguments_beside_the_plans_flags():
     assert words.count("--model") == words.count("--profile") == 1
     assert words[words.index("--model") + 1] == "Llama-3.1-8B"
     assert words[words.index("--profile") + 1] == "./my a100.yaml"
+
+
+def test_a_command_line_keeps_a_list_of_which_the_plan_has_one_value():
+    plan = make_plan(request(gpu="a100", tokens=8192, budget=64, gamma1=3))
+    lists = [Argument("--budget", ("64,256",), is_list=True), Argument("--gamma1", ("9",))]
+    lists.append(Argument("--chunk", ("8,16",), is_list=True))
+    words = shlex.split(command_line("bench", plan, lists))
+    assert words[words.index("--budget") + 1] == "64,256" and words.count("--budget") == 1
+    assert words[words.index("--gamma1") + 1] == "3" and words.count("--gamma1") == 1
+    assert words[words.index("--chunk") + 1] == "8,16"
+
+
+def test_no_more_tokens_fit_than_the_context_has():
+    asked = request(gpu="h100", tokens=8192)
+    short = replace(asked, shape=replace(asked.shape, context=16384))
+    for each, what, before in (
+        (asked, "all 131,072 of its context fit", "all 131,072"),
+        (short, "all 16,384 of its context fit", "all 16,384"),
+        (replace(short, tokens=32768), f"{resident_tokens(asked):,} tokens fit", f"{resident_tokens(asked):,}"),
+    ):
+        line = list(quantization_lines(make_plan(each)))[-1]
+        assert f" {what} with everything on the GPU" in line and line.endswith(f"a weight {before}")
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(0, 10**12))

@@ -10,12 +10,13 @@ import threading
 import pytest
 
 from offload.errors import TriforceError
-from offload.events import Finished, LevelStatistics, Pinned, Prefilled, Speculated, Text, Tokens
+from offload.events import Finished, LevelStatistics, Pinned, Prefilled, Speculated, Text, Thought, Tokens, Transferred
 from offload.metrics import Meter, Summary
 from tests.support.terminal import Pty, Screen
 from triforce_cli.output.progress import RunFacts
-from triforce_cli.output.renderers import JsonRenderer, TextRenderer, json_line
+from triforce_cli.output.renderers import JsonRenderer, TextRenderer, tokenizing
 from triforce_cli.output.statistics import detail_lines, statistics_line
+from triforce_cli.output.stdout_formats import json_line
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.output.wrapping import wrapped
 from triforce_cli.run.verify import refuse_loss
@@ -111,6 +112,51 @@ def test_on_one_terminal_only_text_and_statistics_remain():
     assert "1,001/8,192" in output and "plain" in output and "GiB" in output
     decoding = output[output.index("\x1b[J") :]
     assert Screen(180, 10).feed(decoding).lines() == ["Once upon é", statistics_line(summary)]
+
+
+THOUGHTS = [
+    Prefilled(0, 9),
+    Prefilled(9, 9),
+    Tokens((1,)),
+    Thought("Two and", 1),
+    Tokens((2,)),
+    Thought(" two?\nYes.", 1),
+]
+THOUGHTS += [Tokens((3,)), Thought("", 1), Tokens((4,)), Text("Four"), Tokens((5,)), Text("."), Finished("eos")]
+
+
+def screen_after(output, color="\x1b[2mTwo and\x1b[0m"):
+    """What is left of the progress, from the first thought on; it is dimmed."""
+    return Screen(120, 12).feed(output[output.index(color) :]).lines()
+
+
+def test_thinking_is_above_the_answer_on_one_terminal():
+    tty = Pty(120, 12)
+    summary = play(TextRenderer(Terminal(tty.stream(), tty.stream(), stream(), {})), THOUGHTS)
+    assert screen_after(tty.output()) == ["Two and two?", "Yes.", "", "Four.", statistics_line(summary)]
+    assert "5 written (3 of thinking)" in statistics_line(summary)
+
+
+def test_thinking_is_on_the_terminal_while_the_answer_goes_to_a_file():
+    tty, out = Pty(120, 12), stream()
+    summary = play(TextRenderer(Terminal(out, tty.stream(), stream(), {})), THOUGHTS)
+    output = tty.output()
+    assert "1/8,192" in output  # the status line
+    assert screen_after(output) == ["Two and two?", "Yes.", "", statistics_line(summary)]
+    assert written(out) == "Four.\n"
+
+
+def test_thinking_is_not_dimmed_without_colours():
+    out, err = stream(), stream()
+    summary = play(TextRenderer(Terminal(out, err, stream(), {})), THOUGHTS)
+    assert written(err) == f"Two and two?\nYes.\n\n{statistics_line(summary)}\n"
+    assert written(out) == "Four.\n"
+
+
+def test_ctrl_c_while_thinking_leaves_a_line_for_the_statistics():
+    tty, out = Pty(120, 12), stream()
+    summary = play(TextRenderer(Terminal(out, tty.stream(), stream(), {})), THOUGHTS[:4], end="interrupt")
+    assert [line for line in screen_after(tty.output()) if line] == ["Two and", statistics_line(summary)]
 
 
 def test_status_on_stderr_while_json_is_piped():
@@ -288,6 +334,29 @@ def test_the_status_line_shows_speculation_and_drops_segments_that_do_not_fit():
     ]
     line = decoding_line(150, "triforce", rows, "retrieval")
     assert " · triforce · retrieval 89 %, lookup→retrieval 40 %, lookup→full 50 % · 4.4/verification · " in line
+
+
+@pytest.mark.parametrize(("busy", "waits"), [(0.0, False), (1e9, True)])
+def test_the_status_line_says_what_decoding_waits_for(busy, waits):
+    tty, meter = Pty(150, 10), Meter(1000)
+    renderer = JsonRenderer(Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"}))
+    renderer.start(RunFacts("tiny", "ar", 8192, meter, on_disk=True))
+    feed(renderer, meter, [Transferred(3 * 10**9, busy), Tokens((1,)), Tokens((2,))])
+    line = re.sub(r"\x1b\[[\d;]*m", "", tty.output())
+    assert " · disk " in line and "link" not in line
+    assert (" · waiting for disk" in line) == waits
+
+
+def test_tokenizing_a_long_prompt_shows_how_far_it_is_on_a_terminal_alone():
+    tty, pipe = Pty(150, 10), stream()
+    for err in (tty.stream(), pipe):
+        renderer = TextRenderer(Terminal(stream(), err, stream(), {}))
+        tokenizing(renderer)(250_000, 1_000_000)
+        tokenizing(renderer)(1_000_000, 1_000_000)
+        renderer.close()
+    shown = tty.output()
+    assert "tokenizing: 1,000,000 of 1,000,000 characters" in shown
+    assert written(pipe) == ""
 
 
 def test_statistics_leave_out_missing_values():

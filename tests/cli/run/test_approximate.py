@@ -57,7 +57,7 @@ def test_the_environment_asks_for_it_and_summarize_reads_any_document(triforce, 
     [
         (("--verify",), ("--verify compares with exact decoding", "leave one of the two out")),
         (("--dry-run",), ("--dry-run plans exact decoding",)),
-        (("--cache",), ("--cache keeps exact prompts", "leave --cache out")),
+        (("--cache",), ("--cache keeps no prompts of --approximate", "leave --cache out")),
         (("--method", "triforce"), ("h2o decodes plainly, and the method is triforce", "leave --method out")),
         (("--offload", "stream"), ("--offload stream offloads keys and values",)),
         (("--link", "1"), ("--link 1.0 offloads keys and values",)),

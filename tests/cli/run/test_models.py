@@ -1,6 +1,11 @@
 """Models that cannot be found, read or run, and prompts that do not fit: refused with a hint."""
 
+import json
 import os
+import shutil
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.command import (
     assert_error,
@@ -34,6 +39,7 @@ def test_a_system_message_needs_a_chat_template(triforce, tiny_model_dir, tmp_pa
         if file.name != "chat_template.jinja":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     assert_error(triforce("generate", "hi", "--system", "Be brief.", "--model", tmp_path), 2, "no chat template")
+    assert_error(triforce("generate", "hi", "--think", "on", "--model", tmp_path), 2, "no chat template, which --think")
 
 
 def test_unreachable_hub(process):
@@ -59,3 +65,16 @@ def test_prompt_too_long_and_too_little_memory(triforce, tmp_path):
     small = tmp_path / "small.yaml"
     small.write_text("name: small\ndescription: a small machine\ndevice: cpu\nhost: {memory_gib: 0.0001}\n")
     assert_error(triforce("generate", "hi", "--profile", str(small)), 1, "not enough memory", "MiB")
+
+
+def test_parts_of_a_model_that_do_not_run_are_named(triforce, tiny_model_dir, tmp_path):
+    weights = {f"language_model.{name}": each for name, each in load_file(tiny_model_dir / "model.safetensors").items()}
+    shutil.copytree(tiny_model_dir, folder := tmp_path / "images", ignore=shutil.ignore_patterns("model.safetensors"))
+    save_file(weights | {f"vision_tower.{n}.weight": torch.zeros(2, 2) for n in range(3)}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "mistral", "sliding_window": None}
+    (folder / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": config}))
+    asked = ("generate", "Once", "-n", "4", "--temperature", "0", "--model")
+    found = triforce(*asked, folder)
+    assert "the text part of the model runs; 3 tensors of its other parts" in found.stderr
+    assert found.stdout == triforce(*asked, tiny_model_dir).stdout
+    assert triforce(*asked, folder, "-q") == (0, found.stdout, "")

@@ -36,7 +36,7 @@ def test_every_placement_gives_the_same_text(triforce_here, placement):
 def test_weights_that_do_not_fit_are_streamed_over_the_link(triforce_here, tmp_path):
     make_hf_model("llama", num_hidden_layers=12).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    args = ("generate", PROMPT, *GREEDY, "--model", tmp_path, "--prefill-chunk", "16")
+    args = ("generate", PROMPT, *GREEDY, "--model", tmp_path, "--prefill-chunk", "16", "--method", "lookup")
     _, plain, _ = triforce_here(*args)
     tight = ("--link", "5", "--memory", "6800k")
     _, plan, _ = triforce_here(*args, *tight, "--dry-run", "--json")

@@ -1,5 +1,7 @@
 """`--kv`: a run on quantised keys and values says so, and is refused where an exact one was asked for."""
 
+import json
+
 import pytest
 
 from tests.support.command import STATISTICS, assert_error, done
@@ -35,9 +37,6 @@ def test_speculation_on_them_changes_nothing(triforce, method):
     ("more", "words"),
     [
         (("--verify",), ("--verify compares with exact decoding, and --kv q4 changes the answer",)),
-        (("--dry-run",), ("--dry-run plans exact decoding, not --kv q4",)),
-        (("--cache",), ("--cache keeps exact prompts", "leave --cache out")),
-        (("--link", "1"), ("--link 1.0 offloads keys and values, and those of --kv q4 stay",)),
         (("--approximate", "h2o"), ("cannot be used together",)),
         (("--kernel", "off"), ("--kv q4 needs the native kernel",)),
         (("--kv", "q5"), ("kv is 'q5'", "exact, q8, q4, fp8")),
@@ -45,6 +44,42 @@ def test_speculation_on_them_changes_nothing(triforce, method):
 )
 def test_refused_with_flags_that_need_exact_keys_and_values(triforce, more, words):
     assert_error(triforce(*PROMPT, "--kv", "q4", *more), 2, *words)
+
+
+def test_a_dry_run_plans_its_bytes(triforce):
+    """As many as fit, where keys and values as they are do not: --memory allows only what 4 bits take."""
+    plans = {}
+    for kind in ("exact", "q4"):
+        plans[kind] = json.loads(triforce(*PROMPT, "-n", "600", "--dry-run", "--json", "--kv", kind).stdout)["plan"]
+    sizes = {kind: plan["memory"]["device"] for kind, plan in plans.items()}
+    assert sizes["q4"]["parts"]["KV cache"] < sizes["exact"]["parts"]["KV cache"]
+    flags = plans["q4"]["flags"]
+    assert (
+        plans["q4"]["kv"] == "q4" and flags[flags.index("--kv") + 1] == "q4" and "--kv" not in plans["exact"]["flags"]
+    )
+    between = ("--memory", str((sizes["q4"]["total"] + sizes["exact"]["total"]) // 2), "--dry-run")
+    assert_error(triforce(*PROMPT, "-n", "600", *between[:2]), 1, "not enough memory")
+    result = triforce(*PROMPT, "-n", "600", *between, "--kv", "q4")
+    assert result.returncode == 0 and "KV cache   q4 (--kv): " in result.stdout
+    assert triforce(*PROMPT, "-n", "600", *between[:2], "--kv", "q4").returncode == 0
+
+
+@pytest.mark.parametrize("where", [(), ("--offload", "hybrid", "--resident-layers", "1")], ids=" ".join)
+def test_offloaded_ones_have_the_text_of_those_in_memory(triforce, where):
+    """Planned smaller, too: what lies in host memory has fewer bytes."""
+    more = ("-n", "300", "--link", "5", *where)
+    here, found = (triforce(*PROMPT, "--kv", "q4", *each) for each in (more[:2], more))
+    assert (found.returncode, found.stdout) == (0, here.stdout), found.stderr
+    plans = [
+        json.loads(triforce(*PROMPT, *more, "--dry-run", "--json", "--kv", kind).stdout) for kind in ("q4", "exact")
+    ]
+    small, large = (each["plan"]["memory"]["host"]["total"] for each in plans)
+    assert 0 < small < large / 2
+
+
+@pytest.mark.parametrize("where", [("--link", "1"), ("--disk", ".")])
+def test_quantised_copies_are_refused_where_they_would_not_be_read(triforce, where):
+    assert_error(triforce(*PROMPT, "--retrieval-kv", "q4", *where), 2, f"{where[0]} ", "offloads them")
 
 
 def test_no_profile_chooses_it(triforce, written):

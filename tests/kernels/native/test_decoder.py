@@ -17,7 +17,7 @@ from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
-from tests.support.models import CONFIGS, make_hf_model
+from tests.support.models import make_hf_model
 
 CPU = torch.device("cpu")
 LENGTH = 700  # more than a piece of the kernel's
@@ -52,7 +52,7 @@ def logits(model, chunk):
     return torch.cat([model.logits(model.forward(part, cache)) for part in ids(LENGTH).split(chunk)])
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logits_are_torch_s(family, dtype, load, native):
     found, expected = (logits(load(family, dtype, do), 512) for do in (native, TorchOperations()))

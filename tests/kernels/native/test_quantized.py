@@ -64,15 +64,27 @@ def test_a_row_is_the_same_whatever_other_rows_there_are(kernel, set_threads, na
 @pytest.mark.parametrize("odd", [1e-39, 1e-30, 2.0**-90, float("inf"), NAN, 3e38])
 def test_a_single_row_has_the_same_bits_with_unusual_activations(kernel, name, odd):
     """Matrix instructions take subnormal numbers for zero; a single row may be computed without them."""
-    weight, _ = weight_of(name, 40, 512)
-    packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
     x = draw(5, 512, dtype=torch.bfloat16, seed=3)
     x[:, ::7] = odd
+    assert_rows_are_the_same_alone(kernel, name, x)
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("scale", [2.0**-128, 2.0**-120, 2.0**-100])
+def test_a_single_row_has_the_same_bits_with_tiny_activations(kernel, name, scale):
+    """Where all activations are subnormal, or all products, a tile product is zero and a vector product is not."""
+    assert_rows_are_the_same_alone(kernel, name, (draw(5, 512, seed=3) * scale).bfloat16())
+
+
+def assert_rows_are_the_same_alone(kernel, name, x):
+    weight, _ = weight_of(name, 40, 512)
+    packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
 
     def some(rows):
         return kernel.linear(rows, packed, None, None, torch.empty((len(rows), 40)), format)
 
-    assert torch.equal(torch.cat([some(x[i : i + 1]) for i in range(5)]).view(torch.int32), some(x).view(torch.int32))
+    alone = torch.cat([some(row[None]) for row in x])
+    assert torch.equal(alone.view(torch.int32), some(x).view(torch.int32))
 
 
 def test_parts_in_different_formats_are_one_linear(kernel):

@@ -1,12 +1,15 @@
 """Triton's attention against its definition: in Triton's interpreter on a CPU, compiled where there is a GPU."""
 
+import sys
+
 import pytest
 import torch
 
-from offload.kernels.attention import attend_reference
+from offload.kernels.attention import attend_causal, attend_reference, received_attention
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
-from offload.kernels.triton.accumulate import attend_keys, attend_table, attend_table_before
+from offload.kernels.triton.accumulate import attend_keys, attend_stored, attend_table, attend_table_before, observe
+from tests.support.triton_compiler import compile_all
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -194,3 +197,38 @@ def test_queries_of_a_tree_see_the_same_chunks():
     wanted, sums = expected(q, *some, 27, False)
     torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[torch.float32])
     torch.testing.assert_close(lse, sums, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 2, 64, 1), (1, 8, 2, 64, 200), (9, 6, 2, 48, 130), (70, 3, 1, 32, 80)], ids=str
+)
+def test_the_attention_that_keys_receive_is_that_of_torch(shape, dtype):
+    tokens, heads, kv_heads, head_dim, count = shape
+    keys, values = (random(kv_heads, count + tokens, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    keys, values = keys[:, : max(count, tokens)], values[:, : max(count, tokens)]
+    q = random(tokens, heads, head_dim, dtype=dtype)
+    lse = attend_causal(q, keys, values).lse
+    found = torch.ones((kv_heads, keys.shape[1] + 2), device=DEVICE)
+    observe(q, keys, lse, found)
+    assert (found[:, -2:] == 1).all()
+    wanted = 1 + received_attention(q, keys, lse)
+    torch.testing.assert_close(found[:, :-2], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_log_sum_exp_of_stored_keys_is_given_beside_their_attention():
+    q, keys, values = random(3, 4, 32), random(2, 70, 32, seed=1), random(2, 70, 32, seed=2)
+    lse = torch.empty(3, 4, device=DEVICE)
+    out = attend_stored(q, keys, values, lse)
+    assert torch.equal(out, attend_stored(q, keys, values))
+    torch.testing.assert_close(lse, expected(q, keys, values, 68, True)[1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
+def test_the_kernel_of_received_attention_compiles(is_whole):
+    """The interpreter does not check types."""
+    sizes = {"GROUP": 3, "HEAD_DIM": 64, "WIDEN": False, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": 64}
+    pointers = {"lse_ptr": "*fp32", "received_ptr": "*fp32", "scale": "fp32"}
+    kinds = [dict.fromkeys(("q_ptr", "k_ptr"), kind) for kind in ("*bf16", "*fp16", "*fp32")]
+    compile_all("attend", [("observe_kernel", pointers | kind, sizes, is_whole) for kind in kinds])

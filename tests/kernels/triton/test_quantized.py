@@ -1,8 +1,5 @@
 """Triton's products with quantised weights, in its interpreter on a CPU, compiled on a GPU; against fp64."""
 
-import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -12,8 +9,8 @@ from offload.architecture.weight_formats import FORMATS
 from offload.kernels.device_weight import pack_for_device
 from offload.kernels.triton import quantized_ops as ops
 from tests.support.native_kernel import NAN, distance
-from tests.support.paths import ROOT
 from tests.support.quantized import WIDE_FORMATS, random_weight
+from tests.support.triton_compiler import compile_all
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -89,31 +86,7 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(name):
         assert torch.equal(some, whole[:rows]), rows
 
 
-COMPILE = """
-import importlib.util, json, sys
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.compiler.compiler import compile
-from triton._C.libtriton import ir
-
-path, jobs = sys.argv[1], json.loads(sys.argv[2])
-spec = importlib.util.spec_from_file_location("quantized", path)
-spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-target = GPUTarget("cuda", 80, 32)
-for name, types, constants, is_whole in jobs:
-    kernel = getattr(module, name)
-    types = {each: types.get(each, "i32") if each not in constants else "constexpr" for each in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
-    if is_whole:
-        assert len(compile(source, target=target, options={"num_stages": 4}).asm["cubin"]) > 1000
-        continue
-    backend, context = make_backend(target), ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    options = backend.parse_options({})
-    source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
-print("compiled", len(jobs))
-"""
+MODULE = "quantized"
 COMPILED = ("Q5_1", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL", "fp8", "int4 with minima")
 FLAGS = {"HAS_BIAS": True, "ADD": True, "WIDEN": False, "BLOCK_N": 64, "BLOCK_M": 16}
 
@@ -131,25 +104,13 @@ def compilation(name, is_whole=False):
     yield "dequantize_kernel", pointers, shared | {"HAS_IDS": True, "BLOCK_N": 64}, is_whole
 
 
-def compile_all(jobs):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILE, ROOT / "offload/kernels/triton/quantized.py", json.dumps(jobs)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == f"compiled {len(jobs)}\n"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
 def test_types_agree_in_every_branch_of_the_kernels():
     """The compiler's first pass needs no GPU; the interpreter does not check types."""
-    compile_all([job for name in COMPILED for job in compilation(name)])
+    compile_all(MODULE, [job for name in COMPILED for job in compilation(name)])
 
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
 def test_the_kernels_become_machine_code():
-    compile_all([job for name in ALL for job in compilation(name, is_whole=True)])
+    compile_all(MODULE, [job for name in ALL for job in compilation(name, is_whole=True)])

@@ -18,7 +18,7 @@ from ...options.settings import Settings
 from ...output.terminal import Terminal
 from ...run.model_request import open_shared_model, stretch
 from ...run.plan import plan_tiers
-from ..benchmark import first_tokens
+from ..benchmark import first_tokens, note_grouped
 from .modes import EXACT, MODES, settings_of
 
 
@@ -89,7 +89,9 @@ def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> 
     opened[EXACT].model.new_tokens(len(ids), new, exact=True)
     if not asked.request.dry_run:
         opened = {name: _with_tiers(mode, len(ids) + new, terminal) for name, mode in opened.items()}
-    return QualityRun(tuple(opened.values()), ids, _needles(asked, ids, model), asked.last, left_out)
+    run = QualityRun(tuple(opened.values()), ids, _needles(asked, ids, model), asked.last, left_out)
+    note_grouped(asked.context, terminal)
+    return run
 
 
 def _open_modes(asked: QualityRequest, terminal: Terminal, quiet: bool) -> tuple[dict[str, OpenMode], dict[str, str]]:

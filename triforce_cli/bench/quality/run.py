@@ -22,7 +22,7 @@ from offload.metrics import Meter
 from ...exit_codes import DONE, INTERRUPTED
 from ...output.plan import print_plan
 from ...output.progress import ProgressDisplay, RunFacts
-from ...output.renderers import json_line
+from ...output.stdout_formats import json_line
 from ...output.terminal import Terminal
 from ...run.machine import processor
 from ...run.plan import plan_run
@@ -46,18 +46,29 @@ def run_quality(asked: QualityRequest, terminal: Terminal, output: BenchOutput, 
         plan = plan_run(exact.model, exact.settings, run.length, terminal)
         display.close()  # the plan is the output
         return print_plan(replace(plan, arguments=asked.request.arguments), "bench", terminal, output.json)
-    measured = _Measurement(run, display)
+    report, interrupted = measure_modes(run, terminal, display)
+    _write(report, terminal, output, interrupted)
+    return INTERRUPTED if interrupted else DONE
+
+
+def measure_modes(
+    run: QualityRun, terminal: Terminal, display: ProgressDisplay, exact: ModeQuality | None = None
+) -> tuple[QualityReport, bool]:
+    """Measure every mode; return the report of those that are done, and whether Ctrl-C ended it. Closes the display.
+
+    `exact` is what was measured of the exact mode on the same text, if it was: then it is not run again.
+    """
+    measured = _Measurement(run, display, exact)
     interrupted = False
     with closing(display):
         try:
-            for mode in run.modes:
+            for mode in run.modes[len(measured.done) :]:
                 measured.measure(mode)
         except KeyboardInterrupt:
             interrupted = True
     if interrupted:
         terminal.after_ctrl_c()
-    _write(QualityReport(measured.facts(), measured.done), terminal, output, interrupted)
-    return INTERRUPTED if interrupted else DONE
+    return QualityReport(measured.facts(), measured.done), interrupted
 
 
 def _write(report: QualityReport, terminal: Terminal, output: BenchOutput, interrupted: bool) -> None:
@@ -72,8 +83,8 @@ def _write(report: QualityReport, terminal: Terminal, output: BenchOutput, inter
 class _Measurement:
     """Loads and measures one mode after the other; the first one's scores are the reference of the others."""
 
-    def __init__(self, run: QualityRun, display: ProgressDisplay) -> None:
-        self.done: list[ModeQuality] = []
+    def __init__(self, run: QualityRun, display: ProgressDisplay, exact: ModeQuality | None = None) -> None:
+        self.done: list[ModeQuality] = [] if exact is None else [exact]
         self._run, self._display = run, display
         self._engine: Engine | None = None
         self._loaded: OpenMode | None = None

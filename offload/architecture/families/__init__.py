@@ -1,0 +1,33 @@
+"""The families of models that run: one file each. docs/architecture.md says how to add one."""
+
+from __future__ import annotations
+
+from .cohere import COHERE
+from .cohere2 import COHERE2
+from .family import Family, GGUFNames
+from .gemma import GEMMA2, GEMMA3
+from .glm4 import GLM4
+from .gpt_oss import GPT_OSS
+from .granite import GRANITE, GRANITE_MOE
+from .llama import LLAMA
+from .mistral import MISTRAL
+from .mixtral import MIXTRAL
+from .olmo2 import OLMO2
+from .olmo3 import OLMO3
+from .olmoe import OLMOE
+from .phi3 import PHI3
+from .qwen import QWEN2, QWEN3
+from .qwen3_moe import QWEN3_MOE
+from .smollm3 import SMOLLM3
+from .starcoder2 import STARCODER2
+
+_DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GRANITE, OLMO2, GLM4, STARCODER2, COHERE)
+_WINDOWED = (GEMMA2, GEMMA3, OLMO3, COHERE2)
+_EVERY = (*_DENSE, *_WINDOWED, QWEN3_MOE, MIXTRAL, GRANITE_MOE, OLMOE, GPT_OSS)
+FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}  # by `model_type`
+_SPARSE = {family.gguf.sparse for family in _EVERY if family.gguf is not None}
+GGUF_FAMILIES = {  # by architecture; of files with experts that share it with others, those others
+    family.gguf.architecture: family for family in _EVERY if family.gguf is not None and family.name not in _SPARSE
+}
+
+__all__ = ["FAMILIES", "GGUF_FAMILIES", "Family", "GGUFNames"]

@@ -1,0 +1,38 @@
+"""Command-R: attention and MLP side by side behind one LayerNorm without bias, RoPE on neighbours, scaled logits."""
+
+from ...errors import UnsupportedModel
+from ..layer_spec import LayerSpec
+from .family import Family, GGUFNames, Values
+
+
+def _layers(values: Values) -> list[LayerSpec]:
+    if values.get("use_qk_norm"):
+        raise UnsupportedModel("Command-R+ with norms of q and k is not supported", "use Command-R without them")
+    bias = values["attention_bias"]
+    return [LayerSpec(qkv_bias=bias, o_bias=bias, norm="layer", is_parallel=True)]
+
+
+COHERE = Family(
+    "cohere",
+    _layers,
+    {
+        "vocab_size": 256000,
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "logit_scale": 0.0625,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "eos_token_id": 255001,
+        "rope_theta": 500000.0,
+    },
+    aliases={"rms_norm_eps": "layer_norm_eps"},
+    features=lambda values: {"logit_scale": values["logit_scale"], "rotates_neighbours": True},
+    gguf=GGUFNames(
+        "command-r",
+        keys={"rms_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale"},
+        reads_tokenizer=True,
+    ),
+)

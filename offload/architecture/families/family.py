@@ -1,0 +1,122 @@
+"""What a family of models is: how its config, its layers and its tensors are read. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..layer_spec import LayerSpec
+
+Values = Mapping[str, Any]  # of a config.json, with defaults for absent ones
+_EXPERT = re.compile(r"\.(\d+)\.")  # the number in a layer's `mlp.experts.7.up_proj`
+FUSED_QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
+FUSED_MLP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+
+GGUF_EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+GGUF_EXPERT_TENSORS = {
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+}
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' kinds of layers
+
+
+def layer_windows(values: Values, every: int) -> list[int]:
+    """Return the window of each layer, 0 for none: as in `layer_types`, else each `every`-th layer has none."""
+    layers = values["num_hidden_layers"]
+    kinds = values.get("layer_types") or [SLIDING if (i + 1) % every else FULL for i in range(layers)]
+    return [values["sliding_window"] or 0 if kind == SLIDING else 0 for kind in kinds[:layers]]
+
+
+@dataclass(frozen=True)
+class GGUFNames:
+    """How GGUF files of a family call things.
+
+    Attributes:
+        architecture: the value of general.architecture, which all other keys begin with.
+        tensors: names of a layer's tensors in safetensors, by their names in the file, where they are not Llama's. One
+            tensor may have those of all experts, whose number is * in its name.
+        keys: names of values in config.json -> keys in the file, where there are more than Llama's.
+        reads_tokenizer: whether the tokenizer is built here: transformers does not read such files.
+        permutes: whether the rows of q and k are stored as pairs of neighbours, and those of safetensors as halves.
+        left_out: values of config.json that the published models have and files do not.
+        yarn: such values of their RoPE parameters, where files have YaRN.
+        adds_norm_offset: whether the norms' weights have what others add to those of safetensors.
+        switches: keys that turn off what all models of the family have where they are false.
+        sparse: the family of the architecture's files with experts; "" if it has none, or no others.
+    """
+
+    architecture: str
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    permutes: bool = False
+    reads_tokenizer: bool = False
+    left_out: Values = field(default_factory=dict)
+    yarn: Values = field(default_factory=dict)
+    switches: Sequence[str] = ()
+    sparse: str = ""
+    adds_norm_offset: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the models of one `model_type` are read.
+
+    Attributes:
+        name: the `model_type`.
+        layers: returns the layers' specs; further layers repeat them. May raise UnsupportedModel.
+        defaults: transformers' values for what a config leaves out, where they are not those of all families.
+        aliases: the family's names of values in its config.json, by the names of others.
+        rope_types: names of RoPE types in the family's configs -> what they mean.
+        only_rope: the RoPE types that the family may have; none: all.
+        mlp_matrices: matrices of an MLP: gate, up and down; 2 without a gate.
+        has_partial_rope: whether RoPE may rotate a part of each head: `partial_rotary_factor`.
+        has_optional_window: whether a config's sliding window counts only with `use_sliding_window`.
+        joins_heads: whether norms of q and k are over all heads together, so that ranks cannot share the heads.
+        has_layer_windows: whether some layers attend to a window of `sliding_window` tokens, and others to all.
+        sliding_rope: returns the RoPE parameters of the layers with a window, where a config does not have them apart;
+            None: they are those of the others.
+        counts_scaled_positions: whether `max_position_embeddings` counts the positions after linear RoPE scaling.
+        features: returns further fields of `ModelShape`.
+        tensors: the family's names of tensors, by Llama's, or those of `LAYER_NORMS`.
+        fused: tensors that are several of Llama's, one below the other.
+        stacked: tensors of a layer in safetensors with the matrices of all experts: their names -> those of each
+            expert's matrices, one below the other, with * in place of its number. Names of MXFP4 are without _blocks.
+        transposes_experts: whether those matrices, if they are not quantised, are stored with rows of inputs.
+        interleaves_experts: whether the rows of several matrices alternate.
+        gguf: how GGUF files are read; None if they are not.
+    """
+
+    name: str
+    layers: Callable[[Values], Sequence[LayerSpec]]
+    defaults: Values = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    rope_types: Mapping[str, str] = field(default_factory=dict)
+    only_rope: Sequence[str] = ()
+    mlp_matrices: int = 3
+    has_partial_rope: bool = False
+    has_optional_window: bool = False
+    joins_heads: bool = False
+    has_layer_windows: bool = False
+    sliding_rope: Callable[[Values], dict[str, Any]] | None = None
+    counts_scaled_positions: bool = False
+    features: Callable[[Values], dict[str, Any]] = lambda values: {}
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    stacked: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    transposes_experts: bool = False
+    interleaves_experts: bool = False
+    gguf: GGUFNames | None = None
+
+    def stored(self, name: str) -> str:
+        """Return the family's name of a layer's tensor, or of the module that has it.
+
+        Experts have one name, with * in place of their numbers.
+        """
+        plain = _EXPERT.sub(".*.", name, count=1)
+        stored = next((whole for whole, parts in self.fused.items() if plain in parts), self.tensors.get(plain, plain))
+        return stored if plain == name else stored.replace("*", _EXPERT.search(name)[1])

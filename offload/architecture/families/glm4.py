@@ -1,0 +1,33 @@
+"""GLM-4: norms before and behind attention and MLP, RoPE on neighbours in a half of each head, a fused MLP."""
+
+from ..layer_spec import LayerSpec
+from .family import FUSED_MLP, Family, GGUFNames
+
+GLM4 = Family(
+    "glm4",
+    lambda values: [LayerSpec(qkv_bias=values["attention_bias"], post_norms=True)],
+    {
+        "vocab_size": 151552,
+        "intermediate_size": 13696,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1.5625e-7,
+        "attention_bias": True,
+        "eos_token_id": [151329, 151336, 151338],
+        "partial_rotary_factor": 0.5,
+    },
+    has_partial_rope=True,
+    features=lambda values: {"rotates_neighbours": True},
+    fused=FUSED_MLP,
+    gguf=GGUFNames(
+        "glm4",
+        {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+        reads_tokenizer=True,
+    ),
+)

@@ -1,0 +1,79 @@
+"""gpt-oss: a mixture of experts, attention sinks, and a window in every other layer."""
+
+from dataclasses import replace
+
+from ...errors import UnsupportedModel
+from ..layer_spec import LayerSpec
+from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
+
+_ALPHA = 1.702  # of the gate, as LayerSpec.swiglu_limit has it
+
+
+def _layers(values: Values) -> list[LayerSpec]:
+    if values.get("swiglu_alpha", _ALPHA) != _ALPHA:
+        raise UnsupportedModel(f"gpt-oss with another swiglu_alpha than {_ALPHA} is not supported", "use one with it")
+    bias = values["attention_bias"]
+    spec = LayerSpec(
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=True,
+        router="chosen",
+        router_bias=True,
+        swiglu_limit=values["swiglu_limit"],
+        has_sinks=True,
+    )
+    return [replace(spec, window=window) for window in layer_windows(values, 2)]
+
+
+GPT_OSS = Family(
+    "gpt_oss",
+    _layers,
+    {
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+    },
+    aliases={"num_experts": "num_local_experts"},
+    has_layer_windows=True,
+    tensors={"mlp.gate": "mlp.router"},
+    stacked={
+        "mlp.experts.gate_up_proj": ("mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"),
+        "mlp.experts.gate_up_proj_bias": ("mlp.experts.*.gate_proj.bias", "mlp.experts.*.up_proj.bias"),
+        "mlp.experts.down_proj": ("mlp.experts.*.down_proj.weight",),
+        "mlp.experts.down_proj_bias": ("mlp.experts.*.down_proj.bias",),
+    },
+    transposes_experts=True,
+    interleaves_experts=True,
+    gguf=GGUFNames(
+        "gpt-oss",
+        {
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        }
+        | GGUF_EXPERT_TENSORS,
+        GGUF_EXPERTS | {"sliding_window": "attention.sliding_window"},
+        reads_tokenizer=True,
+        yarn={"truncate": False},
+    ),
+)

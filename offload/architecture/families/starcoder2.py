@@ -1,0 +1,48 @@
+"""StarCoder2: LayerNorm, an MLP without a gate, and biases."""
+
+from ..layer_spec import LayerSpec, activation_of
+from .family import Family, GGUFNames, Values
+
+
+def _layers(values: Values) -> list[LayerSpec]:
+    bias = values["attention_bias"]
+    return [
+        LayerSpec(
+            qkv_bias=bias,
+            o_bias=bias,
+            mlp_bias=bias,
+            norm="layer",
+            norm_bias=True,
+            activation=activation_of(values["hidden_act"]),
+            is_gated=False,
+        )
+    ]
+
+
+STARCODER2 = Family(
+    "starcoder2",
+    _layers,
+    {
+        "vocab_size": 49152,
+        "hidden_size": 3072,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "tie_word_embeddings": True,  # transformers' default of eos_token_id is not in the vocabulary
+    },
+    aliases={"attention_bias": "use_bias", "rms_norm_eps": "norm_epsilon"},
+    mlp_matrices=2,
+    tensors={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
+    gguf=GGUFNames(
+        "starcoder2",
+        {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        {"rms_norm_eps": "attention.layer_norm_epsilon", "sliding_window": "attention.sliding_window"},
+        reads_tokenizer=True,  # transformers' would not split digits off
+        left_out={"sliding_window": 4096},
+    ),
+)

@@ -1,0 +1,79 @@
+"""What one decoder layer computes. The defaults are Llama's. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+ACTIVATIONS = {  # transformers' names -> ours
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def activation_of(name: Any) -> str:
+    """Return our name of an activation, "" for what is none."""
+    return ACTIVATIONS.get(name, "") if isinstance(name, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one decoder layer computes, apart from its dimensions.
+
+    Attributes:
+        qk_norm: "head": each head of q and k is normalised; "projection": all heads together; "": they are not.
+        norm: "rms" for RMSNorm, "layer" for LayerNorm.
+        pre_norms: whether the inputs of attention and of the MLP are normalised.
+        post_norms: whether their outputs are, before they are added to the residual.
+        is_parallel: whether attention and MLP have the same input, which one norm normalises.
+        activation: "silu", "gelu", or "gelu_tanh", its approximation by tanh.
+        is_gated: whether the MLP has a gate, whose activation is multiplied with `up`.
+        router: of a mixture of experts, what the outputs of a token's experts are multiplied with: "all": their part of
+            a softmax over all experts; "chosen": their softmax alone. "": there is one MLP.
+        router_bias: whether it has a bias.
+        swiglu_limit: where a gate is gate * sigmoid(1.702 gate), and multiplied with up + 1: both are clamped at this
+            limit before (gpt-oss). 0: they are not.
+        rotates: whether q and k have rotary positions.
+        query_scale: a factor of the attention scores on top of `head_dim ** -0.5`.
+        residual_scale: a factor of what attention and MLP add to the residual.
+        window: tokens that a token attends to, itself included; 0: all before it.
+        soft_cap: attention scores are `soft_cap * tanh(score / soft_cap)`; 0: they are as they are.
+        has_sinks: whether each head has a learned logit of a key without value in the softmax of its scores (gpt-oss).
+    """
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: str = ""
+    norm: str = "rms"
+    norm_bias: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    is_parallel: bool = False
+    activation: str = "silu"
+    is_gated: bool = True
+    router: str = ""
+    router_bias: bool = False
+    swiglu_limit: float = 0.0
+    rotates: bool = True
+    query_scale: float = 1.0
+    residual_scale: float = 1.0
+    window: int = 0
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+
+    @property
+    def is_sparse(self) -> bool:
+        """Return whether the MLP is a mixture of experts, so that which linears a pass runs depends on its tokens."""
+        return bool(self.router)
+
+    @property
+    def is_native(self) -> bool:
+        """Return whether the native kernel has all operations of the layer; torch runs what it lacks."""
+        if self.is_sparse or self.has_sinks:
+            return False
+        plain = self.norm == "rms" and not self.post_norms and self.activation == "silu" and self.is_gated
+        plain = plain and not self.window and not self.soft_cap
+        return plain and self.rotates and self.query_scale == self.residual_scale == 1.0

@@ -1,0 +1,1 @@
+"""Several sequences decoded together: their forward passes run as one, which reads the weights once."""

@@ -1,0 +1,144 @@
+"""A batch: which sequences run, and which of their steps make up the next pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..decoder import Model
+from ..errors import TriforceError
+from ..events import Event
+from ..levels import KEPT_QUERIES
+from ..speculation.steps import Step
+from .cost import PassCosts, divide
+from .lane import Answer, Ended, Lane, LogitsRequest, Pause, Start
+from .passes import JointPasses, logits
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of a sequence that an error has ended; the others go on."""
+
+    error: TriforceError
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The last event of a sequence that its request has cancelled: its memory is free."""
+
+
+BatchEvent = Event | Failed | Cancelled
+Sequence = tuple[Hashable, Start] | tuple[Hashable, Start, Callable[[], bool]]
+
+
+class Batch:
+    """Runs up to `most` sequences at a time; the next one joins when one has left.
+
+    A pass runs one step of every sequence, but only one chunk of a prompt: whoever decodes never waits for more.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lanes: list[Lane] = []
+        self._joint = JointPasses()
+        self._read_costs: dict[Model, float] = {}
+        self._pass_costs = PassCosts()
+
+    def run(self, sequences: Iterable[Sequence | None]) -> Generator[tuple[Hashable, BatchEvent], int | None]:
+        """Run all sequences, each a key, what starts its events, and what says that it is cancelled; yield the events.
+
+        What is sent goes to the sequence whose event it answers. An error of a sequence ends that one alone. None says
+        that no sequence is ready to join: the iterable is asked again after the next pass, while others run. Sequences
+        are cancelled between passes.
+        """
+        waiting = iter(sequences)
+        try:
+            while True:
+                yield from self._close_cancelled()
+                for lane in self._admit(waiting):
+                    yield from self._drive(lane, None)
+                if not self._lanes:
+                    return
+                for lane, answer in self._answers():
+                    yield from self._drive(lane, answer)
+        finally:
+            with ExitStack() as closing_all:  # each, though closing another may be interrupted
+                for lane in self._lanes:
+                    closing_all.callback(lane.close)
+                self._lanes.clear()
+
+    def _close_cancelled(self) -> Iterator[tuple[Hashable, Cancelled]]:
+        for lane in [lane for lane in self._lanes if lane.is_cancelled()]:
+            self._remove(lane)
+            lane.close()
+            yield lane.key, Cancelled()
+
+    def _admit(self, waiting: Iterator[Sequence | None]) -> Iterator[Lane]:
+        """Yield new lanes while there are fewer than there may be."""
+        while len(self._lanes) < self._most and (following := next(waiting, None)) is not None:
+            lane = Lane(*following)
+            self._lanes.append(lane)
+            yield lane
+
+    def _drive(self, lane: Lane, answer: Answer) -> Generator[tuple[Hashable, BatchEvent], int | None]:
+        """Run a lane until it waits for the batch, or has ended."""
+        while True:
+            try:
+                wanted = lane.resume(answer)
+            except TriforceError as error:
+                self._remove(lane)
+                yield lane.key, Failed(error)
+                return
+            if isinstance(wanted, Ended):
+                self._remove(lane)
+            if lane.wants is not None or isinstance(wanted, Ended):
+                return
+            answer = yield lane.key, wanted
+
+    def _remove(self, lane: Lane) -> None:
+        self._lanes.remove(lane)
+
+    def _answers(self) -> list[tuple[Lane, Answer]]:
+        """Run what the lanes wait for: first logits, so that their sequences can take part in the pass that follows."""
+        if heads := [lane for lane in self._lanes if isinstance(lane.wants, LogitsRequest)]:
+            return self._run(heads, logits, divide)
+        waiting = [lane for lane in self._lanes if isinstance(lane.wants, Step)]
+        short = [lane for lane in waiting if not _is_chunk(lane.wants)]
+        chunks = [lane for lane in waiting if _is_chunk(lane.wants)]
+        if len({id(lane.wants.model) for lane in short}) > 1:
+            # Drafts of small models first, so that the passes of the large one have all sequences.
+            costs = [self._read_cost(lane.wants.model) for lane in short]
+            least = [lane for lane, cost in zip(short, costs, strict=True) if cost == min(costs)]
+            return self._run(least, self._joint.run, self._pass_costs.divide)
+        paused = [(lane, None) for lane in self._lanes if isinstance(lane.wants, Pause)]
+        return self._run(short + chunks[:1], self._joint.run, self._pass_costs.divide) + paused
+
+    def _read_cost(self, model: Model) -> float:
+        """Return what a step of a model costs on rank 0: shares of ranks may be uneven, but all must choose alike."""
+        if model not in self._read_costs:
+            (self._read_costs[model],) = model.group.agree([model.read_cost])
+        return self._read_costs[model]
+
+    def _run(
+        self,
+        lanes: list[Lane],
+        compute: Callable[[list], list[Tensor]],
+        divide: Callable[[list, float], list[float]],
+    ) -> list[tuple[Lane, Answer]]:
+        """Compute what the lanes want together, and divide the seconds that it takes between them."""
+        wanted = [lane.wants for lane in lanes]
+        started = time.perf_counter()
+        results = compute(wanted)
+        seconds = time.perf_counter() - started
+        for lane, part in zip(lanes, divide(wanted, seconds), strict=True):
+            lane.passes_s += part
+        return list(zip(lanes, results, strict=True))
+
+
+def _is_chunk(step: Step) -> bool:
+    """Return whether a step is a chunk of a prompt, not a draft or its verification, which may be a large tree."""
+    return step.tree is None and len(step.ids) > KEPT_QUERIES

@@ -1,0 +1,126 @@
+"""The keys and values of a batch's sequences, in pages of one pool: what two prompts begin with is there once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..decoder import Model
+from ..errors import OutOfMemory
+from ..kernels.native.library import BLOCK
+from ..kv_cache.page_pool import PagePool
+from ..kv_cache.paged_store import PagedStore, pages_for
+from ..sequence import common_prefix
+from ..speculation.runner import Runner
+from ..system import free_host_memory
+from ..units import size_text
+
+LEAST_SHARED = 256  # tokens: to wait until another sequence has run fewer is not worth it
+FREE_SHARE = 0.9  # of the free memory that pages may take; passes need some, too
+
+
+class Pauses(Protocol):
+    """Whoever can let the other sequences run for one pass."""
+
+    def pause(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Allocation:
+    """A sequence with pages in the pool."""
+
+    ids: Sequence[int]  # of its prompt
+    length: int  # of it and the answer, at most
+    store: PagedStore
+    scope: str  # shares with sequences of the same scope only
+    runner: Runner | None = None  # once it has one
+
+
+class BatchMemory:
+    """Gives sequences their pages; one that begins like another shares them with it.
+
+    The last sequence that has left keeps its pages, for the next one, until they are needed.
+    """
+
+    def __init__(self, model: Model, sequences: int, longest: int, limit: int | None = None, unit: int = 1) -> None:
+        """Have room for so many `sequences` of up to `longest` tokens, within `limit` bytes.
+
+        Without a limit, use up to most of the free memory. The model must run on the native kernel.
+        Share multiples of `unit` tokens: a prompt cache restores whole blocks, and must not write to shared pages.
+        """
+        shape = model.shape
+        if limit is None:
+            limit = int(free_host_memory() * FREE_SHARE) // model.group.mates
+        self._page_bytes = shape.kv_bytes(BLOCK, model.dtype.itemsize)
+        # Ranks that wait for room must do so together, and their shares of the heads may be uneven.
+        fitting = min(model.group.collect(limit // self._page_bytes))
+        self._pages = min(fitting, (sequences + 1) * pages_for(longest))  # one more, that has ended last
+        self._pool = PagePool(model.operations.kernel, shape, self._pages, model.dtype)
+        self._rope_depends_on_length = shape.rope_depends_on_length
+        self._unit = unit
+        self._allocations: list[Allocation] = []
+        self._last_finished: Allocation | None = None
+
+    def allocate(
+        self, ids: Sequence[int], length: int, spare: int, lane: Pauses, scope: str = ""
+    ) -> tuple[Allocation, int]:
+        """Return a sequence's pages, and how many tokens, the first of its prompt `ids`, are in them already.
+
+        They are for the `length` of prompt and answer, and `spare` tokens of a tree. Those of another `scope` are not
+        shared.
+
+        Waits for room, and for those tokens while another sequence runs them.
+        Raises OutOfMemory if there is too little room for this sequence alone.
+        """
+        capacity = length + spare
+        self._check_room(capacity)
+        while True:
+            other, shared = self._longest_beginning(ids, length, scope)
+            pages = pages_for(capacity) - shared // BLOCK
+            if pages <= self._pool.num_free and (not shared or other.runner.num_cached >= shared):
+                store = PagedStore(self._pool, capacity, other.store if shared else None, shared)
+                self._allocations.append(allocation := Allocation(ids, length, store, scope))
+                return allocation, shared
+            if pages <= self._pool.num_free or not self._free_last():
+                lane.pause()
+
+    def free(self, allocation: Allocation) -> None:
+        """Note that a sequence has ended."""
+        self._allocations.remove(allocation)
+        self._free_last()
+        if allocation.runner is None:
+            allocation.store.release()
+        else:
+            self._last_finished = allocation
+
+    def _longest_beginning(self, ids: Sequence[int], length: int, scope: str) -> tuple[Allocation | None, int]:
+        """Return the sequence whose pages to share, and how many tokens."""
+        found, most = None, LEAST_SHARED - 1
+        for other in (*self._allocations, *([self._last_finished] if self._last_finished else ())):
+            if other.scope != scope:
+                continue
+            shared = min(common_prefix(ids, other.ids), len(ids) - 1)  # the last token is always run
+            if other is self._last_finished:
+                shared = min(shared, other.runner.num_cached)
+            if self._rope_depends_on_length and other.length != length:
+                continue
+            shared -= shared % self._unit
+            if shared > most and other.runner is not None:
+                found, most = other, shared
+        return found, most if found else 0
+
+    def _check_room(self, capacity: int) -> None:
+        if (pages := pages_for(capacity)) > self._pages:
+            needed, there = (size_text(count * self._page_bytes) for count in (pages, self._pages))
+            raise OutOfMemory(
+                f"{capacity:,} tokens of keys and values take {needed}, and there is room for {there}",
+                "shorten the prompt, or ask for fewer new tokens",
+            )
+
+    def _free_last(self) -> bool:
+        """Free the pages of the sequence that left last; return whether there was one."""
+        left, self._last_finished = self._last_finished, None
+        if left is not None:
+            left.store.release()
+        return left is not None

@@ -1,0 +1,110 @@
+"""One forward pass for the steps of several sequences: linears see all rows at once, attention is by sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ..decoder import Model
+from ..kv_cache.store import given
+from ..levels import KEPT_QUERIES
+from ..speculation.recorded_passes import PassRecorder
+from ..speculation.steps import Step
+from .lane import LogitsRequest
+
+_Wanted = TypeVar("_Wanted", Step, LogitsRequest)
+_FEWEST_ROWS = 64  # that are recorded: a row of a model with 8 billion weights has buffers of 130 KB
+
+
+class JointCache:
+    """The caches of several sequences as one that attends: the rows of each sequence follow each other."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._caches = [step.cache for step in steps]
+        self._sizes = [len(step.ids) for step in steps]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        """Attend as each cache does; the arguments as there, for all sequences."""
+        return self._attend([cache.attend for cache in self._caches], layer, q, k, v, lse)
+
+    def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        """Attend as each cache does in a layer with a window."""
+        return self._attend([cache.attend_window for cache in self._caches], layer, q, k, v, lse)
+
+    def _attend(
+        self,
+        caches: Sequence[Callable[..., Tensor]],
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lse: Tensor | None,
+    ) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        split = [x.split(self._sizes) for x in (q, k, v, out, *given(lse).values())]
+        for attend, *rows, target, each in zip(caches, *split, *[[None] * len(caches)] * (lse is None), strict=True):
+            target.copy_(attend(layer, *rows, **given(each)))
+        return out
+
+
+class JointPasses:
+    """Runs steps of several sequences, those of one model in one pass; on the native kernel, short ones as recorded."""
+
+    def __init__(self) -> None:
+        self._recorders: dict[Model, PassRecorder] = {}
+
+    def run(self, steps: Sequence[Step]) -> list[Tensor]:
+        """Run steps of any models and caches; return the hidden rows of each."""
+        return _by_model(steps, self._run_pass)
+
+    @torch.inference_mode()
+    def _run_pass(self, model: Model, steps: Sequence[Step]) -> Sequence[Tensor]:
+        """Run steps in one pass. An exception before its end leaves every cache as it was."""
+        if len(steps) == 1:
+            return [steps[0].run()]
+        ids = torch.cat([step.ids for step in steps])
+        if all(map(_is_recordable, steps)):
+            hidden = self._run_recorded(model, ids, steps)
+        else:
+            for step in steps:
+                step.cache.begin(len(step.ids), step.tree)
+            hidden = model.through(ids, JointCache(steps))
+        for step in steps:
+            step.cache.commit() if step.tree is None else step.cache.hold()
+        return hidden.split([len(step.ids) for step in steps])
+
+    def _run_recorded(self, model: Model, ids: Tensor, steps: Sequence[Step]) -> Tensor:
+        begun = [(step.cache, *step.cache.begin_recorded(len(step.ids), step.tree)) for step in steps]
+        recorder = self._recorders.get(model)
+        if recorder is None or recorder.rows < len(ids):
+            rows = max(_FEWEST_ROWS, 1 << (len(ids) - 1).bit_length())
+            recorder = self._recorders[model] = PassRecorder(model, rows)
+        return recorder.run(ids, begun)
+
+
+def logits(heads: Sequence[LogitsRequest]) -> list[Tensor]:
+    """Return the logits of each request, those of one model from one product."""
+    return _by_model(heads, _run_head)
+
+
+def _is_recordable(step: Step) -> bool:
+    is_short = len(step.ids) <= KEPT_QUERIES
+    return is_short and step.model.is_recordable and getattr(step.cache, "is_recordable", False)
+
+
+def _by_model(wanted: Sequence[_Wanted], compute: Callable[[Model, list[_Wanted]], Sequence[Tensor]]) -> list[Tensor]:
+    """Compute what each model is wanted for at once; return the results in the order of what was wanted."""
+    found: dict[int, Tensor] = {}
+    for model in {id(each.model): each.model for each in wanted}.values():
+        places = [place for place, each in enumerate(wanted) if each.model is model]
+        found |= zip(places, compute(model, [wanted[place] for place in places]), strict=True)
+    return [found[place] for place in range(len(wanted))]
+
+
+@torch.inference_mode()
+def _run_head(model: Model, heads: Sequence[LogitsRequest]) -> Sequence[Tensor]:
+    rows = model.logits(torch.cat([head.hidden for head in heads]))
+    return rows.split([len(head.hidden) for head in heads])

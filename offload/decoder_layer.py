@@ -1,0 +1,142 @@
+"""One layer of the decoder: its weights, and what it computes with them, as its `LayerSpec` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .architecture.config import ModelShape
+from .architecture.layer_spec import LayerSpec
+from .experts import ExpertWeights
+from .kernels.attention import with_sinks
+from .kernels.ops import Linear, Operations
+
+Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer
+_SWIGLU_ALPHA = 1.702
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": lambda x: F.gelu(x.contiguous()),  # rows apart are computed otherwise than one row: not in the same bits
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def _clamped_swiglu(x: Tensor, limit: float) -> Tensor:
+    """Return the gate of gpt-oss (openai/gpt-oss, `swiglu` of its torch model) of rows `[tokens, gate and up]`."""
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(_SWIGLU_ALPHA * gate) * (up + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one decoder layer; q, k, v and gate, up are fused. A family has some of the norms."""
+
+    input_norm: Tensor | None  # [hidden]
+    qkv: Linear  # [(heads + 2 kv_heads) * head_dim, hidden]
+    q_norm: Tensor | None  # [head_dim], or [heads * head_dim]
+    k_norm: Tensor | None  # [head_dim], or [kv_heads * head_dim]
+    o: Linear  # [hidden, heads * head_dim]
+    mlp_norm: Tensor | None  # [hidden]
+    gate_up: Linear | None  # [2 * intermediate, hidden]; without a gate [intermediate, hidden]
+    down: Linear | None  # [hidden, intermediate]
+    input_norm_bias: Tensor | None = None  # [hidden], as all below
+    mlp_norm_bias: Tensor | None = None
+    attention_post_norm: Tensor | None = None
+    mlp_post_norm: Tensor | None = None
+    experts: ExpertWeights | None = None  # in place of gate_up and down
+    sinks: Tensor | None = None  # [heads], in fp32
+
+    def linear_bytes(self, tokens: int = 1) -> float:
+        """Return the bytes of the weights that a pass of `tokens` tokens multiplies with: of experts those expected."""
+        linears = filter(None, (self.qkv, self.o, self.gate_up, self.down))
+        dense = sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
+        return dense if self.experts is None else dense + self.experts.read_bytes(tokens)
+
+
+def wide_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return the RMSNorm over the last axis of `x`, with a weight in fp32 that is not rounded to x's dtype."""
+    return F.rms_norm(x.float(), weight.shape, weight, epsilon).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPass:
+    """Runs layers of one spec. `shape` has the dimensions; a pass may overwrite its input rows `[tokens, hidden]`."""
+
+    spec: LayerSpec
+    shape: ModelShape
+    do: Operations
+
+    def run(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
+        """Return the rows `[tokens, hidden]` behind a layer."""
+        normed = self.norm(x, layer.input_norm, layer.input_norm_bias)
+        attended = self._attended(layer, normed, attend).reshape(len(x), -1)
+        x = self._add(x, layer.o, attended, layer.attention_post_norm)
+        if not self.spec.is_parallel:
+            normed = self.norm(x, layer.mlp_norm, layer.mlp_norm_bias)
+        if layer.experts is not None:
+            mixed = layer.experts.mixed(normed, self.spec.router, self._activated)
+            return self._add_rows(x, mixed, layer.mlp_post_norm)
+        return self._add(x, layer.down, self._activated(layer.gate_up(normed)), layer.mlp_post_norm)
+
+    def norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """Return rows `[tokens, hidden]` normalised; those themselves without a weight."""
+        if weight is None:
+            return x
+        if self.spec.norm == "layer":
+            return F.layer_norm(x, weight.shape, weight, bias, self.shape.norm_eps)
+        if weight.dtype != x.dtype:
+            return wide_rms_norm(x, weight, self.shape.norm_eps)
+        return self.do.norm(x, weight, self.shape.norm_eps)
+
+    def _attended(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
+        """Return the output of attention, `[tokens, heads, head_dim]`, for normalised rows."""
+        q, k, v = self._project(layer, x)
+        if layer.sinks is None:
+            return attend(q, k, v)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        return with_sinks(attend(q, k, v, lse=lse), lse, layer.sinks)
+
+    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`."""
+        shape = self.shape
+        heads = layer.qkv(x).view(len(x), -1, shape.head_dim)
+        q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        if layer.q_norm is not None:
+            q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
+        return (q if self.spec.query_scale == 1.0 else q * self.spec.query_scale), k, v
+
+    def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has."""
+        if weight.dtype != x.dtype:
+            rows = x.reshape(len(x), -1, len(weight))
+            return wide_rms_norm(rows, weight, self.shape.norm_eps).view(x.shape)
+        return self.do.norm_heads(x.view(len(x), -1, len(weight)), weight, self.shape.norm_eps).view(x.shape)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        """Return what `down` takes, `[tokens, intermediate]`."""
+        if self.spec.swiglu_limit:
+            return _clamped_swiglu(x, self.spec.swiglu_limit)
+        if self.spec.is_gated and self.spec.activation == "silu":
+            return self.do.gated(x)
+        activation = _ACTIVATIONS[self.spec.activation]
+        if not self.spec.is_gated:
+            return activation(x)
+        gate, up = x.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    def _add(self, x: Tensor, linear: Linear, rows: Tensor, norm: Tensor | None) -> Tensor:
+        """Return the residual `x` plus a linear of `rows`, which may be normalised and scaled before."""
+        if norm is None and self.spec.residual_scale == 1.0:
+            return linear(rows, onto=x)
+        return self._add_rows(x, linear(rows), norm)
+
+    def _add_rows(self, x: Tensor, rows: Tensor, norm: Tensor | None) -> Tensor:
+        """Return the residual `x` plus `rows`, which may be in fp32, and normalised and scaled before."""
+        added = rows if norm is None else self.norm(rows.to(x.dtype), norm)
+        # Not `add_(alpha=...)`: in bf16 it rounds the last numbers of a thread's part otherwise than the rest, so that
+        # a row's bits would depend on the rows beside it.
+        return x.add_(added if self.spec.residual_scale == 1.0 else added.mul_(self.spec.residual_scale))

@@ -1,0 +1,103 @@
+"""How much of the attention falls on the keys that a selection keeps (TriForce, arXiv 2404.11912: sparsity).
+
+Every token attends to all keys, as in exact decoding. Measured is the share of its softmax weights that the tokens kept
+by a selection receive, made at the end of the prompt or some tokens ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingsError
+from ..events import Prefilled
+from ..kv_cache.full import FullCache
+from ..kv_cache.selection import Selector, choose
+from ..sequence import TokenSequence
+from ..speculation.runner import Runner
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a selection keeps: `chunks` of `size` tokens that the selector selects, anew after `every` tokens.
+
+    Without a selector the tokens with the most weight at each step, of which no selection recovers more; without
+    `every` it selects once.
+    """
+
+    selector: Selector | None
+    chunks: int
+    size: int
+    every: int | None = None
+
+    def is_due(self, tokens: int) -> bool:
+        """Return whether to select after so many tokens."""
+        return tokens == 0 or (self.every is not None and tokens % self.every == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Chunks `[layers * kv_heads, chunks]` of the first `end` tokens; None for those with the most weight."""
+
+    chosen: Tensor | None
+    end: int
+
+
+def recovered_attention(
+    runner: Runner, ids: Sequence[int], last: int, policies: Mapping[Name, Policy]
+) -> Generator[Prefilled, None, dict[Name, Tensor]]:
+    """Run a text and return the share of the attention of its `last` tokens that each policy recovers.
+
+    Yields the progress of the tokens before them. The shares are `[last, layers]`, means over the heads. What is newer
+    than a selection is kept beside it. Raises SettingsError where single keys cannot be read.
+    """
+    full = runner.cache
+    if not isinstance(full, FullCache) or full.store.grain != 1:
+        raise SettingsError("recovered attention is measured with torch's attention", "add --kernel off")
+    full.keep_queries()
+    full.followers.update(each.selector for each in policies.values() if hasattr(each.selector, "observe"))
+    sequence = TokenSequence(ids[: len(ids) - last])
+    yield from runner.prefill(sequence)
+    runner.rows(sequence)
+    shares = {name: torch.empty(last, full.store.shape.layers) for name in policies}
+    made: dict[Name, _Selection] = {}
+    for at, token in enumerate(ids[len(ids) - last :]):
+        made |= {name: _select(policy, full) for name, policy in policies.items() if policy.is_due(at)}
+        sequence.extend([token])
+        runner.rows(sequence)
+        for layer, weights in enumerate(_weights(full)):
+            for name, policy in policies.items():
+                shares[name][at, layer] = _share(weights, made[name], layer, policy)
+    return shares
+
+
+def _select(policy: Policy, full: FullCache) -> _Selection:
+    chunks = full.length // policy.size
+    chosen = None if policy.selector is None else choose(policy.selector, full, chunks, policy.chunks)
+    return _Selection(chosen, chunks * policy.size)
+
+
+def _weights(full: FullCache) -> Iterator[Tensor]:
+    """Yield the newest query's softmax weights of each layer, means over the heads of a KV head: `[kv_heads, n]`."""
+    shape, query = full.store.shape, full.query()
+    grouped = query.float().unflatten(1, (shape.kv_heads, -1)) * shape.head_dim**-0.5
+    for layer, each in enumerate(grouped):
+        keys = full.store.mean_keys(layer, 0, full.length, 1)  # of chunks of one token
+        yield (each @ keys.transpose(1, 2)).softmax(-1).mean(1)
+
+
+def _share(weights: Tensor, selection: _Selection, layer: int, policy: Policy) -> Tensor:
+    """Return the share of a layer's weights `[kv_heads, n]` that a selection and what is newer have."""
+    before, newer = weights[:, : selection.end], weights[:, selection.end :].sum(1)
+    if selection.chosen is None:
+        kept = before.topk(min(policy.chunks * policy.size, selection.end)).values
+    else:
+        chosen = selection.chosen.unflatten(0, (-1, len(weights)))[layer].to(weights.device).long()
+        kept = before.unflatten(1, (-1, policy.size)).sum(2).gather(1, chosen)
+    return (kept.sum(1) + newer).mean()

@@ -1,0 +1,100 @@
+"""The mixture of experts of a layer: its weights, the choice of experts for each token, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .architecture.dims import expected_experts
+from .kernels.ops import LocalLinear
+from .parallel import Group
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The router and the experts of one layer. `group` are the ranks that share the width of every expert."""
+
+    router: LocalLinear  # [experts, hidden]
+    gate_up: tuple[LocalLinear, ...]  # of each expert [2 * width, hidden]
+    down: tuple[LocalLinear, ...]  # of each expert [hidden, width]
+    per_token: int  # experts that a token is routed to
+    group: Group
+
+    def mixed(self, x: Tensor, router: str, activated: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the weighted sum of the experts' outputs for rows `x` `[tokens, hidden]`, in fp32.
+
+        Each expert runs once, on the rows that are routed to it. A token's sum is made in the order of its experts'
+        numbers, so that its bits do not depend on the other rows where those of the linears do not.
+
+        Args:
+            router: as `LayerSpec.router`.
+            activated: maps the results of `gate_up` to what `down` takes.
+        """
+        weights, experts = route(self.router.wide(x), self.per_token, router)
+        runs, places = _grouped(experts)
+        inner = activated(_by_expert(self.gate_up, runs, x[places // self.per_token]))
+        outs = _by_expert(self.down, runs, inner, torch.float32).mul_(weights.flatten()[places].unsqueeze(1))
+        first, *others = places.argsort().view(experts.shape).unbind(1)
+        total = outs[first]
+        for other in others:
+            total += outs[other]
+        return self.group.sum(total)
+
+    def read_bytes(self, tokens: int) -> float:
+        """Return the bytes of the router and of the experts that `tokens` tokens are expected to read."""
+        read = expected_experts(len(self.down), self.per_token, tokens) / len(self.down)
+        router = sum(tensor.nbytes for tensor in self.router.tensors())
+        return router + read * (sum(tensor.nbytes for tensor in self.tensors()) - router)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of all linears, as `Linear.tensors` does."""
+        return [tensor for linear in (self.router, *self.gate_up, *self.down) for tensor in linear.tensors()]
+
+    def over(self, tensors: list[Tensor]) -> ExpertWeights:
+        """Return the experts over other memory, as `Linear.over` does."""
+        given = iter(tensors)
+
+        def moved(linear: LocalLinear) -> LocalLinear:
+            return linear.over([next(given) for _ in linear.tensors()])
+
+        router = moved(self.router)
+        gate_up, down = (tuple(map(moved, linears)) for linears in (self.gate_up, self.down))
+        return replace(self, router=router, gate_up=gate_up, down=down)
+
+
+def _grouped(experts: Tensor) -> tuple[list[tuple[int, int]], Tensor]:
+    """Return number and rows of each expert that any token has, and where those rows are among `experts.flatten()`."""
+    if len(experts) == 1:
+        return [(number, 1) for number in experts[0].tolist()], torch.arange(experts.shape[1], device=experts.device)
+    chosen, places = experts.flatten().sort(stable=True)
+    numbers, counts = chosen.unique_consecutive(return_counts=True)
+    return list(zip(numbers.tolist(), counts.tolist(), strict=True)), places
+
+
+def _by_expert(
+    linears: Sequence[LocalLinear], runs: Sequence[tuple[int, int]], x: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the products of rows `x`, of which each expert has as many as `runs` says: pairs of number and count."""
+    outputs = linears[0].outputs
+    y, end = torch.empty((len(x), outputs), dtype=dtype or x.dtype, device=x.device), 0
+    for expert, count in runs:
+        some = slice(end, end := end + count)
+        linears[expert].into(x[some], y[some])
+    return y
+
+
+def route(logits: Tensor, per_token: int, router: str) -> tuple[Tensor, Tensor]:
+    """Return the weights and the numbers of each token's experts, in ascending order, both `[tokens, per_token]`.
+
+    Args:
+        logits: the router's, `[tokens, experts]`, in fp32.
+        router: "all" or "chosen", as `LayerSpec.router`.
+    """
+    weights, experts = logits.softmax(dim=-1).topk(per_token, dim=-1)
+    if router == "chosen":  # a softmax over them alone
+        weights /= weights.sum(dim=-1, keepdim=True)
+    experts, order = experts.sort(dim=-1)
+    return weights.gather(-1, order), experts

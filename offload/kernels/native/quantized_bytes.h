@@ -1,0 +1,206 @@
+/*
+ * Attention to a group of quantised keys and values by products of bytes; included once per level that has them.
+ *
+ * Codes of 8 and 4 bits stay bytes. The other factor, a query times the keys' scales or numerators times the values'
+ * scales, becomes integers of two signed digits of 8 bits: it is rounded to 1/65278 of the largest magnitude (for
+ * numerators, which are at most 1, of the largest scale), which is finer than bf16. Their sums are exact. The instruction
+ * takes unsigned codes: 128 is added to each, and 128 times the sum of the integers subtracted.
+ */
+enum { DIGITS_MOST = 127 * 256 + 127, BYTE_TILE = 4 /* rows whose sums fit the registers */ };
+
+/* Adding it rounds a number to an integer; with 128, the lower digit is signed. */
+#define ROUND_TO_DIGITS (12582912.0f + 128) /* 1.5 * 2^23 */
+
+/* Return the unit of integers for a largest magnitude, and set its inverse, 0 where there is nothing to divide. */
+INLINE float NAME(unit_of)(float largest, float *inverse) {
+    *inverse = largest > 0x1p-112f ? DIGITS_MOST / largest : 0;
+    return largest * (1.0f / DIGITS_MOST);
+}
+
+/* What the bytes of codes are multiplied by: those of 4 bits are the upper halves of bytes. */
+INLINE float NAME(code_unit)(const struct attention *a) { return a->kv_format->bits == 4 ? 1.0f / 16 : 1; }
+
+INLINE float NAME(largest_lane)(vec x) {
+    float largest = x[0];
+    for (int i = 1; i < LANES; i++)
+        largest = x[i] > largest ? x[i] : largest;
+    return largest;
+}
+
+INLINE int32_t NAME(sum_integers)(ints x) {
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += x[i];
+    return sum;
+}
+
+INLINE vec NAME(magnitude)(vec x) { return (vec)((ints)x & 0x7fffffff); }
+
+/* Store 32 rounded numbers as two digits each, the elements of `even` at even places, and return their pairwise sums. */
+INLINE ints NAME(put_digits)(vec even, vec odd, int8_t *high, int8_t *low) {
+    typedef uint16_t words __attribute__((vector_size(64)));
+    typedef int8_t bytes __attribute__((vector_size(32)));
+    typedef bytes bytes_at __attribute__((aligned(1), may_alias));
+    words both = (words)((ints)odd << 16 | ((ints)even & 0xffff));
+    *(bytes_at *)high = __builtin_convertvector(both >> 8, bytes);
+    *(bytes_at *)low = __builtin_convertvector(both, bytes) ^ (int8_t)-128;
+    ints zero = (ints)NAME(splat)(ROUND_TO_DIGITS);
+    return (ints)even - zero + ((ints)odd - zero);
+}
+
+INLINE ints NAME(dot_bytes)(ints sum, ints codes, int32_t digits) {
+#ifdef TRIFORCE_EMULATE
+    for (int k = 0; k < 32; k += 8)
+        sum += (codes >> k & 255) * (int32_t)(int8_t)(digits >> k);
+    return sum;
+#else
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(digits));
+#endif
+}
+
+/* Rows of digits, and two columns of lines that they are multiplied with. */
+struct NAME(byte_tile) {
+    const char *columns[2];
+    int lines;
+    int64_t stride; /* bytes between digits of a row; its high ones come first */
+};
+
+/* Add 128 to two lines of codes, as bytes. */
+INLINE void NAME(read_lines)(const int bits, const char *codes, int line, ints lines[2]) {
+    const int32_t sign = (int32_t)0x80808080, upper = (int32_t)0xf0f0f0f0;
+    if (bits == 4) {
+        ints both = *(const ints_at *)(codes + line * 32);
+        lines[0] = (both << 4 & upper) ^ sign;
+        lines[1] = (both & upper) ^ sign;
+    } else {
+        lines[0] = *(const ints_at *)(codes + line * 64) ^ sign;
+        lines[1] = *(const ints_at *)(codes + line * 64 + 64) ^ sign;
+    }
+}
+
+INLINE void NAME(run_bytes)(const int rows, const int bits, const struct NAME(byte_tile) *t, const int8_t *digits,
+                            ints sums[BYTE_TILE][2]) {
+    const int64_t stride = t->stride;
+    ints s[BYTE_TILE][2][2];
+    UNROLL for (int i = 0; i < rows * 4; i++)
+        s[i / 4][i / 2 % 2][i % 2] = (ints){0};
+    for (int line = 0; line < t->lines; line += 2)
+        UNROLL for (int column = 0; column < 2; column++) {
+            ints codes[2];
+            NAME(read_lines)(bits, t->columns[column], line, codes);
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int i = 0; i < 4; i++) {
+                    const int8_t *at = digits + (2 * r + i % 2) * stride + 4 * (line + i / 2);
+                    s[r][column][i % 2] =
+                        NAME(dot_bytes)(s[r][column][i % 2], codes[i / 2], *(const NAME(pair_at) *)at);
+                }
+        }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int column = 0; column < 2; column++)
+            sums[r][column] = (s[r][column][0] << 8) + s[r][column][1];
+}
+
+#define CASE(rows)                                                                                                 \
+    case rows: bits == 4 ? NAME(run_bytes)(rows, 4, t, digits, sums) : NAME(run_bytes)(rows, 8, t, digits, sums); break;
+TARGET static void NAME(run_byte_tile)(int rows, int bits, const struct NAME(byte_tile) *t, const int8_t *digits,
+                                       ints sums[BYTE_TILE][2]) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4)
+    }
+}
+#undef CASE
+
+/* Load pairs of bf16 numbers; the second half is zero where there are only 16. */
+INLINE ints NAME(load_pairs)(const uint16_t *from, int count) {
+    ints pairs = *(const ints_at *)from;
+    for (int i = count / 2; i < LANES; i++)
+        pairs[i] = 0;
+    return pairs;
+}
+
+/* Convert rows of queries, multiplied by the scales of a group's keys, to digits, and sum them with the middles. */
+NOINLINE static void NAME(query_digits)(const struct attention *a, struct NAME(dequantized) *w, const char *group,
+                                        const uint16_t *queries, int rows, int64_t stride) {
+    const int dim = a->head_dim;
+    const uint16_t *scales = (const uint16_t *)group, *middles = scales + dim;
+    for (int r = 0; r < rows; r++) {
+        vec largest = NAME(splat)(0), sum = largest;
+        for (int d = 0; d < dim; d += 32) {
+            ints q = NAME(load_pairs)(queries + r * dim + d, dim - d), s = NAME(load_pairs)(scales + d, dim - d);
+            ints m = NAME(load_pairs)(middles + d, dim - d);
+            vec even = NAME(low_half)(q) * NAME(low_half)(s), odd = NAME(high_half)(q) * NAME(high_half)(s);
+            sum += NAME(low_half)(q) * NAME(low_half)(m) + NAME(high_half)(q) * NAME(high_half)(m);
+            largest = NAME(max)(NAME(magnitude)(even), NAME(max)(NAME(magnitude)(odd), largest));
+            *(vec_at *)(w->queries + d) = even;
+            *(vec_at *)(w->queries + d + LANES) = odd;
+        }
+        float inverse;
+        w->units[r] = NAME(unit_of)(NAME(largest_lane)(largest), &inverse);
+        w->sums[r] = NAME(sum_lanes)(sum);
+        ints total = {0};
+        int8_t *high = w->digits + 2 * r * stride;
+        for (int d = 0; d < dim; d += 32)
+            total += NAME(put_digits)(*(vec_at *)(w->queries + d) * inverse + ROUND_TO_DIGITS,
+                                      *(vec_at *)(w->queries + d + LANES) * inverse + ROUND_TO_DIGITS, high + d,
+                                      high + stride + d);
+        w->offsets[r] = -128 * NAME(sum_integers)(total);
+    }
+}
+
+/* Compute the scores [rows][SPAN] of a group's keys. */
+INLINE void NAME(score_bytes)(const struct attention *a, struct NAME(dequantized) *w, const char *group, int rows,
+                              int64_t stride, float *scores) {
+    const int dim = a->head_dim;
+    const char *codes = key_codes(group, dim);
+    struct NAME(byte_tile) t = {{codes, codes + line_bytes(a->kv_format, dim / 4)}, dim / 4, stride};
+    for (int row = 0; row < rows; row += BYTE_TILE) {
+        ints sums[BYTE_TILE][2];
+        int some = rows - row < BYTE_TILE ? rows - row : BYTE_TILE;
+        NAME(run_byte_tile)(some, a->kv_format->bits, &t, w->digits + 2 * row * stride, sums);
+        for (int r = row; r < row + some; r++)
+            for (int column = 0; column < 2; column++) {
+                vec score = __builtin_convertvector(sums[r - row][column] + w->offsets[r], vec);
+                *(vec_at *)(scores + r * SPAN + column * BLOCK) = score * (w->units[r] * NAME(code_unit)(a)) + w->sums[r];
+            }
+    }
+}
+
+/* Convert numerators [rows][SPAN], multiplied by the scales of a group's values, to digits; return their unit. */
+NOINLINE static float NAME(weight_digits)(const struct attention *a, struct NAME(dequantized) *w, const char *group,
+                                          const float *weights, int rows) {
+    const uint16_t *numbers = (const uint16_t *)group + 2 * a->head_dim;
+    vec zero = NAME(splat)(0), even = NAME(load)(numbers, 0, 0), odd = NAME(load)(numbers, BLOCK, 0);
+    vec even_middle = NAME(load)(numbers, SPAN, 0), odd_middle = NAME(load)(numbers, SPAN + BLOCK, 0);
+    float inverse, unit = NAME(unit_of)(NAME(largest_lane)(NAME(max)(even, NAME(max)(odd, zero))), &inverse);
+    even *= inverse, odd *= inverse;
+    for (int r = 0; r < rows; r++) {
+        vec first = *(const vec_at *)(weights + r * SPAN), second = *(const vec_at *)(weights + r * SPAN + BLOCK);
+        int8_t *high = w->digits + 2 * r * SPAN;
+        ints total = NAME(put_digits)(first * even + ROUND_TO_DIGITS, second * odd + ROUND_TO_DIGITS, high, high + SPAN);
+        w->offsets[r] = -128 * NAME(sum_integers)(total);
+        w->sums[r] = NAME(sum_lanes)(first * even_middle + second * odd_middle);
+    }
+    return unit * NAME(code_unit)(a);
+}
+
+/* Add the values of a group, weighted by the digits, to the output of each row. */
+INLINE void NAME(gather_bytes)(const struct attention *a, const struct NAME(dequantized) *w, const char *group, int rows,
+                               float unit, float *out) {
+    const int dim = a->head_dim;
+    const char *codes = value_codes(a->kv_format, group, dim);
+    const int64_t column = line_bytes(a->kv_format, 8);
+    for (int d = 0; d < dim; d += 2 * BLOCK) {
+        const int columns = dim - d > BLOCK ? 2 : 1;
+        const char *first = codes + d / BLOCK * column;
+        struct NAME(byte_tile) t = {{first, first + (columns - 1) * column}, 8, SPAN};
+        for (int row = 0; row < rows; row += BYTE_TILE) {
+            ints sums[BYTE_TILE][2];
+            int some = rows - row < BYTE_TILE ? rows - row : BYTE_TILE;
+            NAME(run_byte_tile)(some, a->kv_format->bits, &t, w->digits + 2 * row * SPAN, sums);
+            for (int r = row; r < row + some; r++)
+                for (int c = 0; c < columns; c++)
+                    *(vec_at *)(out + r * dim + d + c * BLOCK) +=
+                        __builtin_convertvector(sums[r - row][c] + w->offsets[r], vec) * unit + w->sums[r];
+        }
+    }
+}

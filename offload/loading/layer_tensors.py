@@ -1,0 +1,122 @@
+"""The tensors of a decoder layer: which ones there are, and where and in which order a family stores them.
+
+The decoder's names are those of transformers' Llama. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..architecture.config import ModelShape
+from ..architecture.layer_spec import LayerSpec
+from ..architecture.rope_order import row_order
+from ..errors import UnsupportedModel
+
+Sizes = dict[str, tuple[int, ...]]
+Part = tuple[slice, ...]  # of a tensor: some rows, or all rows and some columns
+_LAYER = re.compile(r"(?P<prefix>model\.layers\.\d+\.)(?P<module>.+)\.(?P<kind>weight|bias)")
+_ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
+
+
+def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
+    """Return the sizes of a layer's tensors, by the decoder's names."""
+    hidden, width = shape.hidden, shape.intermediate
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    linears = {
+        "self_attn.q_proj": (q, hidden, spec.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, spec.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, spec.qkv_bias),
+        "self_attn.o_proj": (hidden, q, spec.o_bias),
+    }
+    mlps = ["mlp"]
+    if spec.is_sparse:
+        width = shape.experts.width
+        mlps = [f"mlp.experts.{i}" for i in range(shape.experts.count)]
+        linears["mlp.gate"] = (shape.experts.count, hidden, spec.router_bias)
+    for mlp in mlps:
+        if spec.is_gated:
+            linears[f"{mlp}.gate_proj"] = (width, hidden, spec.mlp_bias)
+        linears[f"{mlp}.up_proj"] = (width, hidden, spec.mlp_bias)
+        linears[f"{mlp}.down_proj"] = (hidden, width, spec.mlp_bias)
+    sizes: Sizes = {f"{name}.weight": (out, into) for name, (out, into, _) in linears.items()}
+    sizes |= {f"{name}.bias": (out,) for name, (out, _, bias) in linears.items() if bias}
+    kinds = ("weight", "bias") if spec.norm_bias else ("weight",)
+    sizes |= {f"{name}.{kind}": (hidden,) for name in _norms(spec) for kind in kinds}
+    if spec.has_sinks:
+        sizes["self_attn.sinks"] = (shape.heads,)
+    if spec.qk_norm:
+        each = (shape.head_dim, shape.head_dim) if spec.qk_norm == "head" else (q, kv)
+        sizes |= {f"self_attn.{x}_norm.weight": (size,) for x, size in zip("qk", each, strict=True)}
+    return sizes
+
+
+def _norms(spec: LayerSpec) -> list[str]:
+    pre = ["input_layernorm"] + ["post_attention_layernorm"] * (not spec.is_parallel)
+    return pre * spec.pre_norms + ["post_self_attn_layernorm", "post_mlp_layernorm"] * spec.post_norms
+
+
+def stored_sizes(shape: ModelShape, sizes: Sizes) -> Sizes:
+    """Return the sizes of a layer's tensors as the family stores them, from those by the decoder's names."""
+    found: Sizes = {}
+    for name, (rows, *columns) in sizes.items():
+        module, _, kind = name.rpartition(".")
+        stored = f"{shape.family_spec.stored(module)}.{kind}"
+        found[stored] = (rows + found.get(stored, (0,))[0], *columns)
+    return found
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor is stored.
+
+    `part` is the part of the stored tensor, None for all of it, and `order` the order of its rows, None as stored.
+    """
+
+    name: str
+    part: Part | None = None
+    order: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """Finds the decoder's tensors in a checkpoint of a whole model's `shape`."""
+
+    shape: ModelShape
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {name: size[0] for name, size in layer_sizes(self.shape, self.shape.specs[0]).items()}
+
+    def find(self, name: str, part: Part | None = None) -> Stored:
+        """Return where a tensor, or `part` of it, is stored."""
+        match = _LAYER.fullmatch(name)
+        if match is None:
+            return Stored(name, part)
+        prefix, module, kind = match["prefix"], match["module"], match["kind"]
+        stored = self.shape.family_spec.stored(module)
+        fused = self.shape.family_spec.fused.get(stored)
+        rows = self._rows[f"{module}.{kind}"] if fused or module in _ROTATED else 0
+        start, end, _ = slice(None).indices(rows) if part is None else part[0].indices(rows)
+        if fused:
+            first = sum(self._rows[f"{other}.{kind}"] for other in fused[: fused.index(module)])
+            part = (slice(first + start, first + end),)
+        order = self._order(end - start) if module in _ROTATED else None
+        return Stored(f"{prefix}{stored}.{kind}", part, order)
+
+    def _order(self, rows: int) -> list[int] | None:
+        """Return the rows of q or k, of whole heads, in the decoder's order; None for as they are.
+
+        Raises UnsupportedModel where their norms would need that order, too.
+        """
+        shape = self.shape
+        if not shape.rotates_neighbours and shape.rotary_dim == shape.head_dim:
+            return None
+        if any(spec.qk_norm for spec in shape.specs):
+            raise UnsupportedModel(
+                "norms of q and k with RoPE on neighbours or a part of each head are not supported",
+                "use a model with one of the two",
+            )
+        order = row_order(shape.head_dim, shape.rotary_dim, shape.rotates_neighbours)
+        return [head + row for head in range(0, rows, shape.head_dim) for row in order]

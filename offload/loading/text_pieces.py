@@ -1,0 +1,71 @@
+"""Cuts a long text where a tokenizer's tokens end whatever follows, so that it can be encoded piece by piece.
+
+A cut lies between a letter and a whitespace character. The patterns of the byte-level tokenizers listed here match
+letters only up to whitespace, from left to right, so a match ends at each cut. BPE merges nothing across matches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .tokenizer_classes import QWEN_PATTERN
+
+if TYPE_CHECKING:
+    import tokenizers
+
+PIECE = 2**18  # characters, at least
+_CUT = re.compile(r"[^\W\d_](?=[ \t\r\n])")
+_LLAMA3_PATTERN = QWEN_PATTERN.replace(r"\p{N}|", r"\p{N}{1,3}|")
+_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_PATTERNS = (QWEN_PATTERN, _LLAMA3_PATTERN, _GPT2_PATTERN)
+
+
+def can_cut(backend: tokenizers.Tokenizer) -> bool:
+    """Return whether the token ids of a text are those of its pieces, one after the other."""
+    from tokenizers import models, normalizers
+
+    model, normalizer = backend.model, backend.normalizer
+    if not isinstance(model, models.BPE) or model.dropout or backend.pre_tokenizer is None:
+        return False
+    if not (normalizer is None or isinstance(normalizer, normalizers.NFC)):
+        return False
+    steps = json.loads(backend.pre_tokenizer.__getstate__())
+    steps = steps["pretokenizers"] if steps["type"] == "Sequence" else [steps]
+    if not all(map(_keeps_cuts, steps)) or not any(map(_cuts, steps)):
+        return False
+    return not any(map(_crosses, backend.get_added_tokens_decoder().values()))
+
+
+def _cuts(step: dict[str, Any]) -> bool:
+    """Return whether a step of the pre-tokenizer splits the text at every cut."""
+    return step["type"] == "Split" or (step["type"] == "ByteLevel" and step.get("use_regex", True))
+
+
+def _keeps_cuts(step: dict[str, Any]) -> bool:
+    """Return whether a step gives the same for pieces as for the whole text."""
+    if step["type"] == "ByteLevel":
+        return not step["add_prefix_space"]
+    if step["type"] == "Split":
+        isolated = step["behavior"] == "Isolated" and not step["invert"]
+        return isolated and step["pattern"].get("Regex") in _PATTERNS
+    return step["type"] == "Digits"
+
+
+def _crosses(token: Any) -> bool:
+    """Return whether an added token could lie across a cut, or be found on one side of it only."""
+    content = token.content
+    takes_space = token.rstrip and content[-1:].isalpha()
+    return bool(_CUT.search(content)) or takes_space or (token.single_word and content[:1].isspace())
+
+
+def pieces(text: str, size: int) -> Iterator[str]:
+    """Yield pieces of at least `size` characters that make up the text, the last one of any size."""
+    start = 0
+    while start < len(text):
+        found = _CUT.search(text, start + size)
+        end = found.end() if found else len(text)
+        yield text[start:end]
+        start = end

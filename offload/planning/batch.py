@@ -1,0 +1,110 @@
+"""Batches: how many sequences fit together, and what decoding them together brings. Imports no torch.
+
+A pass over a batch reads the weights once, and the keys and values of every sequence. So a batch gains while weights
+are most of what a pass reads; a long context, or the rows of many verifications, leave less to gain.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from .memory import MemoryEstimate
+from .placement import device_limit, place
+from .plan import Plan, make_plan
+from .request import PlanRequest
+
+MOST_SEQUENCES = 2**16  # beyond it, nobody asks how many fit
+
+
+def fitting_sequences(need: MemoryEstimate, free: int, shared: int = 0) -> int:
+    """Return how many sequences of an estimate fit into `free` bytes together, at most MOST_SEQUENCES.
+
+    `shared` tokens of their beginning are the same, and in memory once. 0: not even one fits.
+    """
+    counts = range(1, MOST_SEQUENCES + 1)
+    return bisect_left(counts, True, key=lambda count: need.for_sequences(count, shared).total > free)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """A plan for several sequences `together`, and the one for a sequence `alone`: valid only if both fit.
+
+    The times between tokens in `together` are those of each of the sequences.
+    """
+
+    alone: Plan
+    together: Plan
+
+    @property
+    def sequences(self) -> int:
+        return self.together.request.sequences
+
+    @property
+    def fits(self) -> bool:
+        return self.together.fits
+
+    @property
+    def plain_tokens_per_s(self) -> float:
+        """Return the tokens a second of all sequences together, decoded plainly."""
+        return self.sequences / self.together.plain.tbt.seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the tokens a second of all sequences together, by the method that is chosen for the batch."""
+        return self.sequences / self.together.chosen.tbt.seconds
+
+    @property
+    def plain_gain(self) -> float:
+        """Return the throughput relative to sequences one after the other, all decoded plainly."""
+        return self.plain_tokens_per_s * self.alone.plain.tbt.seconds
+
+    @property
+    def gain(self) -> float:
+        """Return the throughput relative to sequences one after the other, each by the method chosen for it alone."""
+        return self.tokens_per_s * self.alone.chosen.tbt.seconds
+
+    @property
+    def speedup(self) -> float:
+        """Return the throughput relative to plain decoding of the same batch."""
+        return self.together.speedup
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Plans for batches of several sizes, and how many sequences fit; None where the memory is not known."""
+
+    plans: tuple[BatchPlan, ...]
+    fitting: int | None
+
+    @property
+    def shared(self) -> int:
+        """Return the tokens of the sequences' common beginning."""
+        return self.plans[0].together.request.shared if self.plans else 0
+
+
+def plan_batches(alone: Plan, sizes: Iterable[int], shared: int = 0) -> Batches:
+    """Return plans for as many sequences together as each of the sizes says, beside the plan of one that fits."""
+    request = replace(alone.request, shared=min(shared, alone.request.tokens))
+    plans = (BatchPlan(alone, make_plan(replace(request, sequences=size))) for size in sizes)
+    return Batches(tuple(plans), most_sequences(request))
+
+
+def most_sequences(request: PlanRequest) -> int | None:
+    """Return how many sequences fit while weights and KV cache lie where those of one do, if all are on the device.
+
+    Where not all is, sequences are added until the other memories are full. At most MOST_SEQUENCES; None where the
+    memory is not known, and taken as enough.
+    """
+    if device_limit(request) is None:
+        return None
+    alone = place(replace(request, sequences=1))
+    resident = alone.resident_layers if alone.resident_layers == request.shape.kv_layers else 0
+
+    def is_too_many(count: int) -> bool:
+        placed = place(replace(request, sequences=count))
+        moves = placed.weight_layers < alone.weight_layers or placed.resident_layers < resident
+        return moves or not placed.fits
+
+    return bisect_left(range(1, MOST_SEQUENCES + 1), True, key=is_too_many)

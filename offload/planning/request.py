@@ -1,0 +1,97 @@
+"""What a plan is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.kv_formats import stored_bytes
+from ..config import EXACT, Placement, Speculation
+from ..hardware.rates import Hardware
+from .self_draft import copy_bits
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A model, a sequence length and the hardware that a plan is made for.
+
+    Args:
+        model: the name for messages and for --model.
+        shape: the model's dimensions.
+        tokens: prompt and answer together.
+        itemsize: bytes of a weight, and of an element of the KV cache.
+        draft: the draft model's dimensions, if Speculation names one.
+        acceptance: rate at which the full cache accepts the retrieval level's tokens; None for the published one.
+        draft_acceptance: rate at which the retrieval level accepts the draft's tokens, likewise.
+        retrieves_in_place: on a CPU, the retrieval cache is a list of the full cache's blocks (native kernel).
+        has_triton: on a GPU, Triton attends; the retrieval cache is then a list of chunks where no KV is offloaded.
+        weight_bits: of quantised weights; None for weights of `itemsize` bytes.
+        quantize: the level to which loading rounds the weights: q4, q5, q6, q8.
+        copies: with `draft="self"`, a quantised copy of the weights drafts; False: they are quantised already.
+        kv: the format of the full cache's keys and values.
+        sequences: that run together, each of `tokens`.
+        shared: tokens of their common beginning, which is in the KV cache once where all of it is on the device.
+        static_batch: the sequences run in lock step, and attention and sampling of all are one kernel each, in CUDA
+            graphs, as was measured for TriForce. False: each has its own kernels, and goes on when it can, as here.
+    """
+
+    model: str
+    shape: Dimensions
+    tokens: int
+    hardware: Hardware
+    placement: Placement = field(default_factory=Placement)
+    speculation: Speculation = field(default_factory=Speculation)
+    prefill_chunk: int = 2048
+    itemsize: int = 2
+    draft: Dimensions | None = None
+    acceptance: float | None = None
+    draft_acceptance: float | None = None
+    retrieves_in_place: bool = False
+    has_triton: bool = True
+    weight_bits: WeightBits | None = None
+    quantize: str | None = None
+    copies: bool = True
+    kv: str = EXACT
+    sequences: int = 1
+    shared: int = 0
+    static_batch: bool = False
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether the target's weights are quantised."""
+        return self.bits.is_quantized(self.itemsize)
+
+    @property
+    def bits(self) -> WeightBits:
+        """Return the bits of the target's weights."""
+        return self.weight_bits or WeightBits.of_dtype(self.itemsize)
+
+    @property
+    def copy_bits(self) -> WeightBits | None:
+        """Return the bits of the weights of the quantised copy that drafts, at most; None if there is none."""
+        return copy_bits(self.shape, self.speculation) if self.copies else None
+
+    def kv_bytes(self, tokens: int) -> float:
+        """Return the bytes of keys and values of all layers that a pass over `tokens` tokens reads."""
+        return stored_bytes(self.shape, self.kv, tokens, self.itemsize)
+
+    def in_place(self, offloaded: int) -> bool:
+        """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
+        on_cpu, is_quantized = self.hardware.device == "cpu", self.kv != EXACT
+        has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not is_quantized
+        return not offloaded and has_table
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Return whether the KV cache cannot be offloaded: of quantised keys and values, from a GPU."""
+        return self.kv != EXACT and not self.hardware.shared
+
+    @property
+    def has_one_memory(self) -> bool:
+        """Return whether device and host are the same memory, with nothing to copy: a CPU without a simulated link."""
+        return self.hardware.shared and self.placement.link_gb_s is None
+
+    @property
+    def may_use_disk(self) -> bool:
+        """Return whether KV for which memory is too small may lie on disk."""
+        return self.has_one_memory and self.placement.disk is not None

@@ -1,0 +1,110 @@
+"""The bytes of a plan's parts on each device and on the host."""
+
+from __future__ import annotations
+
+from ..architecture.footprint import PAGE_GRAIN, page_tokens
+from ..architecture.kv_formats import bf16_layer_bytes, format_bytes
+from ..architecture.tier_footprint import (
+    disk_buffers,
+    host_mean_key_bytes,
+    host_page_bytes,
+    open_slots,
+    staging_bytes,
+)
+from ..config import EXACT
+from ..levels import selected_chunk, tree_nodes
+from .memory import MemoryEstimate, estimate
+from .request import PlanRequest
+
+STAGING_BUFFERS = 2  # one fills while the other is attended to
+
+
+class TierBytes:
+    """The bytes of a request's parts, for given numbers of layers whose weights and KV stay on the device."""
+
+    def __init__(self, request: PlanRequest, order: str) -> None:
+        size, gpus = request.itemsize, request.hardware.gpus
+        self._request, self._gpus, self._layers, self._order = request, gpus, request.shape.layers, order
+        self._kv_layers = request.shape.kv_layers
+        share = request.shape.share(gpus)
+        page = page_tokens(share, size)
+        self._share, self._page, self._bf16 = share, page, 0
+        if request.kv != EXACT:  # its newest tokens and the sink stay on the device
+            self._bf16 = bf16_layer_bytes(share, request.tokens, request.prefill_chunk, size)
+        self._needs: dict[int, MemoryEstimate] = {}
+
+    def _need(self, kv: int) -> MemoryEstimate:
+        """Return the estimate for so many layers whose KV stays on the device."""
+        if kv not in self._needs:
+            self._needs[kv] = _estimate(self._request, self._kv_layers - kv, self._order == "layers")
+        return self._needs[kv]
+
+    def on_device(self, weights: int, kv: int) -> dict[str, int]:
+        """Return the bytes of each part on each device."""
+        need, offloaded = self._need(kv), self._kv_layers - kv
+        parts = {
+            "weights": need.outer_weights + weights * need.layer_weights,
+            "KV cache": kv * need.layer_kv + need.windows + self._request.sequences * offloaded * self._bf16,
+            "retrieval cache": need.retrieval,
+            "draft model": need.draft,
+            "quantised copy": need.copy,
+            "lookup index": need.lookup,
+            "staging": self._request.sequences * self._staging(offloaded) if offloaded else 0,
+            "activations": need.activations,
+            "CUDA": need.cuda,
+        }
+        if weights < self._layers:
+            parts["staging"] += STAGING_BUFFERS * need.layer_weights
+        return parts
+
+    def on_host(self, weights: int, kv: int) -> dict[str, int]:
+        """Return the bytes of each part on the host, for all devices."""
+        request, offloaded, page, size = self._request, self._kv_layers - kv, self._page, self._request.itemsize
+        need, positions, count = self._need(kv), request.tokens + tree_nodes(request.speculation), request.sequences
+        parts = {
+            "weights": (self._layers - weights) * need.layer_weights,
+            "KV cache": count * host_page_bytes(self._share, offloaded, positions, page, size, request.kv),
+        }
+        if need.retrieval and not request.hardware.shared:
+            chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
+            parts["mean keys"] = count * host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
+        return {name: each * self._gpus for name, each in parts.items()}
+
+    def _staging(self, offloaded: int) -> int:
+        """Return the bytes for prefetched pages, and for the open pages of `offloaded` layers."""
+        request, page, size = self._request, self._page, self._request.itemsize
+        buffers, slots = STAGING_BUFFERS, open_slots(min(request.prefill_chunk, request.tokens), page, request.kv)
+        if request.may_use_disk:
+            buffers = disk_buffers(format_bytes(self._share, request.kv, page, size))
+        return staging_bytes(self._share, offloaded, buffers, page, size, request.kv, slots)
+
+    def fit(self, weights: int, kv: int, limit: int) -> bool:
+        """Return whether the device's parts fit into `limit` bytes."""
+        return sum(self.on_device(weights, kv).values()) <= limit
+
+    @property
+    def smallest_kv(self) -> int:
+        """Return the number of resident layers that takes least memory: 0, unless streaming takes more."""
+        staging = self._request.sequences * (self._staging(2) - self._staging(1))
+        return 0 if self._need(0).layer_kv > staging else self._kv_layers
+
+
+def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEstimate:
+    """Return the memory estimate of each device, with so many layers whose KV is in host memory."""
+    need = estimate(
+        request.shape,
+        request.tokens,
+        request.speculation,
+        device=request.hardware.device,
+        itemsize=request.itemsize,
+        prefill_chunk=request.prefill_chunk,
+        draft=request.draft,
+        in_place=request.in_place(offloaded),
+        weight_bits=request.bits,
+        copy_bits=request.copy_bits,
+        gpus=request.hardware.gpus,
+        offloaded=offloaded,
+        by_layers=by_layers,
+        kv=request.kv,
+    )
+    return need.for_sequences(request.sequences, 0 if offloaded else request.shared)

@@ -1,0 +1,142 @@
+"""Which steps of a batch's sequences make up a pass, what each is charged, and how all of them end."""
+
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from offload.batching import batch as batches
+from offload.batching.batch import Batch
+from offload.batching.cost import PassCosts, shares
+from offload.batching.lane import LogitsRequest
+from offload.kv_cache.tree import tree_of
+from offload.speculation.steps import Step
+from tests.support.models import ids
+
+PROMPT = 9
+
+
+def step(model, tokens=PROMPT, keys=PROMPT):
+    return Step(model, model.new_cache(64), torch.tensor(ids(tokens)), keys)
+
+
+def lane_of(*models):
+    """Return what starts a sequence that runs a step of each model."""
+
+    def start(lane):
+        for model in models:
+            lane.hidden(step(model))
+        yield lane
+
+    return start
+
+
+@pytest.fixture
+def passes(endless_engine, monkeypatch):
+    """The models of the steps of each pass."""
+    found, run = [], batches.JointPasses.run
+
+    def noted(self, steps):
+        found.append(["small" if each.model is endless_engine.draft else "large" for each in steps])
+        return run(self, steps)
+
+    monkeypatch.setattr(batches.JointPasses, "run", noted)
+    return found
+
+
+def test_drafts_of_a_small_model_are_run_before_the_pass_of_the_large_one(endless_engine, passes):
+    """So that a sequence that has drafted takes part in the pass that another one was ready for before."""
+    large, small = endless_engine.model, endless_engine.draft
+    assert small.read_cost < large.read_cost
+    started = {"drafts": lane_of(small, small, large), "verifies": lane_of(large), "too": lane_of(large)}
+    list(Batch(3).run(started.items()))
+    assert passes == [["small"], ["small"], ["large"] * 3]
+
+
+def test_ranks_order_passes_by_the_costs_of_rank_0(endless_engine, passes, monkeypatch):
+    """With uneven shares, a rank's own share of the target may be the smaller one: ranks would wait for each other."""
+    large, small = endless_engine.model, endless_engine.draft
+    monkeypatch.setattr(large, "group", SimpleNamespace(agree=lambda costs: [small.read_cost / 2]))
+    list(Batch(2).run({"drafts": lane_of(small), "verifies": lane_of(large)}.items()))
+    assert passes == [["large"], ["small"]]
+
+
+def test_all_sequences_are_closed_though_closing_one_is_interrupted():
+    closed = []
+
+    def start(key):
+        def events(lane):
+            try:
+                yield key
+                lane.pause()
+            finally:
+                closed.append(key)
+                raise KeyboardInterrupt
+
+        return events
+
+    events = Batch(3).run([(key, start(key)) for key in range(3)])
+    assert [next(events)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyboardInterrupt):
+        events.close()
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_the_time_of_a_pass_is_divided_between_its_sequences(endless_engine, monkeypatch):
+    seconds = count()
+    monkeypatch.setattr(batches, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    lanes = [lane for _, lane in Batch(2).run([(key, lane_of(endless_engine.model)) for key in range(2)])]
+    assert [lane.passes_s for lane in lanes] == [0.5, 0.5]
+
+
+def test_shares_of_a_pass(endless_engine):
+    model = endless_engine.model
+    one = step(model)
+    assert shares([one]) == [1.0]
+    assert shares([one, step(model)]) == [0.5, 0.5]
+    for more in (step(model, tokens=5 * PROMPT), step(model, keys=100 * PROMPT)):
+        few, many = shares([one, more])
+        assert few < many and few + many == pytest.approx(1)
+    rows = torch.zeros(3, 8)
+    few, many = shares([LogitsRequest(model, rows[:1]), LogitsRequest(model, rows)])
+    assert few < many and few + many == pytest.approx(1)
+
+
+def test_what_drafts_add_to_a_pass_is_charged_to_those_who_draft(endless_engine):
+    costs, one, two = PassCosts(), step(endless_engine.model, tokens=1), step(endless_engine.model, tokens=3)
+    assert sum(costs.divide([one, two], 5.0)) == pytest.approx(5.0)
+    assert costs.divide([one, one], 2.0) == [1.0, 1.0]
+    assert costs.divide([one, two], 5.0) == [1.0, 4.0]
+    assert costs.divide([one, two], 1.0) == [0.5, 0.5]  # faster than ever without drafts
+    prompt = step(endless_engine.model, tokens=70)
+    assert costs.divide([one, prompt], 9.0) == [share * 9.0 for share in shares([one, prompt])]
+
+
+def test_recorded_passes_have_the_bits_of_a_sequence_alone(endless_engine):
+    """Passes of all combinations of sequences, with numbers of rows that change, and a tree beside chains."""
+    model, joint = endless_engine.model, batches.JointPasses()
+    assert model.is_recordable, "these are to be tested on the native kernel"
+    together, alone = ([model.new_cache(256) for _ in range(3)] for _ in range(2))
+    for turn in range(12):
+        chosen = [number for number in range(3) if turn % 7 + 1 & 1 << number]
+        tokens = [torch.tensor(ids((5 * turn + 9 * number) % 30 + 1, seed=turn)) for number in chosen]
+        tree = tree_of((-1, *range(len(tokens[-1]) - 1))) if turn % 3 == 2 else None
+        trees = [None] * (len(chosen) - 1) + [tree]
+        wanted = list(zip(chosen, tokens, trees, strict=True))
+        found = joint.run([Step(model, together[number], new, 0, its_tree) for number, new, its_tree in wanted])
+        for (number, new, its_tree), rows in zip(wanted, found, strict=True):
+            assert torch.equal(rows, Step(model, alone[number], new, 0, its_tree).run())
+            for cache in (together[number], alone[number]):
+                if its_tree is not None:
+                    cache.commit([])
+
+
+def test_a_pass_of_more_rows_than_are_recorded_is_recorded_anew(endless_engine):
+    model, joint = endless_engine.model, batches.JointPasses()
+    caches = [model.new_cache(256) for _ in range(3)]
+    for tokens in (1, 60, 2, 40):
+        steps = [Step(model, cache, torch.tensor(ids(tokens, seed=number)), 0) for number, cache in enumerate(caches)]
+        for step, rows in zip(steps, joint.run(steps), strict=True):
+            step.cache.truncate(step.cache.length - tokens)
+            assert torch.equal(rows, step.run())

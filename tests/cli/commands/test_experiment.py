@@ -1,0 +1,246 @@
+"""`triforce experiment`: its files, its plans, its rules, and one on the tiny model from end to end."""
+
+import json
+import re
+
+import pytest
+
+from offload.architecture.known import KNOWN
+from offload.errors import SettingsError
+from offload.hardware import profiles
+from tests.support.paths import ROOT
+from triforce_cli.experiment.files import available, load
+from triforce_cli.experiment.judge import judge_check, judge_value, measured_value
+from triforce_cli.experiment.plans import Planned
+from triforce_cli.experiment.schema import Check, Value
+
+TINY = """
+name: tiny
+title: A tiny experiment
+reproduces: nothing
+needs: nothing
+shows: that it runs
+judged: by its acceptance
+values:
+  - {what: a plan, measure: speedup, published: 2.31, source: a paper, within: 0.5,
+     plan: {gpu: a100, model: Llama-2-7B-128K, tokens: 124928, offload: none, acceptance: 0.92}}
+  - {what: a row, measure: acceptance, published: 0.5, source: a paper, within: 1.0,
+     row: {method: retrieval, budget: 32, pair: retrieval -> full}}
+bench:
+  model: no-such-model
+  methods: [retrieval]
+  settings: {context: 90}
+quick:
+  methods: [retrieval]
+  prompts: 2
+  repeats: 1
+  settings: {context: 90, max_new_tokens: 6, temperature: 0, gamma2: 2, chunk: 8, budget: [32, 48]}
+judge:
+  - {what: it accepts, measure: acceptance, method: retrieval, pair: retrieval -> full, at_least: 0.0}
+  - {what: only in full, measure: acceptance, method: retrieval, pair: retrieval -> full, at_least: 0.9, runs: full}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """`tiny(old, new)` writes the tiny experiment, with a change, and returns its path."""
+
+    def write(old="", new=""):
+        assert old in TINY
+        (tmp_path / "tiny.yaml").write_text(TINY.replace(old, new, 1))
+        return tmp_path / "tiny.yaml"
+
+    return write
+
+
+@pytest.mark.parametrize("name", available())
+def test_the_shipped_experiments_are_valid_and_documented(name):
+    experiment = load(name)
+    assert experiment.name == name
+    assert f"`{name}`" in (ROOT / "docs" / "experiments.md").read_text("utf-8")
+    for value in experiment.values:
+        if value.plan is not None:
+            assert value.plan.model in KNOWN and value.plan.gpu in profiles.available()
+        assert value.plan is not None or value.row
+    if experiment.quick is not None:
+        assert experiment.quick.model == "smollm2-135m" and max(experiment.quick.contexts) <= 4096
+        assert experiment.bench.kind == experiment.quick.kind and experiment.judge
+
+
+@pytest.mark.parametrize("name", [name for name in available() if any(each.plan for each in load(name).values)])
+def test_planned_values_agree_with_the_published_ones(triforce_here, name):
+    code, out, err = triforce_here("experiment", name, "--dry-run")
+    assert (code, err) == (0, "")
+    judged = re.findall(r"^\| .* \| (holds|not judged|\*\*does not hold\*\*) \| .*$", out, re.M)
+    assert "(planned)" in out and set(judged) <= {"holds", "not judged"} and "holds" in judged
+    assert "only planned, from data sheets" in out and f"`triforce experiment {name}" not in out  # pytest's own
+
+
+def test_plans_for_another_gpu_are_not_judged(triforce_here):
+    code, out, _ = triforce_here("experiment", "batches", "--profile", "h100", "--dry-run")
+    assert code == 0 and "only their order can be compared" in out and "holds" not in out
+
+
+def test_the_list_names_all(triforce_here):
+    for args in (("list",), ()):
+        code, out, _ = triforce_here("experiment", *args)
+        assert code == 0 and [line.split()[0] for line in out.splitlines()] == available()
+    code, out, _ = triforce_here("experiment", "list", "--json")
+    found = json.loads(out)
+    assert (code, found["type"], [each["name"] for each in found["experiments"]]) == (0, "experiments", available())
+    assert {each["name"]: each["kind"] for each in found["experiments"]}["off-chip"] == "planned"
+    for option in (("--quick",), ("--output", "a.md"), ("--dry-run",), ("-f", "a.txt")):
+        code, out, err = triforce_here("experiment", "list", *option)
+        assert (code, out) == (2, "") and "is for one experiment" in err, err
+
+
+def test_an_experiment_from_end_to_end(triforce_here, tiny, tmp_path, tiny_model_dir):
+    (tmp_path / "book.txt").write_text("the cat and the dog and the cat and the dog and " * 20)
+    report, points = tmp_path / "report.md", tmp_path / "runs.jsonl"
+    args = ("experiment", tiny(), "--quick", "--model", tiny_model_dir, "-f", tmp_path / "book.txt", "--points", points)
+    code, out, err = triforce_here(*args, "--output", report)
+    assert (code, out) == (0, "") and "the report is in" in err
+    text = report.read_text()
+    assert len(points.read_text().splitlines()) == 6  # two excerpts: ar, and two budgets
+    assert re.search(r"^\| a plan \| 2.31x \| [\d.]+x \(planned\) \| a paper \|$", text, re.M)
+    assert re.search(r"^\| a row \| 0.5 \| - \| a paper \|$", text, re.M)  # a quick run measures no published value
+    assert re.search(r"^\| retrieval \| retrieval -> full \| \d+ % ±\d+ \| \d+ % ±\d+ \|$", text, re.M)
+    assert re.search(r"^\| it accepts \| holds \| the least is", text, re.M) and "only in full" not in text
+    assert "Output equal to plain decoding's, greedy or coupled: 2 of 2 rows" in text
+    assert (
+        "| seed | 0 |" in text
+        and "budget 32, 48 |" in text
+        and "book.txt 1/2 (90 tokens)" in text
+        and "| hardware |" in text
+    )
+    again = triforce_here(*args)  # on stdout, all from the file
+    table = re.compile(r"\*\*acceptance by budget\*\*.*?\n\n## ", re.S)
+    assert table.search(again.stdout)[0] == table.search(text)[0]
+    kept = [json.loads(line) for line in points.read_text().splitlines()]
+    assert len(kept) == 6 and {line["settings"]["seed"] for line in kept} == {0}
+
+
+def test_another_model_is_not_judged_by_what_was_published(triforce_here, tiny, tmp_path, tiny_model_dir):
+    (tmp_path / "book.txt").write_text("the cat and the dog and the cat and the dog and " * 20)
+    full = "  draft: no-such-draft\n  repeats: 1\n  methods: [retrieval]\n  settings: {context: 90, max_new_tokens: 4, "
+    full += "temperature: 0, gamma2: 2, budget: 32}\nquick:"
+    path = tiny("  methods: [retrieval]\n  settings: {context: 90}\nquick:", full)
+    path.write_text(path.read_text().replace("budget: 32, pair", "pair").replace("at_least: 0.9", "at_least: 2.0"))
+    code, out, err = triforce_here("experiment", path, "--model", tiny_model_dir, "-f", tmp_path / "book.txt")
+    assert code == 0, err
+    assert "Another model, draft model or quantisation, not the published set-up" in out and "| draft | lookup |" in out
+    assert "does not hold" not in out and "| holds |" not in out and out.count("| not judged |") == 2
+    assert re.search(r"^\| a row \| 0.5 \| - \|", out, re.M)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in available() if load(name).quick is not None])
+def test_quick_runs_on_the_embedded_model(name, embedded_model_dir, triforce_here, tmp_path):
+    report = tmp_path / "report.md"
+    dtype = load(name).quick.settings.get("dtype", "bfloat16")
+    args = ("--model", embedded_model_dir, "--dtype", dtype, "--threads", "2", "--output", report)
+    code, _, err = triforce_here("experiment", name, "--quick", *args)
+    assert code == 0, err
+    text = report.read_text()
+    assert "Measured on" in text and "| holds |" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("title:", "titel:", ("line 3: unknown key titel", "did you mean title?")),
+        ("prompts: 2", "prompts: two", ("line 19", "quick.prompts is 'two', not a whole number")),
+        ("published: 2.31", "published: true", ("values.1.published is True, not a number",)),
+        ("source: a paper, ", "", ("values.1: source is missing",)),
+        ("gpu: a100", "gpus: a100", ("unknown key values.1.plan.gpus", "did you mean gpu?")),
+        ("  prompts: 2", "  only: [{budget: 64}]\n  prompts: 2", ("quick: only is {'budget': 64}",)),
+        ("context: 90, m", "batch: 0, context: 90, m", ("quick: settings.batch is 0", "positive")),
+        ("budget: [32, 48]", "budget: []", ("quick: settings.budget is []",)),
+        ("budget: [32, 48]", "budget: [32, 8]", ("quick: budget is 8, with chunks of 8",)),
+        ("temperature: 0", "heat: 0", ("unknown key settings.heat",)),
+        ("methods: [retrieval]", "methods: retrieval", ("bench.methods is 'retrieval', not a list",)),
+        ("at_least: 0.0", "along: budgets", ("judge.1: along is 'budgets'",)),
+        ("pair: retrieval -> full, at_least", "at_least", ("judge.1: pair is missing",)),
+        ("needs: nothing\n", "", ("needs missing",)),
+        ("temperature: 0", "temperature: hot", ("quick: settings.temperature is 'hot', not a number",)),
+        ("temperature: 0", "threads: many", ("quick: settings.threads is 'many', not a whole number",)),
+        ("temperature: 0", "tree: 16", ("quick: settings.tree is 16, not text",)),
+        ("temperature: 0", "model: 5", ("quick: settings.model is 5, not text",)),
+        ("context: 90, m", "context: 4K, m", ("quick: settings.context is '4K', not a whole number",)),
+        ("context: 90, m", "context: [90, 0], m", ("quick: settings.context is 0", "positive")),
+        ("context: 90, m", "context: -5, m", ("quick: settings.context is -5", "positive")),
+        ("context: 90, m", "context: null, m", ("quick: settings.context is None, not a whole number",)),
+        ("budget: [32, 48]", "budget: [32, true]", ("quick: settings.budget is True, not a whole number",)),
+        ("budget: [32, 48]", "gamma1: [2, null]", ("quick: settings.gamma1 has an empty value",)),
+        ("  model: no-such-model", "  model: 5", ("bench.model is 5, not text",)),
+        ("at_least: 0.0", "along: chunk", ("judge.1: chunk does not vary in bench",)),
+        ("at_least: 0.0", "at_least: 0.0, row: {budget: 9}", ("judge.1: no row of bench has budget 9",)),
+        ("at_least: 0.0", "along: budget, row: {budget: 32}", ("judge.1: row is", "at_least")),
+        ("at_least: 0.0", "runs: quick, along: chunk", ("judge.1: chunk does not vary in quick",)),
+        (
+            "acceptance, method: retrieval, pair",
+            "acceptance, method: naive, pair",
+            ("judge.1: bench does not run", "ar"),
+        ),
+        (TINY, "", ("is empty",)),
+        (TINY, "# nothing\n", ("is empty",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_file_is_one_clear_error(tiny, old, new, words):
+    with pytest.raises(SettingsError) as raised:
+        load(str(tiny(old, new)))
+    text = f"{raised.value.message} {raised.value.hint}"
+    assert all(word in text for word in words) and "tiny.yaml" in text, text
+
+
+def test_what_is_refused(triforce_here, tiny):
+    for args, words in (
+        (("no-such",), "there is no experiment 'no-such'"),
+        (("temprature",), "did you mean temperature?"),
+        (("off-chip", "--quick"), "--quick is for what is measured"),
+        ((tiny(), "--quick", "--prompt-file", "none.txt"), "none.txt"),
+        ((tiny(), "--quick", "--output", "none/report.md"), "there is no folder"),
+        (("levels",), "give a text that is long enough with --prompt-file"),
+        (("temperature", "--model", "a", "-f", tiny()), "naive needs a draft model, and the experiment's Llama-68M"),
+        ((tiny(), "--quick", "--output", tiny()), "tiny.yaml are the same file"),
+        ((tiny(), "--quick", "--output", "none.md", "--points", "none.md"), "--points none.md are the same file"),
+    ):
+        code, out, err = triforce_here("experiment", *args)
+        assert (code, out, len(err.splitlines())) == (2, "", 2) and words in err
+
+
+def row(budget, acceptance, method="retrieval"):
+    return {"method": method, "budget": budget, "acceptance": {"retrieval -> full": acceptance}, "tokens_per_s": 20.0}
+
+
+def test_rules():
+    rising = [row(256, 0.9), row(64, 0.7), row(1024, 0.88)]
+    check = {"what": "w", "measure": "acceptance", "method": "retrieval", "pair": "retrieval -> full"}
+    assert judge_check(Check(**check, along="budget", tolerance=0.03), rising).holds
+    assert judge_check(Check(**check, along="budget", tolerance=0.01), rising).holds is False
+    assert judge_check(Check(**check, along="budget", tolerance=0.03), rising).numbers.startswith("0.7 → 0.9 → 0.88")
+    assert judge_check(Check(**check, along="budget", direction="falls", tolerance=0.1), rising).holds is False
+    assert judge_check(Check(**check, at_least=0.7), rising).holds
+    assert judge_check(Check(**check, at_least=0.71), rising).holds is False
+    of_1024 = judge_check(Check(**check, at_least=0.85, row={"budget": 1024}), rising)
+    assert of_1024.holds and "0.88" in of_1024.numbers
+    assert judge_check(Check(**check, at_least=0.89, row={"budget": 1024}), rising).holds is False
+    assert judge_check(Check(**check, along="budget"), rising[:1]).holds is None
+    assert judge_check(Check(**check | {"method": "naive"}, at_least=0.5), rising).holds is None
+    value = Value("v", "tbt_ms", 40, "s", row={"method": "retrieval", "budget": 64}, within=0.3)
+    assert measured_value(value, rising) == 50 and measured_value(value, rising[:1]) is None
+    assert judge_value(Planned(value, 10), 50).holds  # what is measured counts
+    assert judge_value(Planned(value, 10), None).holds is False
+    assert judge_value(Planned(value, None, "does not fit"), None).holds is None
+
+
+def test_the_ideal_selection_is_judged_with_the_largest_budget():
+    experiment = load("attention")
+    for grid, runs in ((experiment.bench, "full"), (experiment.quick, "quick")):
+        budgets = grid.settings["budget"]
+        rows = [
+            {"method": "ideal", "budget": each, "recovered": 0.95 if each == max(budgets) else 0.5} for each in budgets
+        ]
+        check = next(each for each in experiment.judge if each.method == "ideal" and each.runs == runs)
+        assert judge_check(check, rows).holds

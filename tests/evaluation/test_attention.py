@@ -1,0 +1,72 @@
+"""The attention that a selection recovers, against transformers' attention weights."""
+
+import pytest
+import torch
+
+from offload import EngineConfig, open_model
+from offload.errors import SettingsError
+from offload.evaluation import Policy, recovered_attention
+from offload.kv_cache.heavy_hitters import HeavyHitterSelector
+from offload.kv_cache.selection import RecencySelector, RetrievalSelector
+from offload.speculation.runner import Runner
+from tests.support.engine import finished
+from tests.support.models import ids, make_hf_model
+
+TEXT, LAST, CHUNK = ids(100), 12, 4
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir):
+    config = EngineConfig(str(tiny_model_dir), dtype="float32", device="cpu", kernel="off")
+    return open_model(config).load().model
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The attention weights that transformers computes for the last tokens: `[layers, heads, LAST, tokens]`."""
+    hf = make_hf_model("llama").eval()
+    hf.set_attn_implementation("eager")
+    with torch.inference_mode():
+        found = hf(torch.tensor([TEXT]), output_attentions=True).attentions
+    return torch.stack([each[0, :, -LAST:] for each in found])
+
+
+def recovered(model, selectors, **more):
+    runner = Runner(model, model.new_cache(len(TEXT)), 80)
+    policies = {name: Policy(selector, 4, CHUNK, **more) for name, selector in selectors.items()}
+    with torch.inference_mode():
+        return finished(recovered_attention(runner, TEXT, LAST, policies))
+
+
+def test_the_latest_tokens_recover_what_they_receive(model, expected):
+    found = recovered(model, {"streaming": RecencySelector(CHUNK, CHUNK)})["streaming"]
+    end = (len(TEXT) - LAST) // CHUNK * CHUNK
+    kept = torch.cat((torch.arange(CHUNK), torch.arange(end - 3 * CHUNK, len(TEXT))))
+    torch.testing.assert_close(found, expected[..., kept].sum(-1).mean(1).T, atol=1e-5, rtol=1e-4)
+
+
+def test_nothing_recovers_more_than_the_ideal(model, expected):
+    selectors = {"retrieval": RetrievalSelector(CHUNK, CHUNK), "h2o": HeavyHitterSelector(CHUNK, CHUNK), "ideal": None}
+    found = recovered(model, selectors)
+    end = (len(TEXT) - LAST) // CHUNK * CHUNK
+    heads = expected.shape[1] // model.shape.kv_heads
+    grouped = expected.unflatten(1, (-1, heads)).mean(2)
+    ideal = grouped[..., :end].topk(4 * CHUNK).values.sum(-1) + grouped[..., end:].sum(-1)
+    torch.testing.assert_close(found["ideal"], ideal.mean(1).T, atol=1e-5, rtol=1e-4)
+    for shares in found.values():
+        assert bool((shares <= found["ideal"] + 1e-5).all()) and bool((shares > 0).all())
+
+
+def test_a_selection_that_is_made_anew_recovers_more_on_the_whole(model):
+    once = recovered(model, {"retrieval": RetrievalSelector(CHUNK, CHUNK)})["retrieval"]
+    often = recovered(model, {"retrieval": RetrievalSelector(CHUNK, CHUNK)}, every=1)["retrieval"]
+    assert torch.equal(once[0], often[0]) and not torch.equal(once, often)
+
+
+def test_the_native_kernels_blocks_are_refused(tiny_model_dir):
+    config = EngineConfig(str(tiny_model_dir), dtype="bfloat16", device="cpu")
+    native = open_model(config).load().model
+    if native.operations.kernel is None:
+        pytest.skip("the native kernel is not built")
+    with pytest.raises(SettingsError, match="torch's attention"):
+        recovered(native, {"streaming": RecencySelector(CHUNK, CHUNK)})

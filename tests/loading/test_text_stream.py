@@ -1,0 +1,203 @@
+"""Text as it streams: nothing lost, nothing early, nothing after a stop."""
+
+import itertools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
+
+from offload.events import Finished, Prefilled, Text, Thought, Tokens
+from offload.loading.text_stream import StopStrings, StreamDecoder, TextLayer, stream_text
+from offload.loading.thinking import Thinking
+from offload.loading.tokenizer import Tokenizer
+from offload.metrics import Meter
+from tests.support.models import make_tokenizer
+
+HF = make_tokenizer()
+TOKENIZER = Tokenizer.from_transformers(HF)
+PROPERTY = settings(max_examples=300, deadline=None, derandomize=True)
+SENTENCEPIECE_TEXT = st.text(st.sampled_from("ab ▁é€😀漢\n"), max_size=12).filter(lambda text: "▁" not in text)
+
+
+def streamed(decode, ids):
+    decoder = StreamDecoder(decode)
+    return [decoder.feed(token) for token in ids] + [decoder.flush()]
+
+
+@PROPERTY
+@given(st.lists(st.integers(0, len(HF) - 1), max_size=40))
+def test_any_tokens_stream_to_what_they_decode_to(ids):
+    assert "".join(streamed(TOKENIZER.decode, ids)) == TOKENIZER.decode(ids)
+
+
+@pytest.mark.parametrize("text", ["\ufffd" * 90, "ok " + "\ufffd" * 60 + " end é", "a" + "<|im_end|>" * 300 + "b"])
+def test_long_runs_that_never_settle_lose_nothing(text):
+    ids = HF(text)["input_ids"]
+    assert "".join(streamed(TOKENIZER.decode, ids)) == TOKENIZER.decode(ids)
+    broken = HF("é")["input_ids"][:1] * 300
+    assert "".join(streamed(TOKENIZER.decode, broken)) == TOKENIZER.decode(broken)
+
+
+@PROPERTY
+@given(st.text(max_size=30))
+def test_text_never_shows_a_broken_character(text):
+    assume("\ufffd" not in text)
+    pieces = streamed(TOKENIZER.decode, TOKENIZER.encode(text, special_tokens=False))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def byte_fallback_decode():
+    """decode and encode of a sentencepiece-like vocabulary: pieces for a, b and spaces, bytes for the rest."""
+    vocab = {piece: i for i, piece in enumerate(["▁", "a", "b", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))])}
+    raw = RawTokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    raw.decoder = decoders.Sequence(steps)
+
+    def encode(text):
+        return [vocab[piece] for piece in raw.encode("▁" + text.replace(" ", "▁")).tokens]
+
+    return raw.decode, encode
+
+
+@PROPERTY
+@given(SENTENCEPIECE_TEXT)
+def test_sentencepiece_spaces_and_byte_fallback(text):
+    decode, encode = byte_fallback_decode()
+    pieces = streamed(decode, encode(text))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_decoding_takes_constant_work_for_a_token():
+    lengths = []
+
+    def decode(ids):
+        lengths.append(len(ids))
+        return TOKENIZER.decode(ids)
+
+    streamed(decode, TOKENIZER.encode("some words and € 漢字 " * 50, special_tokens=False))
+    assert max(lengths) <= 16
+    streamed(decode, [0] * 1000 + TOKENIZER.encode("\ufffd" * 500, special_tokens=False))
+    assert max(lengths) <= 80
+
+
+def watched(text, stops, edges):
+    """The text let through, and whether a stop was met, when the text arrives in pieces."""
+    watcher, emitted = StopStrings(stops), ""
+    for start, end in itertools.pairwise(edges):
+        safe, met = watcher.feed(text[start:end])
+        emitted += safe
+        if met:
+            return emitted, True
+    return emitted + watcher.flush(), False
+
+
+@PROPERTY
+@given(
+    st.text("abc", max_size=30),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(0, 30), max_size=8),
+)
+def test_stop_strings_cut_at_the_first_that_completes_however_the_text_arrives(text, stops, cuts):
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    expected = (text[: min(ends)[1]], True) if ends else (text, False)
+    assert watched(text, stops, edges) == expected
+    assert watched(text, stops, range(len(text) + 1)) == expected
+
+
+def test_text_without_a_possible_stop_is_not_held_back():
+    watcher = StopStrings(["END"])
+    assert watcher.feed("the E") == ("the ", False)
+    assert watcher.feed("x") == ("Ex", False)
+
+
+class Source:
+    """Engine events that know whether they were closed."""
+
+    def __init__(self, text):
+        self.ids = TOKENIZER.encode(text, special_tokens=False)
+        self.closed = False
+
+    def events(self, run=1):
+        try:
+            yield Prefilled(1, 1)
+            for start in range(0, len(self.ids), run):
+                self.kept = yield Tokens(tuple(self.ids[start : start + run]))
+                if self.kept is not None:
+                    yield Finished("stop")
+                    return
+            yield Finished("length")
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize("run", [1, 2, 7, 100])
+def test_a_stop_string_ends_the_engine(run):
+    source = Source("one, two, three, four")
+    events = list(stream_text(source.events(run), TextLayer(TOKENIZER.decode, [", th"], None)))
+    assert "".join(event.text for event in events if isinstance(event, Text)) == "one, two"
+    assert events[-1] == Finished("stop")
+    emitted = [token for event in events if isinstance(event, Tokens) for token in event.ids]
+    assert TOKENIZER.decode(emitted) == "one, two, th"  # no token behind the one that completes it
+    assert source.kept == len(emitted)
+    assert source.closed
+
+
+def test_held_text_comes_before_the_end():
+    source = Source("one, tw")
+    events = list(stream_text(source.events(), TextLayer(TOKENIZER.decode, ["two"], None)))
+    assert "".join(event.text for event in events if isinstance(event, Text)) == "one, tw"
+    assert events[-1] == Finished("length")
+    assert all(event.text for event in events if isinstance(event, Text))
+
+
+def split(text, edges, is_open=False):
+    """The thinking and the answer when the text arrives in pieces."""
+    thinking, parts = Thinking(is_open), []
+    for start, end in itertools.pairwise(edges):
+        parts.append(thinking.feed(text[start:end]))
+    parts.append(thinking.flush())
+    assert not any(part[0] != part[0].rstrip() for part in parts)  # a line that is left open ends without blanks
+    return tuple("".join(part) for part in zip(*parts, strict=True))
+
+
+THOUGHTS = [
+    ("<think>\nLet me see.\n\nYes.\n</think>\n\nIt is 4.", ("Let me see.\n\nYes.", "It is 4.")),
+    ("\n<think>\n\n</think>\n\nIt is 4.\n", ("", "It is 4.\n")),
+    ("<think>a < b </thin k> </think>c<think>d</think>", ("a < b </thin k>", "c<think>d</think>")),
+    (" It is <think>", ("", " It is <think>")),
+    ("<think>still at it </thi", ("still at it </thi", "")),
+    ("<thi", ("", "<thi")),
+    ("  ", ("", "  ")),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), THOUGHTS)
+def test_thinking_and_answer_are_apart_however_the_text_arrives(text, expected):
+    for size in range(1, len(text) + 1):
+        assert split(text, [*range(0, len(text), size), len(text)]) == expected
+    assert split(text.lstrip().removeprefix("<think>"), (0, len(text)), is_open=True)[0] == expected[0] or (
+        not text.lstrip().startswith("<think>")
+    )
+
+
+@pytest.mark.parametrize("run", [1, 2, 7, 100])
+@pytest.mark.parametrize("stop", ["4.", "see", "nowhere"])
+def test_stop_strings_are_those_of_the_answer(run, stop):
+    text = "<think>\nsee 4.\n</think>\n\nIt is 4. I see."
+    source, meter = Source(text), Meter(1)
+    layer = TextLayer(TOKENIZER.decode, [stop], Thinking())
+    events = list(meter.watch(stream_text(source.events(run), layer)))
+    answer = "It is 4. I see."
+    assert "".join(meter.thoughts) == "see 4."
+    assert meter.text == (answer.split(stop)[0] if stop in answer else answer)
+    assert events[-1] == Finished("stop" if stop in answer else "length")
+    first = next(n for n, event in enumerate(events) if isinstance(event, Text))
+    assert all(n < first for n, event in enumerate(events) if isinstance(event, Thought))
+    opening, thinking = (TOKENIZER.encode(each, False) for each in ("<think>", "<think>\nsee 4.\n</think>"))
+    assert meter.thinking_tokens == len(thinking) - len(opening) + 1  # from the token on that completes <think>
+    assert source.closed

@@ -1,0 +1,90 @@
+"""Plans of quantised keys and values: their bytes are those that a run allocates, and they are read in less time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offload.architecture.kv_formats import GROUP, WINDOW, group_bytes
+from offload.config import EXACT
+from offload.hardware.rates import READ
+from offload.kv_cache.full import FullCache
+from offload.kv_cache.quantized_store import QuantizedStore
+from offload.planning.latency import Passes
+from offload.planning.memory import estimate
+from offload.planning.placement import place
+from offload.planning.plan import make_plan
+from offload.planning.roofline import KV_RATES
+from offload.units import GIB
+from tests.support.offloading import native_kernel
+from tests.support.planning import HARDWARE, request
+from tests.support.stores import new_rope, projected, tiny_shape
+
+KINDS = ["q8", "q4", "fp8"]
+CPU = replace(HARDWARE["cpu"], memory=64 * GIB)
+TOKENS = 32 * 1024
+
+
+def on_cpu(kind=EXACT, hardware=CPU, **speculation):
+    return replace(
+        request(tokens=TOKENS, **speculation), hardware=hardware, kv=kind, retrieves_in_place=True, prefill_chunk=512
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [40, 130, 512])
+def test_what_a_store_allocates_is_what_is_counted(kind, chunk):
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    shape, tokens = tiny_shape(), 300
+    store = QuantizedStore(native_kernel(), shape, tokens, torch.bfloat16, kind)
+    cache = FullCache(store, new_rope(torch.bfloat16), tokens)
+    for start in range(0, tokens, chunk):
+        ids = [token % 250 for token in range(min(chunk, tokens - start))]
+        cache.begin(len(ids))
+        for layer in range(shape.layers):
+            cache.attend(layer, *projected(ids, layer, torch.bfloat16))
+        cache.commit()
+    counted = estimate(shape, tokens, request().speculation, device="cpu", itemsize=2, prefill_chunk=chunk, kv=kind).kv
+    allocated = store._groups.memory.nbytes + store._blocks.nbytes
+    assert 0.75 * counted <= allocated <= counted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_s_parts_are_smaller_by_the_format(kind):
+    exact, quantized = (place(on_cpu(each)).device.parts for each in (EXACT, kind))
+    shape = request().shape
+    numbers = 2 * GROUP * shape.head_dim
+    assert quantized["KV cache"] / exact["KV cache"] == pytest.approx(
+        group_bytes(kind, shape.head_dim) / 2 / numbers, rel=0.15
+    )
+    assert quantized["retrieval cache"] <= exact["retrieval cache"]  # chunks are whole groups
+    assert {**quantized, "KV cache": 0, "retrieval cache": 0} == {**exact, "KV cache": 0, "retrieval cache": 0}
+
+
+def test_a_machine_too_small_for_bf16_keeps_4_bits():
+    """With more tokens too: the longest context that fits is more than twice as long."""
+    exact = place(on_cpu())
+    small = replace(CPU, memory=int((exact.device.total - exact.device.parts["KV cache"] / 3) / 0.97))
+    plans = {kind: make_plan(on_cpu(kind, small)) for kind in (EXACT, "q8", "q4")}
+    assert [plan.fits for plan in plans.values()] == [False, True, True]
+    assert plans["q4"].resident_tokens > plans["q8"].resident_tokens > plans[EXACT].resident_tokens
+    assert plans["q4"].offload == "none" and not plans["q4"].placed.uses_disk
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_takes_its_bytes_at_the_rate_of_conversion(kind):
+    """Of a pass over the full cache; over the retrieval cache too, whose format may be another."""
+    passes = {each: Passes(on_cpu(each), place(on_cpu(each))) for each in (EXACT, kind)}
+    seconds = {each: passes[each].full(1)[0].resources["device memory"] for each in passes}
+    size = request().shape.kv_bytes(TOKENS, 2)
+    smaller = group_bytes(kind, 128) / (4 * GROUP * 128)
+    expected = size * (smaller / KV_RATES[kind] - 1) / CPU.bandwidth / READ
+    assert seconds[kind] - seconds[EXACT] == pytest.approx(expected)
+    drafts = on_cpu(retrieval_kv=kind)
+    assert Passes(drafts, place(drafts)).retrieval(1) == pytest.approx(passes[kind].retrieval(1))
+
+
+def test_short_sequences_count_their_window():
+    kinds = [place(replace(on_cpu(kind), tokens=WINDOW)).device.parts["KV cache"] for kind in (EXACT, "q4")]
+    assert kinds[0] < kinds[1]

@@ -1,0 +1,60 @@
+"""Plans of models some of whose layers attend to a window: only the others' keys and values grow, and are offloaded."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from offload.architecture.dims import WINDOW_SLACK
+from offload.architecture.known import read_shape
+from offload.config import Speculation
+from offload.planning.memory import estimate
+from offload.planning.plan import make_plan
+from tests.support.planning import request
+
+GEMMA_3_27B = {  # what its published config.json has beside transformers' defaults
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+}
+EACH = 2 * 16 * 128 * 2  # bytes of a layer and token
+
+
+@pytest.fixture
+def shape(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_27B))
+    return read_shape(tmp_path / "config.json")
+
+
+def test_the_dimensions_are_those_published(shape):
+    assert shape.context == 131072 and 26.9e9 < shape.parameters < 27.1e9
+    assert (shape.kv_layers, shape.sliding_layers, shape.window_room) == (10, 52, 1024 + WINDOW_SLACK)
+
+
+@pytest.mark.parametrize("tokens", [1000, 100_000])
+def test_windows_do_not_grow_with_the_sequence(shape, tokens):
+    windows = 52 * EACH * (1024 + WINDOW_SLACK)  # the rings, whatever is in them
+    need = estimate(shape, tokens, Speculation("ar"), device="cpu", itemsize=2, prefill_chunk=512)
+    assert need.kv == 10 * EACH * tokens + windows >= shape.kv_bytes(tokens, 2)
+    two = need.for_sequences(2)
+    assert two.kv == 2 * need.kv
+    retrieving = Speculation("retrieval", budget=64)
+    drafting = estimate(shape, tokens, retrieving, device="cpu", itemsize=2, prefill_chunk=512, in_place=True)
+    assert drafting.retrieval > windows  # the retrieval cache has them once more
+
+
+def test_a_plan_offloads_layers_without_a_window_alone(shape):
+    plan = make_plan(replace(request(), shape=shape))
+    assert plan.offload != "none" and 0 <= plan.placed.resident_layers < 10
+    host = plan.host.parts["KV cache"]
+    assert abs(host - (10 - plan.placed.resident_layers) * EACH * 131072) < 0.02 * host

@@ -1,0 +1,299 @@
+"""Every family against transformers, on torch and on the native kernel, and every method against plain decoding."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration
+
+from offload import GenerationConfig, Speculation, Tokens
+from offload.architecture.config import shape_from_config
+from offload.architecture.families import FAMILIES
+from offload.architecture.known import read_shape
+from offload.architecture.layer_spec import LayerSpec
+from offload.batching.request import BatchRequest
+from offload.config import METHODS
+from offload.decoder_layer import LayerPass
+from offload.engine import Engine
+from offload.errors import CheckpointError, SettingsError, UnsupportedModel
+from offload.kernels.native.ops import NativeOperations
+from offload.kernels.ops import TorchOperations
+from offload.loading.gguf import GGUFCheckpoint
+from offload.loading.layer_tensors import StoredTensors
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.tensor_checks import check_tensors
+from offload.loading.weights import load_model
+from offload.prompt_cache.fingerprint import fingerprint
+from tests.support.engine import GREEDY, run, tokens
+from tests.support.gguf import write_family
+from tests.support.models import FAMILY_CASES, MERGES, id_tensor, ids, make_hf_model, make_tokenizer
+from tests.support.offloading import native_kernel, settings, tiered_cache
+
+CPU = torch.device("cpu")
+IDS = id_tensor(150) % 266
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 267, "max_position_embeddings": 512}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+NO_GGUF = ("phi3-long", "qwen3-moe-mixed", "olmo3")  # factors stored as tensors, no dense layers, no windows
+
+
+def load(checkpoint, native, dtype=torch.float32):
+    check_tensors(checkpoint)
+    operations = NativeOperations(native_kernel()) if native else TorchOperations()
+    return load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
+
+
+@pytest.fixture(scope="module", params=FAMILY_CASES)
+def case(request, tmp_path_factory):
+    """The name of a case, transformers' model, the folder where it is, and its logits for IDS."""
+    family, changes = FAMILY_CASES[request.param]
+    reference, folder = make_hf_model(family, **changes).eval(), tmp_path_factory.mktemp(request.param)
+    reference.save_pretrained(folder)
+    with torch.inference_mode():
+        expected = reference(IDS[None], use_cache=False).logits[0]
+    assert expected.std() > 0.05, "the comparison would mean nothing"
+    return request.param, reference, folder, expected
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.skipif(not native_kernel(), reason="no kernel"))])
+def native(request):
+    return request.param
+
+
+def test_logits_are_those_of_transformers_whole_chunked_and_decoded(case, native):
+    *_, folder, expected = case
+    model = load(FolderCheckpoint(folder), native)
+    whole, cache = model.logits(model.forward(IDS, model.new_cache(len(IDS)))), model.new_cache(len(IDS))
+    parts = [model.logits(model.forward(part, cache)) for part in (*IDS[:140].split(33), *IDS[140:].split(1))]
+    assert (whole - expected).abs().max() < 1e-4
+    assert (torch.cat(parts) - expected).abs().max() < 1e-4
+    if native:
+        assert torch.equal(torch.cat(parts), whole)
+        if model.shape.caps_scores:
+            with pytest.raises(SettingsError, match="cannot be offloaded"):
+                tiered_cache(model, settings())
+            return
+        tiers = tiered_cache(model, settings())
+        assert (model.logits(model.forward(IDS, tiers)) - expected).abs().max() < 1e-4
+
+
+def test_every_method_is_greedy_equal_to_plain_decoding(case, native):
+    name, _, folder, _ = case
+    if not native and name != "smollm3":
+        pytest.skip("the caches know nothing of families but which layers have RoPE")
+    if name == "qwen3-moe-mixed":
+        pytest.skip("as those where all layers have experts")
+    model = load(FolderCheckpoint(folder), native)
+    found = {}
+    for method in METHODS:
+        engine = Engine(model, (), 32, model)  # it is its own draft model
+        found[method] = tokens(run(engine, ids(50), 8, method, "model", gamma1=2, gamma2=3))
+    assert set(map(tuple, found.values())) == {tuple(found["ar"])}
+
+
+@pytest.mark.skipif(not native_kernel(), reason="no kernel")
+@pytest.mark.parametrize("name", ["olmo3", "gpt-oss"])
+def test_sequences_of_a_batch_have_windows_of_their_own(tmp_path, name):
+    family, changes = FAMILY_CASES[name]
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
+    engine = Engine(load(FolderCheckpoint(tmp_path), True), (), 32)
+    config, methods = GenerationConfig(max_new_tokens=6), ("ar", "retrieval", "lookup")
+    prompts = {method: ids(40 + at, seed=at) for at, method in enumerate(methods)}
+    requests = [BatchRequest(name, some, GREEDY, config, Speculation(name)) for name, some in prompts.items()]
+    found = {name: [] for name in methods}
+    for name, event in engine.generate_batch(requests, 3):
+        found[name] += event.ids if isinstance(event, Tokens) else ()
+    assert found == {name: tokens(run(engine, some, 6, "ar")) for name, some in prompts.items()}
+
+
+def test_gguf_files_give_the_same_logits(case, tmp_path):
+    name, reference, _, expected = case
+    if name in NO_GGUF:
+        pytest.skip("refused")
+    write_family(tmp_path / "model.gguf", reference)
+    model = load(GGUFCheckpoint(tmp_path / "model.gguf"), False)
+    found = model.logits(model.forward(IDS, model.new_cache(len(IDS))))
+    assert (found - expected).abs().max() < 1e-4
+
+
+@pytest.mark.skipif(not native_kernel(), reason="no kernel")
+def test_quantised_weights_stay_quantised_in_the_right_order(case, tmp_path):
+    name, reference, _, _ = case
+    if name in NO_GGUF:
+        pytest.skip("refused")
+    write_family(tmp_path / "model.gguf", reference, GGMLQuantizationType.Q8_0)
+    checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")
+    exact, model = load(checkpoint, False), load(checkpoint, True, torch.bfloat16)
+    assert all(tensor.dtype == torch.uint8 for tensor in next(model.layers()).o.tensors() if tensor.dim() > 1)
+    found, expected = (each.logits(each.forward(IDS[:40], each.new_cache(40))) for each in (model, exact))
+    assert (found - expected).abs().mean() < 0.05 * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "match"),
+    [
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 64}, "sliding windows"),
+        ("cohere", {"use_qk_norm": True}, "norms of q and k"),
+        ("starcoder2", {"hidden_act": "relu"}, "relu"),
+        ("starcoder2", {"hidden_act": ["gelu"]}, "gelu"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE type 'linear'"),
+        ("phi3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE type 'dynamic'"),
+        ("granite", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("gpt_oss", {"swiglu_alpha": 2.0, "num_key_value_heads": 2}, "swiglu_alpha"),
+    ],
+)
+def test_variants_that_are_not_computed_are_refused_by_name(family, change, match, tmp_path):
+    with pytest.raises(UnsupportedModel, match=match):
+        shape_from_config({"model_type": family} | change, {})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | SIZES | change))
+    with pytest.raises(UnsupportedModel, match=match):
+        read_shape(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "match"),
+    [
+        ("olmo2", lambda writer: writer.add_sliding_window(16), "sliding windows"),  # OLMo 3
+        ("glm4", lambda writer: writer.add_rope_dimension_sections([8, 12, 12, 0]), "several axes"),  # GLM-4V
+        ("glm4", lambda writer: writer.add_nextn_predict_layers(1), "further tokens"),  # GLM-OCR
+        ("granite", lambda writer: writer.add_rope_scaling_finetuned(False), "finetuned false"),
+    ],
+)
+def test_gguf_files_of_variants_that_are_not_computed_are_refused_by_name(family, change, match, tmp_path):
+    write_family(tmp_path / "model.gguf", make_hf_model(family, num_hidden_layers=1), change=change)
+    with pytest.raises(UnsupportedModel, match=match):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("name", ["attn_q_norm.weight", "attn_output.bias", "attn_q.scale"])  # Command-R+ has the first
+def test_gguf_files_with_a_tensor_that_is_not_used_are_refused_by_its_name(name, tmp_path):
+    name = f"blk.0.{name}"
+    model = make_hf_model("cohere", num_hidden_layers=1)
+    write_family(tmp_path / "model.gguf", model, change=lambda writer: writer.add_tensor(name, np.ones(64, np.float32)))
+    with pytest.raises(UnsupportedModel, match=name):
+        GGUFCheckpoint(tmp_path / "model.gguf")
+
+
+def test_starcoder2_from_gguf_splits_digits_off_and_ends_at_its_window(tmp_path):
+    tokenizer = make_tokenizer()
+    merges = [*MERGES, ("Ġ", "Ġ")]
+    vocabulary = {"ĠĠ": len(tokenizer)} | tokenizer.get_vocab()
+
+    def add(writer):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("starcoder")
+        writer.add_token_list(sorted(vocabulary, key=vocabulary.get))
+        writer.add_token_types([1] * len(vocabulary))
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+
+    model = make_hf_model("starcoder2", num_hidden_layers=1, max_position_embeddings=16384)
+    write_family(tmp_path / "model.gguf", model, change=add)
+    checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")
+    assert checkpoint.shape.context == checkpoint.shape.sliding_window == 4096
+    found = checkpoint.load_tokenizer().encode("  12", special_tokens=True)
+    assert found == [vocabulary[piece] for piece in ("ĠĠ", "1", "2")]
+
+
+def test_gguf_files_may_say_that_there_are_no_windows_and_axes(tmp_path):
+    def zeros(writer):
+        writer.add_sliding_window(0)
+        writer.add_rope_dimension_sections([0, 0, 0, 0])
+        writer.add_rope_scaling_finetuned(True)
+
+    write_family(tmp_path / "model.gguf", make_hf_model("granite", num_hidden_layers=1), change=zeros)
+    assert GGUFCheckpoint(tmp_path / "model.gguf").shape.sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "name"),
+    [
+        ("smollm3", {"no_rope_layers": [1, "x"], "num_hidden_layers": 2}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": ["1", "0"], "num_hidden_layers": 2}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": [1], "num_hidden_layers": 2}, "no_rope_layers"),
+        ("granite", {"residual_multiplier": "0.2"}, "residual_multiplier"),
+        ("starcoder2", {"norm_epsilon": -1.0}, "norm_epsilon"),
+        ("starcoder2", {"use_bias": "yes"}, "use_bias"),
+        ("phi3", {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
+    ],
+)
+def test_wrong_values_are_named_as_in_the_config(family, change, name):
+    with pytest.raises(CheckpointError, match=name):
+        shape_from_config({"model_type": family} | change, {})
+
+
+def test_the_text_part_of_a_model_for_images_loads(tmp_path):
+    text = make_hf_model("mistral", sliding_window=None, head_dim=16).config.to_dict()
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    config = Mistral3Config(text_config=text, vision_config={"model_type": "pixtral"} | vision, image_token_index=266)
+    torch.manual_seed(0)
+    reference = Mistral3ForConditionalGeneration(config).eval()
+    reference.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        expected = reference(input_ids=IDS[None]).logits[0]
+    checkpoint = FolderCheckpoint(tmp_path)
+    assert not any("vision" in name or "projector" in name for name in checkpoint.sizes())
+    others = sum(not name.startswith(("model.language_model.", "lm_head.")) for name in reference.state_dict())
+    assert checkpoint.skipped == others > 5
+    model = load(checkpoint, False)
+    assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
+    assert read_shape(tmp_path / "config.json").parameters == model.shape.parameters
+
+
+def test_the_text_part_of_gemma_3_loads_from_a_config_without_usual_values(tmp_path):
+    kinds = ["sliding_attention", "full_attention"]
+    text = make_hf_model("gemma3_text", head_dim=16, sliding_window=21, layer_types=kinds).config.to_dict()
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14})
+    torch.manual_seed(0)
+    reference = Gemma3ForConditionalGeneration(config).eval()
+    reference.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    for name in ("hidden_activation", "rms_norm_eps", "tie_word_embeddings", "query_pre_attn_scalar"):
+        stored["text_config"].pop(name, None)
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with torch.inference_mode():
+        expected = reference(input_ids=IDS[None]).logits[0]
+    model = load(FolderCheckpoint(tmp_path), False)
+    assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
+    shape = read_shape(tmp_path / "config.json")
+    assert (shape.parameters, shape.kv_bytes(9, 2)) == (model.shape.parameters, model.shape.kv_bytes(9, 2))
+
+
+def test_a_scaled_residual_is_rounded_as_by_transformers_whatever_rows_are_beside_it():
+    x, rows = (torch.randn(3, 90, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in (0, 1))
+    layers = LayerPass(LayerSpec(residual_scale=0.22), None, TorchOperations())
+    whole = layers._add(x.clone(), torch.clone, rows, None)
+    each = [layers._add(x[i : i + 1].clone(), torch.clone, rows[i : i + 1], None) for i in range(3)]
+    assert torch.equal(whole, x + rows * 0.22)
+    assert torch.equal(whole, torch.cat(each))
+
+
+def test_prompt_caches_tell_layers_apart(tmp_path):
+    found = set()
+    for scale in (0.4, 0.5):
+        make_hf_model("granite", residual_multiplier=scale).save_pretrained(tmp_path)
+        model = load(FolderCheckpoint(tmp_path), False)
+        found.add(fingerprint(model, model.new_cache(64), 16, ""))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(("family", "norm"), [("cohere", "head"), ("glm4", "projection")])
+def test_norms_of_rows_in_another_order_are_refused(family, norm):
+    shape = shape_from_config({"model_type": family}, {})
+    stored = StoredTensors(replace(shape, specs=tuple(replace(spec, qk_norm=norm) for spec in shape.specs)))
+    with pytest.raises(UnsupportedModel, match="norms of q and k"):
+        stored.find("model.layers.0.self_attn.q_proj.weight")
+
+
+def test_every_family_is_tested():
+    tested = {family for family, _ in FAMILY_CASES.values()}
+    assert tested | {"llama", "mistral", "qwen2", "qwen3"} == set(FAMILIES)

@@ -1,0 +1,85 @@
+"""The first reading of a batch: how many requests there are, and how long the longest one is. Nothing is kept."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from offload.errors import PromptError, UsageError
+from offload.levels import forgets
+
+from ..run.model_request import ModelRequest
+from .line_request import opened_for
+from .lines import BatchFile, Line
+from .request import EXAMPLE, Id, LineError
+
+_CANDIDATES = 64  # of which the longest is one, as far as their bytes tell
+_ENCODED = 4  # of these are tokenized, unless they do not fit the context
+_BYTES_A_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is in a batch: the requests that are to be answered, and those that are answered already.
+
+    `longest` is the tokens of the longest request, prompt and answer; it is an estimate, from the bytes of all prompts
+    and the tokens of the longest ones.
+    """
+
+    requests: int
+    answered: int
+    longest: int
+
+
+def survey(file: BatchFile, opened: ModelRequest, finished: Collection[Id]) -> Survey:
+    """Read all lines once. What is wrong with a line is left to the second reading.
+
+    Raises PromptError if there is no line at all.
+    """
+    answered = requests = 0
+    longest: list[tuple[float, int, int]] = []  # a heap: the size in tokens, as guessed, and where the line is
+    usual = opened.settings.generation.max_new_tokens
+    for line in file.lines():
+        size = _size(line, usual, finished)
+        if size is None:
+            answered += 1
+            continue
+        requests += 1
+        heapq.heappush(longest, (size, line.number, line.start))
+        if len(longest) > _CANDIDATES:
+            heapq.heappop(longest)
+    if not requests and not answered:
+        raise PromptError(f"{file.name} has no requests", EXAMPLE)
+    places = [(number, start) for _, number, start in sorted(longest, reverse=True)]
+    return Survey(requests, answered, _longest(file, opened, places))
+
+
+def _size(line: Line, usual: int, finished: Collection[Id]) -> float | None:
+    """Return about how many tokens a line's sequence may have, 0 if the line is wrong; None if it is answered."""
+    try:
+        request = line.request()
+    except LineError:
+        return 0.0
+    if request.id in finished:
+        return None
+    text = len(request.prompt.encode()) + len((request.system or "").encode())
+    return text / _BYTES_A_TOKEN + request.options.get("max_new_tokens", usual)
+
+
+def _longest(file: BatchFile, opened: ModelRequest, places: list[tuple[int, int]]) -> int:
+    """Return the tokens of the longest sequence; of those that do not fit the context, only with --extend-context."""
+    found: list[int] = []
+    for number, start in places:
+        try:
+            request = file.line_at(number, start).request()
+            ours = opened_for(opened, request)
+            ids = ours.encode(request.prompt)
+            is_stretched = opened.request.extend_context and not forgets(opened.settings.speculation)
+            new = ours.settings.generation.max_new_tokens
+            found.append(len(ids) + new if is_stretched else ours.prompt(ids).length)
+        except (LineError, UsageError):
+            continue
+        if len(found) == _ENCODED:
+            break
+    return max(found, default=opened.context)

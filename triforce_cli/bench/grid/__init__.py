@@ -1,0 +1,1 @@
+"""`bench` over lists of settings and several prompts: their product, resumable."""

@@ -1,0 +1,146 @@
+"""The options of `bench`: those of its own, and lists in place of single settings. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from offload.config import Sampling
+from offload.errors import SettingsError
+from offload.units import parse_tokens
+
+from ..options import declarations as options
+from ..options import groups as option_groups
+from .grid.axes import AXES, Values, parse_context, parse_list
+from .methods import DEFAULT
+from .quality.modes import CHANGED
+from .quality.modes import DEFAULT as MODES_DEFAULT
+
+NEW_TOKENS = 128
+LAST, NEEDLES = 256, 5  # of --quality
+QUALITY, GRID = "Quality", "Lists of settings"
+_QUALITY = ("modes", "last", "needles")
+_GRID = ("excerpts", "each_file", "data", "points", "csv", "cache")
+_SPEED = ("methods", "batch", "repeats", "draft", "tree", "tree_sampling", "rebuild_every", "gamma1", "gamma2", "seed")
+_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED, *_GRID)
+
+
+def _listed(option: Any, parse: Callable[[str], Any], name: str) -> Any:
+    """Return an option that takes several values with commas, in place of one that takes a single one."""
+    info = copy(get_args(option)[1])
+    info.parser, info.metavar = partial(parse_list, parse=parse, name=name), f"{info.metavar},..."
+    info.parser.__name__ = name  # typer reads it
+    return Annotated[Any, info]
+
+
+def _quality(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, show_default=False, rich_help_panel=QUALITY, **more)
+
+
+def _grid(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, show_default=False, rich_help_panel=GRID, **more)
+
+
+Methods = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help=options.described("Methods, with commas.", DEFAULT), show_default=False),
+]
+Batch = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Sequences together, such as 1,2,4,8.", show_default=False)
+]
+Context = Annotated[
+    Any,
+    typer.Option(
+        help=options.described("Use the first tokens: 8000, 16K.", "all"),
+        show_default=False,
+        parser=parse_context,
+        metavar="N,...",
+    ),
+]
+_NEW = typer.Option(
+    "--new",
+    "--max-new-tokens",
+    "-n",
+    metavar="N",
+    help=options.described("Tokens to generate.", str(NEW_TOKENS)),
+    show_default=False,
+)
+MaxNewTokens = _listed(Annotated[int | None, _NEW], int, "new")
+Repeats = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Runs of each method.")]
+JsonObject = Annotated[bool, typer.Option("--json", help="One JSON object, with all samples.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", help="Draw tokens per second, or all pairs: a.png.", metavar="FILE")
+]
+Excerpts = Annotated[
+    int | None, _grid("--prompts", min=1, max=1000, metavar="N", help="Excerpts of the text, each a prompt.")
+]
+EachFile = Annotated[bool, _grid("--each-file", help="Each file is a prompt.")]
+Data = Annotated[
+    str | None, _grid("--data", metavar="SOURCE", help="Folder, JSON lines or hub data set: each text a prompt.")
+]
+Points = Annotated[Path | None, _grid("--points", metavar="FILE", help="Keep finished runs; resume from them.")]
+Csv = Annotated[Path | None, _grid("--csv", metavar="FILE", help="Write a table for other programs.")]
+Cache = Annotated[
+    bool | None,
+    _grid("--cache/--no-cache", envvar="TRIFORCE_CACHE", show_envvar=False, help="Keep the prompts' KV on disk."),
+]
+Quality = Annotated[bool, _quality("--quality", help="Compare the answers of lossy modes.")]
+Modes = Annotated[
+    str | None, _quality("--modes", metavar="LIST", help=options.described("Modes, with commas.", MODES_DEFAULT))
+]
+Last = Annotated[
+    int | None,
+    _quality("--last", metavar="N", help=options.described("Tokens to score.", str(LAST)), parser=parse_tokens),
+]
+_NEEDLES = options.described("Texts with a needle to find.", str(NEEDLES))
+Needles = Annotated[int | None, _quality("--needles", min=0, max=100, metavar="N", help=_NEEDLES)]
+
+# The settings, which `settings.given_options` reads from the context; those in AXES may be lists.
+_NAMES = ("model", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_NAMES += ("frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_range")
+_NAMES += ("no_repeat_ngram", "coupled", "seed", "draft", "middle", "sink", "window", "budget", "chunk")
+_NAMES += ("rebuild_every", "gamma1", "gamma2", "tree", "tree_sampling", "extend_context", "profile", "device", "dtype")
+_NAMES += ("kernel", "quantize", "threads", "prefill_chunk", *option_groups.PLACEMENT, *option_groups.PARALLEL)
+_NAMES += ("dry_run",)
+SETTINGS = {name: option_groups.GENERATION[name] for name in _NAMES} | {"max_new_tokens": MaxNewTokens}
+SETTINGS |= {"cache": Cache, "cache_limit": options.CacheLimit}
+SETTINGS |= {
+    name: _listed(SETTINGS[name], axis.parse, axis.title)
+    for name, axis in AXES.items()
+    if name in SETTINGS and name != "max_new_tokens"
+}
+
+
+def check_kind(ctx: typer.Context) -> None:
+    """Raise SettingsError for options that the kind of benchmark does not read, or of which it takes no list."""
+    is_quality = ctx.params["quality"]
+    unread, other = (_SPEED, "without") if is_quality else (_QUALITY, "with")
+    for param in ctx.command.params:
+        if param.name in unread and is_given(ctx, param.name):
+            raise SettingsError(
+                f"{param.opts[0]} has no effect {'with' if is_quality else 'without'} --quality",
+                f"leave it out, or run the benchmark {other} --quality",
+            )
+    for name, value in ctx.params.items() if is_quality else ():
+        if isinstance(value, Values):
+            raise SettingsError(f"{AXES[name].option} {value} is a list, and --quality takes one", "give one of them")
+
+
+def is_grid(ctx: typer.Context) -> bool:
+    """Return whether lists, several prompts, or what goes with them is asked for: not by --no-cache or --prompts 1."""
+    has_lists = any(isinstance(value, Values) for value in ctx.params.values())
+    usual = {"cache": False, "excerpts": 1}
+    asked = (name for name in _GRID if is_given(ctx, name) and ctx.params[name] != usual.get(name))
+    return has_lists or any(asked)
+
+
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Return whether an option was given on the command line itself."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

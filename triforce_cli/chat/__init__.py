@@ -1,0 +1,1 @@
+"""A conversation about documents, at a prompt or over a pipe."""

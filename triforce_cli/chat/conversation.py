@@ -1,0 +1,99 @@
+"""A conversation as data: documents, questions and answers. Every change returns a new one. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from offload.errors import PromptError
+from offload.loading.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+
+from ..input.documents import Document
+from ..input.prompt import join_texts
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of the model.
+
+    Args:
+        ids: the tokens that it wrote; None where they say more than the text, such as a stop string.
+        reason: as `Summary.finish_reason`.
+        seed: the seed of its draws.
+    """
+
+    text: str
+    ids: tuple[int, ...] | None
+    reason: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question, the documents that came with it, and its answer."""
+
+    question: str
+    answer: Answer
+    documents: tuple[Document, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The turns so far, and the documents that come with the next question."""
+
+    system: str | None = None
+    turns: tuple[Turn, ...] = ()
+    waiting: tuple[Document, ...] = ()
+
+    @property
+    def documents(self) -> list[Document]:
+        """All documents, in the order in which the model reads them."""
+        return [*(document for turn in self.turns for document in turn.documents), *self.waiting]
+
+    def messages(self, question: str) -> list[ChatMessage]:
+        """Return the messages of the prompt that asks a further question."""
+        found = [] if self.system is None else [ChatMessage(SYSTEM, self.system)]
+        for turn in self.turns:
+            found.append(ChatMessage(USER, _content(turn.documents, turn.question)))
+            found.append(ChatMessage(ASSISTANT, turn.answer.text, turn.answer.ids))
+        return [*found, ChatMessage(USER, _content(self.waiting, question))]
+
+    def answered(self, question: str, answer: Answer) -> Conversation:
+        """Return the conversation after another question, which took the waiting documents along."""
+        return replace(self, turns=(*self.turns, Turn(question, answer, self.waiting)), waiting=())
+
+    def added(self, document: Document) -> Conversation:
+        """Return the conversation with a document that comes with the next question."""
+        return replace(self, waiting=(*self.waiting, document))
+
+    def undone(self) -> Conversation:
+        """Return the conversation before its last question; the documents wait again. Raises PromptError."""
+        if not self.turns:
+            raise PromptError("there is no question yet", "ask something first")
+        return replace(self, turns=self.turns[:-1], waiting=(*self.turns[-1].documents, *self.waiting))
+
+    def forgotten(self, count: int) -> Conversation:
+        """Return the conversation without its oldest questions and answers, with all of its documents."""
+        dropped, kept = self.turns[:count], self.turns[count:]
+        documents = tuple(document for turn in dropped for document in turn.documents)
+        if not kept:
+            return replace(self, turns=(), waiting=(*documents, *self.waiting))
+        first = replace(kept[0], documents=(*documents, *kept[0].documents))
+        return replace(self, turns=(first, *kept[1:]))
+
+    def removed(self, name: str) -> Conversation:
+        """Return the conversation without the documents of a name. Raises PromptError if there is none."""
+        names = [document.name for document in self.documents]
+        if name not in names:
+            raise PromptError(f"there is no file {name} in this conversation", "/files lists them")
+        turns = tuple(replace(turn, documents=_others(turn.documents, name)) for turn in self.turns)
+        return replace(self, turns=turns, waiting=_others(self.waiting, name))
+
+
+def _content(documents: Sequence[Document], question: str) -> str:
+    """Return a user's message: as `triforce generate -f` joins files and a prompt."""
+    return join_texts([*(document.text for document in documents), question])
+
+
+def _others(documents: Sequence[Document], name: str) -> tuple[Document, ...]:
+    return tuple(document for document in documents if document.name != name)

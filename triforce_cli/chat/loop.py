@@ -1,0 +1,80 @@
+"""The loop of a conversation: a line in, an answer or a reply out, until the lines end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offload.errors import TriforceError
+
+from ..exit_codes import DONE, FAILED
+from .commands import Leave, is_command, run_command
+from .lines import Lines
+from .session import ChatSession
+
+
+class Loop:
+    """Runs the lines of a conversation. `is_interactive`: somebody types them, who can also correct mistakes."""
+
+    def __init__(self, chat: ChatSession, lines: Lines, is_interactive: bool) -> None:
+        self._chat = chat
+        self._lines = lines
+        self._is_interactive = is_interactive
+        self._failures = 0
+
+    def run(self) -> int:
+        """Run lines until they end; return the exit code: failed if a line of a pipe was. Raises KeyboardInterrupt."""
+        self._attempt(self._chat.read_ahead, "stopped; the next question reads the rest")
+        try:
+            while (line := self._read()) is not None:
+                self._attempt(lambda line=line: self._run(line))
+        except Leave:
+            pass
+        return FAILED if self._failures and not self._is_interactive else DONE
+
+    def _read(self) -> str | None:
+        """Return the next line that says something; None at the end."""
+        while True:
+            try:
+                line = self._lines.read(self._status)
+            except KeyboardInterrupt:
+                if not self._is_interactive:
+                    raise
+                self._chat.replies.note("Ctrl-D or /quit leaves")
+                continue
+            except TriforceError as error:
+                self._fail(error)
+                continue
+            if line is None or line.strip():
+                return line
+
+    def _status(self) -> str:
+        limit = self._chat.room.limit
+        of = "" if limit is None else f"/{limit:,}"
+        return f"context {self._chat.used:,}{of} · {self._chat.opened.settings.engine.model} · /help"
+
+    def _run(self, line: str) -> None:
+        line = line.strip()
+        if is_command(line):
+            run_command(line, self._chat)
+        else:
+            self._chat.ask(line[1:] if line.startswith("//") else line)
+
+    def _attempt(self, run: Callable[[], None], stopped: str = "") -> None:
+        """Run a part of the conversation. What goes wrong in it, or is stopped, does not end the conversation.
+
+        `stopped` is said after Ctrl-C.
+        """
+        try:
+            with self._lines.unheard():
+                run()
+        except TriforceError as error:
+            self._fail(error)
+        except KeyboardInterrupt:
+            if not self._is_interactive:
+                raise
+            if stopped:
+                self._chat.replies.note(stopped)
+
+    def _fail(self, error: TriforceError) -> None:
+        self._failures += 1
+        self._chat.replies.error(error)

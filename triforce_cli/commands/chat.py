@@ -1,0 +1,96 @@
+"""`triforce chat`: a conversation about documents."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offload.errors import PromptError, SettingsError
+from offload.units import parse_tokens
+
+from ..chat.conversation import Conversation
+from ..chat.session_file import load_conversation
+from ..distributed.launch import ranks_to_start
+from ..distributed.rank import world_position
+from ..input.documents import STDIN, check_files, checked, read_documents
+from ..options import declarations as options
+from ..options import groups as option_groups
+from ..options.distinct_files import check_distinct, named_files
+from ..options.request import check_flags, parse_output_options, parse_request
+from ..output.renderers import renderer_for
+
+_OPTIONS = {name: each for name, each in option_groups.GENERATION.items() if name not in ("raw", "verify")}
+
+
+@option_groups.accepts(_OPTIONS)
+def chat(
+    ctx: typer.Context,
+    prompt_file: options.PromptFiles = None,
+    session: Annotated[
+        str | None,
+        typer.Option("--session", metavar="FILE", help="Go on with this; saved there.", show_default=False),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            help=options.described("Most tokens of the conversation.", "files and 8K"),
+            show_default=False,
+            parser=parse_tokens,
+            metavar="TOKENS",
+            rich_help_panel=options.CONTEXT,
+        ),
+    ] = None,
+) -> int:
+    """Ask questions about documents, one after the other. The documents are read once.
+
+    Questions are typed at a prompt, or come through a pipe, one on each line. A line that begins with a slash is a
+    command: /help lists them. Ctrl-C stops an answer, Ctrl-D leaves.
+
+    [bold]Examples[/bold]
+
+      triforce chat -f book.txt
+
+      triforce chat -f book.txt --session book.json
+
+      printf 'Who tells it?\\nTo whom?\\n' | triforce chat -f book.txt --temperature 0
+
+      triforce chat -f book.txt --json < questions.txt
+    """
+    check_flags(ctx)
+    files = prompt_file or []
+    if STDIN in checked(files):
+        raise PromptError("standard input has the questions, and cannot be a file too", "give the file by its name")
+    check_files(files)
+    path = None if session is None else Path(session).expanduser().absolute()
+    check_distinct([*(("-f", file) for file in files), *named_files(ctx)], [("--session", path)])
+    terminal, request = ctx.obj.terminal, parse_request(ctx)
+    if terminal.stdin is None:
+        raise PromptError("standard input is closed", "questions are typed, or come through a pipe")
+    if world_position(os.environ) is not None or ranks_to_start(request.settings):
+        raise SettingsError("a conversation runs on one GPU", "use --tensor-parallel 1")
+    conversation = _conversation(path, request.system)
+    known = {document.text for document in conversation.documents}
+    for document in read_documents(files, None, terminal.warn):
+        conversation = conversation if document.text in known else conversation.added(document)
+
+    output = parse_output_options(ctx)
+    with closing(renderer_for(terminal, *astuple(output))) as renderer:
+        from ..chat.run import ChatRequest, run_chat  # from here on torch is needed
+
+        return run_chat(ChatRequest(conversation, path, context), request, terminal, output, renderer)
+
+
+def _conversation(path: Path | None, system: str | None) -> Conversation:
+    """Return the conversation to go on with, or a new one. Raises PromptError."""
+    if path is None or not path.exists():
+        if path is not None and not path.parent.is_dir():
+            raise PromptError(f"there is no folder {path.parent} for --session", "make it, or give another file")
+        return Conversation(system)
+    saved = load_conversation(path)
+    return saved if system is None else replace(saved, system=system)

@@ -1,0 +1,173 @@
+"""`triforce experiment`: published tables and figures, planned or measured here, by one command each."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import closing
+from copy import copy
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from offload.config import check_part
+from offload.errors import PromptError, SettingsError
+from offload.hardware.profile_file import is_path
+
+from ..bench import options as bench_options
+from ..bench.options import is_given
+from ..bench.plot import check_file, check_plot
+from ..exit_codes import DONE
+from ..experiment.files import available, load
+from ..experiment.request import ExperimentRequest
+from ..experiment.run import run_experiment
+from ..experiment.schema import Experiment
+from ..input.dataset import check_dataset
+from ..input.documents import check_files
+from ..options import declarations as options
+from ..options import groups as option_groups
+from ..options.distinct_files import check_distinct, named_files
+from ..options.settings import given_options
+from ..output.progress import ProgressDisplay
+from ..output.stdout_formats import json_line
+from ..output.tables import Column, table
+
+LIST = "list"
+_NAMES = ("model", "draft", "seed", "profile", "device", "dtype", "kernel", "quantize", "threads", "prefill_chunk")
+_NAMES += ("extend_context", *option_groups.PLACEMENT)
+_SETTINGS = {name: option_groups.GENERATION[name] for name in _NAMES} | {"cache": bench_options.Cache}
+
+
+def _with_default(option: Any, help: str, default: str) -> Any:
+    """Return an option with another description of its default."""
+    info = copy(get_args(option)[1])
+    info.help = options.described(help, default)
+    return Annotated[get_args(option)[0], info]
+
+
+_SETTINGS |= {
+    "model": Annotated[str | None, options.model_option("the experiment's")],
+    "draft": _with_default(options.Draft, "Drafter: a model, lookup, none, self.", "the experiment's"),
+    "seed": _with_default(options.Seed, "Random seed.", "0"),
+}
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    return [name for name in (LIST, *available()) if name.startswith(incomplete)]
+
+
+@option_groups.accepts(_SETTINGS)
+def experiment(
+    ctx: typer.Context,
+    name: Annotated[
+        str,
+        typer.Argument(help="An experiment, a YAML file, or list.", show_default=False, autocompletion=_complete_name),
+    ] = LIST,
+    quick: Annotated[bool, typer.Option("--quick", help="The embedded model and the example book.")] = False,
+    prompt_file: options.PromptFiles = None,
+    data: bench_options.Data = None,
+    points: bench_options.Points = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there.", show_default=False)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw what was measured: a.png.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan; load nothing.")] = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Reproduce a table or figure of a paper: published values beside planned or measured ones, in Markdown.
+
+    An experiment measures with the paper's model and settings, as `triforce bench` does; with --quick on the embedded
+    model and the example book, in minutes on two cores, which shows the shape of a result and not its numbers. Values
+    of hardware that is not here are planned, and marked so. --model, --draft and --profile run or plan it elsewhere.
+
+    [bold]Examples[/bold]
+
+      triforce experiment list
+
+      triforce experiment off-chip
+
+      triforce experiment off-chip --profile rtx-3090
+
+      triforce experiment temperature --quick --output temperature.md --plot temperature.png
+
+      triforce experiment attention --quick --json > attention.json
+
+      triforce experiment budget --model Llama-3.1-8B -f book.txt --points runs.jsonl
+    """
+    terminal = ctx.obj.terminal
+    if name == LIST:
+        given = {"--quick": quick, "--prompt-file": prompt_file, "--data": data, "--points": points, "--plot": plot}
+        _check_list({**given, "--output": output, "--dry-run": dry_run})
+        if json:
+            terminal.write(json_line(type="experiments", experiments=[_fields(load(each)) for each in available()]))
+        else:
+            terminal.print(_listed(terminal.table_width))
+        return DONE
+    asked = load(name)
+    flags, origins = given_options(ctx)
+    check_part(flags)
+    check_files(prompt_file or [])
+    if data is not None:
+        check_dataset(data)
+    if data is not None and prompt_file:
+        raise PromptError("--data takes its prompts from a data set alone", "leave --prompt-file out")
+    _check(asked.bench is not None and not dry_run, {"--quick": quick, "--plot": plot, "--points": points})
+    inputs = [("", name if is_path(name) else None), *(("--prompt-file", each) for each in prompt_file or [])]
+    check_distinct([*inputs, *named_files(ctx)], [("--output", output), ("--points", points), ("--plot", plot)])
+    if output is not None:
+        check_file(output, "--output", "report.md")
+    if plot is not None:
+        check_plot(plot)
+    if asked.bench is not None and not (quick or dry_run or prompt_file or data):
+        hint = "give a text that is long enough with --prompt-file or --data, or try --quick, or plan with --dry-run"
+        raise PromptError("the example book is for quick runs, and this one needs a text", hint)
+    rest = {"quick": quick, "dry_run": dry_run, "files": prompt_file or [], "points": points, "output": output}
+    profile = ctx.params["profile"]
+    rest |= {
+        "extend_context": bool(ctx.params["extend_context"]),
+        "plot": plot,
+        "quiet": quiet,
+        "data": data,
+        "json": json,
+    }
+    rest |= {"plan_for": profile if is_given(ctx, "profile") else None}
+    request = ExperimentRequest(asked, flags, origins, profile, ctx.obj.home, **rest, command=_command())
+    with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
+        display.loading("starting")
+        return run_experiment(request, terminal, display)
+
+
+def _check(measures: bool, given: dict[str, object]) -> None:
+    """Raise SettingsError for options of a measurement where nothing is measured."""
+    for option, value in given.items():
+        if value and not measures:
+            raise SettingsError(f"{option} is for what is measured, and all is planned here", f"leave {option} out")
+
+
+def _check_list(given: dict[str, object]) -> None:
+    """Raise SettingsError for options of an experiment beside `list`."""
+    for option, value in given.items():
+        if value:
+            raise SettingsError(
+                f"{option} is for one experiment, and these are listed", f"name one, or leave {option} out"
+            )
+
+
+def _kind(each: Experiment) -> str:
+    return "planned" if each.bench is None else "measured"
+
+
+def _fields(each: Experiment) -> dict[str, str]:
+    return {"name": each.name, "title": each.title, "kind": _kind(each)}
+
+
+def _command() -> str:
+    return shlex.join(["triforce", *sys.argv[1:]])
+
+
+def _listed(width: int | None):
+    names = available()
+    rows = [(name, each.title, _kind(each)) for name in names if (each := load(name))]
+    return table((Column("", style="cyan"), Column("", least=16), Column("", dropped=1)), rows, width, headed=False)

@@ -1,0 +1,61 @@
+"""Plans the values of an experiment: predicted, with nothing loaded. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offload.config import Placement, Speculation
+from offload.hardware import profiles
+from offload.hardware.rates import describe
+from offload.loading.hub import dimensions
+from offload.planning.placement import PlanRequest
+from offload.planning.plan import Plan, make_plan
+
+from .schema import PlanCase, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A value with its plan's prediction; None with the reason where there is no plan, or it does not fit."""
+
+    value: Value
+    planned: float | None
+    reason: str = ""
+
+
+def plan_values(values: Sequence[Value], home: Path | None) -> list[Planned]:
+    """Return the values with their predictions. Raises TriforceError for an unknown profile or model."""
+    return [_planned(value, home) for value in values]
+
+
+def _planned(value: Value, home: Path | None) -> Planned:
+    if value.plan is None:
+        return Planned(value, None)
+    plan = make_plan(_request(value.plan, home))
+    if not plan.fits:
+        return Planned(value, None, plan.shortage())
+    return Planned(value, _measure(plan, value.measure))
+
+
+def _measure(plan: Plan, measure: str) -> float | None:
+    seconds = plan.chosen.tbt.seconds
+    rates = {"speedup": plan.speedup, "tbt_ms": 1000 * seconds, "tokens_per_s": plan.request.sequences / seconds}
+    return rates.get(measure)
+
+
+def _request(case: PlanCase, home: Path | None) -> PlanRequest:
+    return PlanRequest(
+        case.model,
+        dimensions(case.model, home),
+        case.tokens,
+        describe(profiles.load(case.gpu)),
+        Placement(offload=case.offload, resident_layers=case.resident_layers),
+        Speculation(case.method, case.draft or "lookup", budget=case.budget, gamma1=case.gamma1, gamma2=case.gamma2),
+        draft=None if case.draft is None else dimensions(case.draft, home),
+        acceptance=case.acceptance,
+        draft_acceptance=case.draft_acceptance,
+        sequences=case.sequences,
+        static_batch=case.static_batch,
+    )

@@ -1,0 +1,49 @@
+"""Checks that a command's files are different ones: what it writes is none of what it reads. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations
+from pathlib import Path
+
+import typer
+
+from offload.errors import SettingsError
+
+Named = tuple[str, Path | str | None]  # the option, and the file that it names, if any
+
+
+def check_distinct(inputs: Iterable[Named], outputs: Iterable[Named]) -> None:
+    """Raise SettingsError if an output is an input or another output. What is no regular file, such as /dev/null, may.
+
+    Names of no file, such as a hub's model or - for standard input, are no inputs.
+    """
+    written = [each for each in outputs if each[1] is not None]
+    read = [(option, name) for option, name in inputs if name is not None and _is_file(name)]
+    pairs = [*((one, other) for one in read for other in written), *combinations(written, 2)]
+    for (option, name), (other, other_name) in pairs:
+        if _is_same(Path(name), Path(other_name)):
+            both = f"{option} {name} and {other} {other_name}" if option else f"{name} and {other} {other_name}"
+            raise SettingsError(f"{both} are the same file", f"give {other} another file: it would be overwritten")
+
+
+def named_files(ctx: typer.Context) -> list[Named]:
+    """Return the options of a command that may name a file to read, but for its prompts."""
+    return [(f"--{name}", ctx.params[name]) for name in ("model", "draft", "profile") if name in ctx.params]
+
+
+def _is_file(name: Path | str) -> bool:
+    try:
+        return Path(name).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        one = one.expanduser()
+        if one.exists() and other.exists():
+            return one.is_file() and one.samefile(other)
+        return one.resolve() == other.resolve()
+    except (OSError, RuntimeError, ValueError):  # an error of its own, where it is opened
+        return False

@@ -1,0 +1,121 @@
+"""Formats of stdout: the generated text, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Restored, Text, Thought
+from offload.loading.thinking import CLOSING, OPENING
+from offload.metrics import Meter, Summary
+
+from .format import rounded
+from .sections import Part, Section
+
+# DEL, C1, line separators and bidirectional overrides: JSON may hold them raw, terminals and line readers should not.
+_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+class Output(Protocol):
+    """A format of stdout. Text is returned, not written: the display writes it around what is drawn.
+
+    Attributes:
+        thinks_aside: whether what a model thinks is not on stdout, and is to be shown on stderr.
+    """
+
+    thinks_aside: bool
+
+    def section(self, section: Section) -> str:
+        """Return the text before the events of one of several answers."""
+
+    def of(self, event: Event, meter: Meter) -> str:
+        """Return the text for one event, which `meter` has observed; often ""."""
+
+    def end(self, summary: Summary, meter: Meter) -> str:
+        """Return the text after the last event."""
+
+
+class TextOutput:
+    """The generated text, with the headings of sections where there are any."""
+
+    def __init__(self, show_thinking: bool = False) -> None:
+        """`show_thinking`: what a model thinks is a part of the text, between its marks."""
+        self.thinks_aside = not show_thinking
+        self._sections = 0
+
+    def section(self, section: Section) -> str:
+        self._sections += 1
+        blank = "\n" if self._sections > 1 else ""
+        return blank + "".join(f"{heading}\n\n" for heading in section.headings)
+
+    def of(self, event: Event, meter: Meter) -> str:
+        shows = not self.thinks_aside
+        if isinstance(event, Thought) and event.text and shows:
+            return event.text if len(meter.thoughts) > 1 else f"{OPENING}\n{event.text}"
+        if not isinstance(event, Text):
+            return ""
+        ends_thinking = shows and meter.thoughts and event.text and len(meter.pieces) == 1
+        return f"\n{CLOSING}\n\n{event.text}" if ends_thinking else event.text
+
+    def end(self, summary: Summary, meter: Meter) -> str:
+        is_open = meter.thoughts and not meter.pieces and not self.thinks_aside
+        return f"\n{CLOSING}\n" if is_open else ""
+
+
+class JsonOutput:
+    """JSON lines: one for each step of prefill and each piece of text, and the summary in the last."""
+
+    thinks_aside = False
+
+    def section(self, section: Section) -> str:
+        return json_line(type="section", document=section.document, question=section.question)
+
+    def of(self, event: Event, meter: Meter) -> str:
+        if isinstance(event, Pinned):
+            return json_line(type="pinning", **asdict(event))
+        if isinstance(event, Prefilled):
+            return json_line(type="prefill", **asdict(event))
+        if isinstance(event, DraftPrefilled):
+            return json_line(type="draft_prefill", **asdict(event))
+        if isinstance(event, Restored):
+            return json_line(type="cache", **rounded(asdict(event)))
+        if isinstance(event, Text) and event.text:
+            return json_line(type="text", text=event.text, tokens=meter.new_tokens)
+        if isinstance(event, Thought) and event.text:
+            return json_line(type="thinking", text=event.text, tokens=meter.new_tokens)
+        return ""
+
+    def end(self, summary: Summary, meter: Meter) -> str:
+        exact = {"settings": summary.settings, "verify": summary.verify}
+        return json_line(type="done", **rounded(asdict(replace(summary, settings={}, verify=None))) | exact)
+
+
+class PartOutput:
+    """The notes on a part, which are not the answer: one line in JSON when they are complete, nothing as text."""
+
+    thinks_aside = False
+
+    def __init__(self, part: Part, in_json: bool) -> None:
+        self._part = part
+        self._in_json = in_json
+
+    def section(self, section: Section) -> str:
+        raise AssertionError("a part has no sections")
+
+    def of(self, event: Event, meter: Meter) -> str:
+        return ""
+
+    def end(self, summary: Summary, meter: Meter) -> str:
+        return self.line(meter.text, False) if summary.finish_reason != "interrupted" else ""
+
+    def line(self, text: str, taken_over: bool) -> str:
+        """Return the part's line in JSON; `taken_over` from an earlier run."""
+        return json_line(type="part", **asdict(self._part), taken_over=taken_over, text=text) if self._in_json else ""
+
+
+def json_line(**fields: Any) -> str:
+    """Return one line of JSON: UTF-8, with escapes for characters that control a terminal or split the line."""
+    text = json.dumps(fields, ensure_ascii=False, default=str)
+    return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"

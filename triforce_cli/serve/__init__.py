@@ -1,0 +1,1 @@
+"""`triforce serve`: an OpenAI-compatible HTTP endpoint over one loaded model. Needs the extra `serve`."""

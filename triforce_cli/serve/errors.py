@@ -1,0 +1,42 @@
+"""Errors of the endpoint, as OpenAI's error object. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offload.errors import TriforceError, UsageError
+
+INVALID = "invalid_request_error"
+
+
+class ApiError(Exception):
+    """An error that a client gets: HTTP `status`, OpenAI's `type` and `code`, and the field `param` that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        type: str = INVALID,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.type = status, message, code, param, type
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Return the error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def api_error(error: Exception) -> ApiError:
+    """Return what a client is told of an error: the message of one of ours, nothing of any other."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UsageError):
+        return ApiError(400, error.message)
+    if isinstance(error, TriforceError):
+        return ApiError(500, error.message, type="server_error")
+    return ApiError(500, "an internal error; the server's log has more", type="server_error")

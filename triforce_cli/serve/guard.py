@@ -1,0 +1,131 @@
+"""What every request must pass: the Host and Origin headers, and the API key; and headers that every response has."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from offload.errors import TriforceError
+
+from .errors import ApiError, api_error
+from .options import ServeOptions, is_loopback
+
+OPEN_PATHS = frozenset(("/", "/page.js", "/page.css", "/health"))  # nothing secret: the page asks for the key itself
+_COUNTED = OPEN_PATHS | {"/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics"}
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """Middleware that refuses requests before any of their body is read. Sets `scope["state"]["cache_scope"]`.
+
+    On a loopback address a page of another site could reach the endpoint through the user's browser: by a name of its
+    own that it has made to point here (DNS rebinding), which the Host header shows, or as itself, which Origin shows.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: ServeOptions,
+        count: Callable[[str, int], None],
+        report: Callable[[Exception], None],
+    ) -> None:
+        """`count` is called with each response's path and status, `report` with errors that clients are not told."""
+        self._app, self._options, self._count, self._report = app, options, count, report
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        has_begun = False
+
+        async def send_marked(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                path = scope["path"]
+                self._count(path if path in _COUNTED else "other", message["status"])
+            await send(message)
+
+        try:
+            scope.setdefault("state", {})["cache_scope"] = self._checked(scope["path"], Headers(scope=scope))
+        except ApiError as error:
+            response = JSONResponse(error.body(), error.status, error.headers)
+            await response(scope, receive, send_marked)
+            return
+        try:
+            await self._app(scope, receive, send_marked)
+        except asyncio.CancelledError:  # by uvicorn, which ends: its log would have a traceback of every request
+            if not has_begun:
+                error = ApiError(503, "the server is shutting down", "unavailable", type="server_error")
+                await JSONResponse(error.body(), error.status)(scope, receive, send_marked)
+        except Exception as error:  # here, since the response is to be counted and to have the headers
+            found = api_error(error)
+            if not isinstance(error, TriforceError):
+                self._report(error)
+            if not has_begun:
+                await JSONResponse(found.body(), found.status)(scope, receive, send_marked)
+
+    def _checked(self, path: str, headers: Headers) -> str:
+        """Return the scope of the request's cache. Raises ApiError."""
+        host = headers.get("host", "")
+        if self._options.is_local and not is_local_host(host, self._options.host):
+            raise ApiError(421, "the Host header is no name of this machine", "wrong_host")
+        origin = headers.get("origin")
+        if origin is not None and not self._allows(origin, host):
+            raise ApiError(403, "this origin may not use the endpoint; --cors allows one", "wrong_origin")
+        if not self._options.keys or path in OPEN_PATHS:
+            return ""
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        scope = self._options.keys.scope(given.strip()) if kind.lower() == "bearer" else None
+        if scope is None:
+            headers_ = {"www-authenticate": "Bearer"}
+            raise ApiError(
+                401, "no API key that is known", "invalid_api_key", type="authentication_error", headers=headers_
+            )
+        return scope if self._options.separates_keys else ""
+
+    def _allows(self, origin: str, host: str) -> bool:
+        """Return whether a page may use the endpoint: the endpoint's own, and those that were named."""
+        allowed = self._options.origins
+        return "*" in allowed or origin in allowed or _is_own(origin, host)
+
+
+def _is_own(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:  # half of an IPv6 address
+        return False
+
+
+def is_local_host(header: str, host: str) -> bool:
+    """Return whether a Host header names a loopback address, `localhost`, or the `host` that was asked for."""
+    try:
+        name = urlsplit(f"//{header}").hostname
+    except ValueError:
+        return False
+    return name is not None and (is_loopback(name) or name == host.lower())
+
+
+def address_text(host: str, port: int) -> str:
+    """Return the URL of an address."""
+    try:
+        is_v6 = ipaddress.ip_address(host).version == 6
+    except ValueError:
+        is_v6 = False
+    return f"http://[{host}]:{port}" if is_v6 else f"http://{host}:{port}"

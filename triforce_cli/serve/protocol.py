@@ -1,0 +1,249 @@
+"""Requests of the OpenAI API: JSON -> what is to be generated. What is not supported is refused, never left out.
+
+Knows nothing of a model. Fields that change the answer and that no code reads are errors; those that do not, such as
+`user`, are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from offload.config import check_part
+from offload.errors import SettingsError
+from offload.loading.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.short_repr import short_repr
+
+from .errors import ApiError
+
+MOST_SEQUENCES = 16  # of one request
+MOST_STOPS = 16
+MOST_MESSAGES = 4096  # each is searched for in what the template makes of all
+
+_LONGEST_NAME = 64  # characters of a field's name that is compared with the known ones
+
+Prompt = str | list[int]
+_NUMBER, _INTEGER = ((int, float), "a number"), ((int,), "a whole number")
+# The settings that a request may have, by their names in the API: the type, and our name where it is another one.
+_SETTINGS: dict[str, tuple[tuple[tuple[type, ...], str], str]] = {
+    **{name: (_NUMBER, name) for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty")},
+    **{name: (_NUMBER, name) for name in ("min_p", "repetition_penalty", "dry_multiplier", "dry_base")},
+    **{name: (_INTEGER, name) for name in ("seed", "top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")},
+    "max_tokens": (_INTEGER, "max_new_tokens"),
+    "max_completion_tokens": (_INTEGER, "max_new_tokens"),
+}
+_IGNORED = {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
+_COMMON = {"model", "n", "stop", "stream", "stream_options", "response_format"}
+# Fields of functions that are not there, and the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+}
+_STREAM_OPTIONS = {"include_usage", "include_statistics", "include_obfuscation"}  # the last is ignored: padding
+_TEMPLATE = "chat_template_kwargs"
+_ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """A request: `messages` of a chat, or `prompts` to continue, each answered `choices` times.
+
+    Args:
+        model: the name that it asks for; None for whatever runs.
+        options: settings by name, as `Settings.values`.
+        think: whether a reasoning model is to think; None where the request does not say.
+        stream, usage, statistics: whether to stream, and with what at the end and beside the text.
+    """
+
+    model: str | None
+    options: Mapping[str, Any]
+    choices: int
+    stream: bool
+    usage: bool
+    statistics: bool
+    messages: Sequence[ChatMessage] | None = None
+    prompts: Sequence[Prompt] = ()
+    think: bool | None = None
+
+    @property
+    def sequences(self) -> int:
+        """The number of answers."""
+        return self.choices * (1 if self.messages is not None else len(self.prompts))
+
+
+def parse_chat(data: bytes) -> ApiRequest:
+    """Return the request of /v1/chat/completions. Raises ApiError."""
+    values = _object(data)
+    _check_names(values, {"messages", _TEMPLATE})
+    return _request(values, 1, messages=_messages(values.get("messages")), think=_think(values))
+
+
+def parse_completion(data: bytes) -> ApiRequest:
+    """Return the request of /v1/completions. Raises ApiError."""
+    values = _object(data)
+    _check_names(values, {"prompt"})
+    prompts = _prompts(values.get("prompt"))
+    return _request(values, len(prompts), prompts=prompts)
+
+
+def _request(values: Mapping[str, Any], count: int, **content: Any) -> ApiRequest:
+    choices = _typed(values, "n", _INTEGER, 1)
+    if not 1 <= choices * count <= MOST_SEQUENCES:
+        raise ApiError(400, f"{count} x {choices} sequences: 1 to {MOST_SEQUENCES} are possible", param="n")
+    streaming = _typed(values, "stream_options", ((dict,), "an object"), {})
+    _check_keys(streaming, _STREAM_OPTIONS, "stream_options")
+    flag = ((bool,), "true or false")
+    return ApiRequest(
+        *(_typed(values, "model", ((str,), "a text"), None), _options(values), choices),
+        stream=_typed(values, "stream", flag, False),
+        usage=_typed(streaming, "include_usage", flag, False),
+        statistics=_typed(streaming, "include_statistics", flag, False),
+        **content,
+    )
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from None
+    if not isinstance(values, dict):
+        raise ApiError(400, f"the body is no JSON object but {short_repr(values)}")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_names(values: Mapping[str, Any], content: set[str]) -> None:
+    """Raise ApiError for fields that are unknown, and for those that ask for what is not there."""
+    known = _COMMON | content | _IGNORED | _SETTINGS.keys() | _UNSUPPORTED.keys()
+    for name, value in values.items():
+        if name not in known:
+            raise _unknown(name, known)
+        if name in _UNSUPPORTED and not any(type(value) is type(each) and value == each for each in _UNSUPPORTED[name]):
+            raise ApiError(400, f"{name} is not supported", "unsupported_field", name)
+    form = _typed(values, "response_format", ((dict,), "an object"), {"type": "text"})
+    kind = form.get("type")
+    if kind != "text":
+        raise ApiError(
+            400,
+            f"response_format {short_repr(kind)} is not supported: text only",
+            "unsupported_field",
+            "response_format",
+        )
+    _check_keys(form, {"type"}, "response_format")
+
+
+def _check_keys(given: Mapping[str, Any], known: Set[str], where: str) -> None:
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        raise ApiError(400, f"unknown {short_repr(unknown)} in {where}", "unknown_field", where)
+
+
+def _unknown(name: str, known: Set[str]) -> ApiError:
+    shown = short_repr(name)  # which has no half of a surrogate pair either
+    close = get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
+    meant = f"; did you mean {close[0]}?" if close else ""
+    return ApiError(400, f"unknown field {shown}{meant}", "unknown_field", shown[1:-1])
+
+
+def _typed(values: Mapping[str, Any], name: str, wanted: tuple[tuple[type, ...], str], usual: Any) -> Any:
+    types, described = wanted
+    value = values.get(name)
+    if value is None:
+        return usual
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise ApiError(400, f"{name} is {short_repr(value)}; give {described}", param=name)
+    return value
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {ours: _typed(values, name, kind, None) for name, (kind, ours) in _SETTINGS.items() if name in values}
+    if "stop" in values:
+        found["stop"] = _stops(values["stop"])
+    try:
+        check_part(found)
+    except SettingsError as error:
+        raise ApiError(400, f"{error.message}; {error.hint}") from None
+    return found
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts) or len(texts) > MOST_STOPS:
+        raise ApiError(400, f"stop is no text, and no list of up to {MOST_STOPS} texts", param="stop")
+    return tuple(_sound(each, "stop") for each in texts)
+
+
+def _think(values: Mapping[str, Any]) -> bool | None:
+    """Return the switch of `chat_template_kwargs`, as in vLLM."""
+    given = _typed(values, _TEMPLATE, ((dict,), "an object"), {})
+    if given.keys() - {"enable_thinking"}:
+        raise ApiError(400, f"{_TEMPLATE} may have enable_thinking alone", "unsupported_field", _TEMPLATE)
+    return _typed(given, "enable_thinking", ((bool,), "true or false"), None)
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """Return the prompts, each a text or token ids."""
+    several = isinstance(value, list) and bool(value) and not _is_ids(value)
+    found = [_sound(each, "prompt") if isinstance(each, str) else each for each in (value if several else [value])]
+    if not all((isinstance(each, str) and each) or _is_ids(each) for each in found):
+        raise ApiError(400, "prompt is no text, no list of texts, and no list of token ids", param="prompt")
+    return found
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+
+
+def _messages(value: Any) -> list[ChatMessage]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_MESSAGES:
+        raise ApiError(400, f"messages is no list of 1 to {MOST_MESSAGES:,} messages", param="messages")
+    return [_message(each, f"messages[{number}]") for number, each in enumerate(value)]
+
+
+def _message(value: Any, where: str) -> ChatMessage:
+    role = value.get("role") if isinstance(value, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ApiError(400, f"{where} is no object with a role of {', '.join(_ROLES)}", param=where)
+    for name in ("tool_calls", "function_call", "audio"):
+        if value.get(name):
+            raise ApiError(400, f"{name} in {where} is not supported", "unsupported_field", where)
+    return ChatMessage(_ROLES[role], _content(value.get("content"), where))
+
+
+def _content(value: Any, where: str) -> str:
+    """Return the text of a message: a text, or parts that are all texts."""
+    parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(map(_is_text_part, parts)):
+        raise ApiError(400, f"the content of {where} is no text, and no list of text parts", param=where)
+    return _sound("".join(part["text"] for part in parts), where)
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _sound(text: str, where: str) -> str:
+    """Return the text. Raises ApiError for half a surrogate pair, which no tokenizer encodes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, f"{where} has half a surrogate pair, which is no character", param=where) from None
+    return text

@@ -1,0 +1,126 @@
+"""Answers of the OpenAI API: events -> response objects, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from offload.events import DraftPrefilled, Finished, Prefilled, Text, Thought
+from offload.metrics import Meter, acceptance, tokens_per_verification
+
+from .errors import ApiError, api_error
+from .sequence import Answer
+
+_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+_THOUGHT = "reasoning_content"
+_DONE = "data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of an answer: that of a chat or of a completion, with the name of the model."""
+
+    is_chat: bool
+    model: str
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def response(self, choices: list[dict[str, Any]], chunk: bool = False, **more: Any) -> dict[str, Any]:
+        """Return a response, or a chunk of one."""
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.is_chat else "text_completion"
+        prefix = "chatcmpl-" if self.is_chat else "cmpl-"
+        head = {"id": prefix + self.id, "object": kind, "created": self.created, "model": self.model}
+        return head | {"choices": choices} | more
+
+    def choice(self, index: int, meter: Meter) -> dict[str, Any]:
+        """Return a whole choice: of a reasoning model, with what it has thought apart from the answer, as in vLLM."""
+        content: dict[str, Any] = {"text": meter.text}
+        if self.is_chat:
+            thought = {_THOUGHT: "".join(meter.thoughts)} if meter.thoughts else {}
+            content = {"message": {"role": "assistant", "content": meter.text, "refusal": None} | thought}
+        return {"index": index} | content | {"logprobs": None, "finish_reason": _REASONS[meter.finish_reason]}
+
+    def delta(self, index: int, text: str = "", reason: str | None = None, **more: Any) -> dict[str, Any]:
+        """Return a part of a choice: some text, or the reason that it has ended; `more` of a chat's."""
+        content: dict[str, Any] = {"text": text}
+        if self.is_chat:
+            content = {"delta": more | ({"content": text} if text or "role" in more else {})}
+        end = None if reason is None else _REASONS[reason]
+        return {"index": index} | content | {"logprobs": None, "finish_reason": end}
+
+
+def usage(meters: Sequence[Meter], choices: int) -> dict[str, Any]:
+    """Return the tokens of a request; a prompt counts once, however many choices it has."""
+    prompts, new = sum(meter.prompt_tokens for meter in meters[::choices]), sum(meter.new_tokens for meter in meters)
+    cached = sum(min(meter.cached_tokens, meter.prompt_tokens) for meter in meters[::choices])
+    counts = {"prompt_tokens": prompts, "completion_tokens": new, "total_tokens": prompts + new}
+    return counts | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def statistics(meter: Meter) -> dict[str, Any]:
+    """Return how a sequence has been decoded so far: acceptance rates by "drafter -> verifier", tokens a second."""
+    return {
+        "acceptance": acceptance(meter.levels),
+        "tokens_per_verification": tokens_per_verification(meter.levels),
+        "tokens_per_s": meter.tokens_per_s,
+        "new_tokens": meter.new_tokens,
+    }
+
+
+async def whole(answer: Answer, form: Form, choices: int) -> dict[str, Any]:
+    """Return the response when all sequences have ended. Raises their errors."""
+    async for _ in answer.events():
+        pass
+    meters = [sequence.meter for sequence in answer.sequences]
+    found = [form.choice(index, meter) for index, meter in enumerate(meters)]
+    return form.response(found, usage=usage(meters, choices), statistics=[statistics(meter) for meter in meters])
+
+
+async def streamed(
+    answer: Answer,
+    form: Form,
+    choices: int,
+    with_usage: bool,
+    with_statistics: bool,
+    report: Callable[[Exception], None],
+) -> AsyncIterator[str]:
+    """Yield the server-sent events of a response. An error is the last one, as an error object.
+
+    `report` is called with an error that the client is not told.
+
+    Comments tell how much of the prompt has been read: they keep connections alive, and clients ignore them.
+    """
+
+    def chunk(index: int, *delta: Any, **more: Any) -> str:
+        beside = {"statistics": statistics(answer.sequences[index].meter)} if with_statistics else {}
+        return _data(form.response([form.delta(index, *delta, **more)], chunk=True, **beside))
+
+    if form.is_chat:
+        for index in range(len(answer.sequences)):
+            yield chunk(index, role="assistant")
+    try:
+        async for index, event in answer.events():
+            if isinstance(event, Prefilled | DraftPrefilled):
+                yield f": prefill {index} {event.done} {event.total}\n\n"
+            elif isinstance(event, Thought) and event.text:
+                yield chunk(index, **{_THOUGHT: event.text})
+            elif isinstance(event, Text):
+                yield chunk(index, event.text)
+            elif isinstance(event, Finished):
+                yield chunk(index, "", event.reason)
+    except Exception as error:
+        if not isinstance(error, ApiError):
+            report(error)
+        yield _data(api_error(error).body())
+        return
+    if with_usage:
+        yield _data(form.response([], chunk=True, usage=usage([each.meter for each in answer.sequences], choices)))
+    yield _DONE
+
+
+def _data(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
