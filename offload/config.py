@@ -236,9 +236,7 @@ class Placement:
                 f"{name} is {short_repr(layers)}",
                 "use 0 to 10,000, or leave it out",
             )
-        require(
-            self.experts in EXPERTS, f"experts is {short_repr(self.experts)}", f"use one of: {', '.join(EXPERTS)}"
-        )
+        require(self.experts in EXPERTS, f"experts is {short_repr(self.experts)}", f"use one of: {', '.join(EXPERTS)}")
         require(
             self.expert_layers is None or self.experts != "device",
             "expert-layers keeps some experts in host memory, and experts is device",

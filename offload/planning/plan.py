@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def expert_times(self) -> tuple[ExpertTimes, ...]:
-        """Return what experts in host memory cost a plain step, and a verification if the method has one; () if none."""
+        """Return what experts in host memory cost a plain step, and a verification if there is one; () if none are."""
         rows = dict.fromkeys((1, self.chosen.gamma2 + 1))
         times = (expert_times(self.request, self.placed, each) for each in rows)
         return tuple(each for each in times if each is not None)

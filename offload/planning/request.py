@@ -31,7 +31,7 @@ class PlanRequest:
         kv: the format of the full cache's keys and values.
         sequences: that run together, each of `tokens`.
         shared: tokens of their common beginning, which is in the KV cache once where all of it is on the device.
-        host_computes: whether the host may run experts: the native kernel is there, or torch does without it.
+        host_computes: whether the native kernel runs on the host: without it, experts run there only if asked for.
         static_batch: the sequences run in lock step, and attention and sampling of all are one kernel each, in CUDA
             graphs, as was measured for TriForce. False: each has its own kernels, and goes on when it can, as here.
     """
