@@ -12,7 +12,7 @@ from ..experts import ExpertWeights
 from ..kernels.ops import LocalLinear, Operations
 from .expert_statistics import ExpertStatistics
 from .expert_stream import ExpertStream
-from .host_experts import HostExperts
+from .host_experts import host_experts
 from .link import Link
 
 Activation = Callable[[Tensor], Tensor]
@@ -66,8 +66,7 @@ class ExpertMover:
         if self._stream is not None:
             away = self._stream.add(experts)
         else:
-            run = activation(self._tier.operations)
-            away = HostExperts(experts.gate_up, experts.down, experts.per_token, run, self.statistics)
+            away = host_experts(experts, activation(self._tier.operations), self.statistics)
         return replace(experts, router=router, gate_up=(), down=(), away=away)
 
     def finish(self) -> None:

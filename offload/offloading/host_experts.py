@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..architecture.dims import expected_experts
-from ..experts import grouped, weighted_sum
+from ..experts import ExpertWeights, grouped, weighted_sum
 from ..kernels.ops import LocalLinear
 from .expert_statistics import ExpertStatistics
 from .link import LINK_COST
@@ -22,13 +22,17 @@ HOST_COST = LINK_COST / 2  # to read a byte there, relative to the device's memo
 
 @dataclass(frozen=True, slots=True)
 class HostExperts:
-    """The experts of one layer on the host; see `ExpertsAway`. `activated` is by the host's operations."""
+    """The experts of one layer on the host; see `ExpertsAway`.
+
+    `activated` is by the host's operations, and `sizes` are the bytes of each expert.
+    """
 
     gate_up: tuple[LocalLinear, ...]
     down: tuple[LocalLinear, ...]
     per_token: int
     activated: Callable[[Tensor], Tensor]
     statistics: ExpertStatistics
+    sizes: tuple[int, ...]
 
     def weighted_sum(
         self, x: Tensor, weights: Tensor, experts: Tensor, activated: Callable[[Tensor], Tensor]
@@ -41,12 +45,17 @@ class HostExperts:
         count.seconds += time.perf_counter() - start
         count.passes += 1
         count.experts += len(groups[0])
-        count.bytes += sum(self._bytes(number) for number, _ in groups[0])
+        count.bytes += sum(self.sizes[number] for number, _ in groups[0])
         return total.to(x.device)
 
     def read_cost(self, tokens: int) -> float:
-        return HOST_COST * expected_experts(len(self.down), self.per_token, tokens) * self._bytes(0)
+        return HOST_COST * expected_experts(len(self.sizes), self.per_token, tokens) * self.sizes[0]
 
-    def _bytes(self, number: int) -> int:
-        linears = (self.gate_up[number], self.down[number])
-        return sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
+
+def host_experts(
+    experts: ExpertWeights, activated: Callable[[Tensor], Tensor], statistics: ExpertStatistics
+) -> HostExperts:
+    """Return what runs experts that are loaded on the host."""
+    pairs = zip(experts.gate_up, experts.down, strict=True)
+    sizes = tuple(sum(tensor.nbytes for linear in pair for tensor in linear.tensors()) for pair in pairs)
+    return HostExperts(experts.gate_up, experts.down, experts.per_token, activated, statistics, sizes)

@@ -9,7 +9,17 @@ from ..hardware.rates import READ
 from ..levels import has_middle, selected_chunk
 from .latency import Passes, attention_flops
 from .request import PlanRequest
-from .roofline import ALL_REDUCE_S, COMPUTE, LAUNCH_S, LAUNCHES, PAGE_S, Time, hosted_experts_time, overlapped
+from .roofline import (
+    ALL_REDUCE_S,
+    COMPUTE,
+    EXPERT_LAUNCHES,
+    LAUNCH_S,
+    LAUNCHES,
+    PAGE_S,
+    Time,
+    hosted_experts_time,
+    overlapped,
+)
 
 PAGE_LAUNCHES = 10  # of a page in a prefill's chunk, where torch's operations attend and merge
 GATHER = 0.25  # of the host's bandwidth, which torch's gathering of chunks of a few KB reaches; an estimate
@@ -45,7 +55,8 @@ def first_token(passes: Passes) -> Time:
     launches = 0.0
     if not hardware.shared:
         read = 0 if by_layers else chunks / 2 * passes.pages * (shape.kv_layers - placed.resident_layers)
-        launches = chunks * shape.layers * LAUNCHES * LAUNCH_S + read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S)
+        launches = chunks * (shape.layers * LAUNCHES + chunk.experts * EXPERT_LAUNCHES) * LAUNCH_S
+        launches += read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S) + (1 if by_layers else chunks) * chunk.pages * PAGE_S
     computing = {"experts_on_the_host" if hosted > compute else "compute": compute + hosted}
     time = overlapped(link=moved / hardware.link, launches=launches, **computing, **disk)
     return replace(time, seconds=time.seconds + passes.full(1)[0].seconds + first_selection(passes))

@@ -60,6 +60,9 @@ def _placements(request: PlanRequest) -> Iterator[Suggestion]:
         offloaded = request.shape.layers - placed.weight_layers
         kv = "a part of the KV cache" if placed.resident_layers else "the KV cache"
         what = f"the weights of {counted(offloaded, 'layer')} and {kv}" if offloaded else kv
+        if placed.away_layers:
+            also = f" and {kv}" if placed.resident_layers < request.shape.kv_layers else ""
+            what = f"the experts of {counted(placed.away_layers, 'layer')}{also}"
         yield Suggestion(f"--offload auto keeps {what} in host memory", changed)
     if request.shape.experts is not None and placement.experts == "device":
         changed = replace(request, placement=replace(placement, experts="auto"))
