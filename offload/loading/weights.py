@@ -106,9 +106,8 @@ def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Line
 def _load_apart(reader: _WeightReader, host: _WeightReader, shape: ModelShape, index: int, mover: ExpertMover) -> Layer:
     """Load a sparse layer whose experts are in host memory: by `host`, and everything else by `reader`."""
     spec, mlp = shape.spec(index), f"model.layers.{index}.mlp"
-    router = _router(reader, spec, mlp)
-    experts = _load_experts(host, shape, spec, mlp)
-    moved = mover.moved(experts, router, lambda do: LayerPass(spec, shape, do).activated)
+    experts = _load_experts(host, shape, spec, mlp, _router(reader, spec, mlp))
+    moved = mover.moved(experts, lambda do: LayerPass(spec, shape, do).activated)
     return _load_layer(reader, shape, index, moved)
 
 
@@ -147,12 +146,14 @@ def _router(reader: _WeightReader, spec: LayerSpec, mlp: str) -> LocalLinear:
     return reader.linear(spec.router_bias, f"{mlp}.gate")
 
 
-def _load_experts(reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str) -> ExpertWeights:
-    """Load the experts of one layer, one after the other; a rank's columns of each."""
+def _load_experts(
+    reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str, router: LocalLinear | None = None
+) -> ExpertWeights:
+    """Load the experts of one layer, one after the other, a rank's columns of each; and the `router` if not given."""
     each = [f"{mlp}.experts.{i}" for i in range(shape.experts.count)]
     down_bias = spec.mlp_bias and reader.group.rank == 0  # the ranks' outputs are summed
     return ExpertWeights(
-        router=_router(reader, spec, mlp),
+        router=router or _router(reader, spec, mlp),
         gate_up=tuple(_gate_up(reader, spec, name) for name in each),
         down=tuple(reader.linear(down_bias, f"{name}.down_proj") for name in each),
         per_token=shape.experts.per_token,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..experts import ExpertWeights
-from ..kernels.ops import LocalLinear, Operations
+from ..kernels.ops import Operations
 from .expert_statistics import ExpertStatistics
 from .expert_stream import ExpertStream
 from .host_experts import host_experts
@@ -51,13 +51,8 @@ class ExpertMover:
         """Return the operations with which experts are loaded, on the CPU, in a model of those of the `device`."""
         return device if self._tier.way == "stream" else self._tier.operations
 
-    def moved(
-        self,
-        experts: ExpertWeights,
-        router: LocalLinear,
-        activation: Callable[[Operations], Activation],
-    ) -> ExpertWeights:
-        """Return a layer's experts, loaded on the CPU, as they run from host memory, with a router on the device.
+    def moved(self, experts: ExpertWeights, activation: Callable[[Operations], Activation]) -> ExpertWeights:
+        """Return a layer's experts, loaded on the CPU but for their router, as they run from host memory.
 
         Args:
             activation: returns what is `activated` in `mixed`, by the operations that it takes.
@@ -67,7 +62,7 @@ class ExpertMover:
             away = self._stream.add(experts)
         else:
             away = host_experts(experts, activation(self._tier.operations), self.statistics)
-        return replace(experts, router=router, gate_up=(), down=(), away=away)
+        return replace(experts, gate_up=(), down=(), away=away)
 
     def finish(self) -> None:
         """Allocate what all layers share on the device."""
