@@ -16,6 +16,7 @@ from .architecture.config import ModelShape
 from .architecture.rope import Rope
 from .config import EXACT
 from .decoder_layer import Layer, LayerPass
+from .events import ExpertsRun
 from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
 from .kv_cache.full import Attends, FullCache, KVCache
@@ -54,6 +55,7 @@ class Model:
         self.operations = operations
         self.kv = EXACT  # the format of a new cache's keys and values
         self.barred: Tensor | None = None  # see `bar`
+        self.experts_run: Callable[[], ExpertsRun] | None = None  # what those in host memory have done; None without
         self._embedding = embedding
         self._layers = layers
         self._norm, self._norm_bias = norm, norm_bias

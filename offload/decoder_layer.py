@@ -78,9 +78,9 @@ class LayerPass:
         if not self.spec.is_parallel:
             normed = self.norm(x, layer.mlp_norm, layer.mlp_norm_bias)
         if layer.experts is not None:
-            mixed = layer.experts.mixed(normed, self.spec.router, self._activated)
+            mixed = layer.experts.mixed(normed, self.spec.router, self.activated)
             return self._add_rows(x, mixed, layer.mlp_post_norm)
-        return self._add(x, layer.down, self._activated(layer.gate_up(normed)), layer.mlp_post_norm)
+        return self._add(x, layer.down, self.activated(layer.gate_up(normed)), layer.mlp_post_norm)
 
     def norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """Return rows `[tokens, hidden]` normalised; those themselves without a weight."""
@@ -116,7 +116,7 @@ class LayerPass:
             return wide_rms_norm(rows, weight, self.shape.norm_eps).view(x.shape)
         return self.do.norm_heads(x.view(len(x), -1, len(weight)), weight, self.shape.norm_eps).view(x.shape)
 
-    def _activated(self, x: Tensor) -> Tensor:
+    def activated(self, x: Tensor) -> Tensor:
         """Return what `down` takes, `[tokens, intermediate]`."""
         if self.spec.swiglu_limit:
             return _clamped_swiglu(x, self.spec.swiglu_limit)

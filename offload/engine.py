@@ -303,4 +303,8 @@ class Engine:
         if self.stores is None:
             return where
         settings = self.stores.settings
+        if settings.experts != "device":
+            where += f", experts in host memory ({settings.experts})"
+        if settings.resident_layers >= self.model.shape.kv_layers and settings.weight_layers is None:
+            return where
         return f"{where}, KV offloaded ({settings.mode if settings.disk is None else 'disk'})"

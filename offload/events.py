@@ -62,6 +62,25 @@ class Transferred:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsRun:
+    """What the experts of `layers` layers in host memory have done so far, which run in one `way`: host or stream.
+
+    Attributes:
+        passes: layers of passes that ran some of them.
+        experts: that ran, each counted once a layer of a pass.
+        bytes: of weights that were read on the host, or copied to the device.
+        seconds: in which the host ran them; 0 where the device does.
+    """
+
+    way: str
+    layers: int
+    passes: int
+    experts: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """Final text: whole characters, no part of a stop string."""
 
@@ -177,4 +196,16 @@ class Finished:
     reason: str
 
 
-Event = Pinned | Prefilled | Restored | DraftPrefilled | Tokens | Speculated | Transferred | Text | Thought | Finished
+Event = (
+    Pinned
+    | Prefilled
+    | Restored
+    | DraftPrefilled
+    | Tokens
+    | Speculated
+    | Transferred
+    | ExpertsRun
+    | Text
+    | Thought
+    | Finished
+)

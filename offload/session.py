@@ -133,6 +133,8 @@ class Session:
             yield hierarchy.statistics()
             if self._link is not None:
                 yield self._link.statistics.event()
+            if self._model.experts_run is not None:
+                yield self._model.experts_run()
             kept = (yield Tokens(tuple(run))) if run else None
             if kept is not None:
                 self._cut(prompt + kept)

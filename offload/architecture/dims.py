@@ -6,14 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollbacks
+# Of a layer's experts: where a pass reads as many, copying the others too costs less than not knowing them in advance.
+NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBits:
-    """Average bits of a weight in memory, scales included: of the layers, and of the embeddings and output head."""
+    """Average bits of a weight in memory, scales included: of the layers, and of the embeddings and output head.
+
+    `experts` are those of the layers' experts alone; None where they are those of the layers.
+    """
 
     layers: float
     outer: float
+    experts: float | None = None
 
     @staticmethod
     def of_dtype(itemsize: int) -> WeightBits:
@@ -45,6 +51,10 @@ class Experts:
         """Return the expected number of experts of a layer that `tokens` tokens read together."""
         return expected_experts(self.count, self.per_token, tokens)
 
+    def reads_all(self, tokens: float) -> bool:
+        """Return whether `tokens` tokens read so many that a layer's experts are copied ahead, all of them."""
+        return reads_all(self.count, self.per_token, tokens)
+
 
 def expected_experts(count: int, per_token: int, tokens: float) -> float:
     """Return the expected number of experts, of `count`, that `tokens` tokens read together, each `per_token` of them.
@@ -53,6 +63,11 @@ def expected_experts(count: int, per_token: int, tokens: float) -> float:
     others' (MoESD, arXiv 2505.19645). Where neighbouring tokens share more of them, they read fewer.
     """
     return count * (1 - (1 - per_token / count) ** tokens)
+
+
+def reads_all(count: int, per_token: int, tokens: float) -> bool:
+    """Return whether `tokens` tokens read nearly all of `count` experts, each `per_token` of them."""
+    return expected_experts(count, per_token, tokens) >= NEARLY_ALL * count
 
 
 @dataclass(frozen=True)
@@ -114,12 +129,17 @@ class Dimensions:
         heads = self.heads * self.head_dim
         yield self.hidden, self.layers * (heads + 2 * self.kv_heads * self.head_dim)
         yield heads, self.layers * self.hidden
-        mlps = [(self.intermediate, self.dense_layers)]
+        yield from self._mlps(self.intermediate, self.dense_layers)
+        yield from self.expert_linears()
+
+    def expert_linears(self) -> Iterator[tuple[int, int]]:
+        """Yield the inputs and outputs of all experts' linears, as `linears` does."""
         if self.experts:
-            mlps.append((self.experts.width, self.experts.layers * self.experts.count))
-        for width, count in mlps:
-            yield self.hidden, count * (self.mlp_matrices - 1) * width
-            yield width, count * self.hidden
+            yield from self._mlps(self.experts.width, self.experts.layers * self.experts.count)
+
+    def _mlps(self, width: int, count: int) -> Iterator[tuple[int, int]]:
+        yield self.hidden, count * (self.mlp_matrices - 1) * width
+        yield width, count * self.hidden
 
     @property
     def layer_parameters(self) -> int:
@@ -167,6 +187,12 @@ class Dimensions:
         """Return the bytes of the weights of one layer."""
         return int(self.layer_parameters * bits.layers / 8)
 
+    def expert_bytes(self, bits: WeightBits) -> int:
+        """Return the bytes of all experts of a sparse layer, without its router; 0 without experts."""
+        if self.experts is None:
+            return 0
+        return int(self.experts.count * self.expert_parameters * (bits.experts or bits.layers) / 8)
+
     def outer_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of the embeddings and the output head."""
         return int(self.outer_parameters * bits.outer / 8)
@@ -175,7 +201,8 @@ class Dimensions:
         """Return the bytes of weights that a pass of `tokens` tokens reads: of experts, as many as are expected."""
         layers = self.layers * self.layer_bytes(bits)
         if self.experts:
-            layers = int(self._read_by(tokens) * bits.layers / 8)
+            unread = 1 - self.experts.distinct(tokens) / self.experts.count
+            layers = int(self._all_layers() * bits.layers / 8 - unread * self.experts.layers * self.expert_bytes(bits))
         return layers + int(self.vocab * self.hidden * bits.outer / 8)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:

@@ -23,13 +23,18 @@ def activation_bytes(
     width = max(shape.mlp_widths)
     row = (3 * width + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * max(itemsize, 4 * copies)
     if shape.experts:  # a row for each expert of a token: what it takes, gate, up, their product, and outputs in fp32
-        each = (shape.hidden + 3 * shape.experts.width) * max(itemsize, 4 * copies) + shape.hidden * 4
-        row += shape.experts.per_token * each + 2 * shape.hidden * 4
+        row += expert_row_bytes(shape, max(itemsize, 4 * copies))
     if copies:
         widest = 2 * width * shape.hidden * 4 + 4 * 4 * shape.vocab
         return rope + widest + max(rows * 2 * row + prefill, decode)
     logits = 4 * 4 * shape.vocab * TAIL // 4  # of the longest draft: logits, sorted, and distributions
     return rope + max(rows * (row + 2 * 4 * shape.hidden) + prefill, logits + decode)
+
+
+def expert_row_bytes(shape: Dimensions, itemsize: int) -> int:
+    """Return the bytes of a token's activations in its experts."""
+    each = (shape.hidden + 3 * shape.experts.width) * itemsize + shape.hidden * 4
+    return shape.experts.per_token * each + 2 * shape.hidden * 4
 
 
 def rope_bytes(shape: Dimensions, tokens: int, itemsize: int) -> int:

@@ -146,7 +146,7 @@ def published_bits(known: str | None) -> WeightBits | None:
     shape = KNOWN[known]
     every = shape.parameters - shape.outer_parameters
     experts = shape.experts.layers * shape.experts.count * shape.expert_parameters
-    return WeightBits((experts * _MXFP4_BITS + (every - experts) * 16) / every, 16)
+    return WeightBits((experts * _MXFP4_BITS + (every - experts) * 16) / every, 16, _MXFP4_BITS)
 
 
 def compatible(target: str, draft: str) -> bool:

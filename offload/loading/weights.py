@@ -12,17 +12,18 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.layer_spec import LayerSpec
 from ..decoder import Model
-from ..decoder_layer import Layer
+from ..decoder_layer import Layer, LayerPass
 from ..experts import ExpertWeights
 from ..kernels.ops import Linear, LocalLinear, Operations, TorchOperations
 from ..kernels.quantized import QuantizedTensor
-from ..offloading import StreamedLayers, WeightTier
+from ..offloading import ExpertMover, StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
 from .layer_tensors import StoredTensors, layer_sizes
 from .safetensors import Checkpoint, TensorReader
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
+_CPU = torch.device("cpu")
 
 
 def load_model(
@@ -49,16 +50,25 @@ def load_model(
         reader = _WeightReader(read, dtype, device, do, group, share, checkpoint.shape)
         embedding, head = _load_ends(reader, shape)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
-        outside = _WeightReader(read, dtype, torch.device("cpu"), do, group, share, checkpoint.shape)
+        outside = _WeightReader(read, dtype, _CPU, do, group, share, checkpoint.shape)
+        mover = None if tier is None or tier.experts is None else ExpertMover(tier.experts, device)
         loaded = []
         for index in range(shape.layers):
-            loaded.append(_load_layer(reader if index < resident else outside, shape, index))
+            if mover is not None and shape.spec(index).is_sparse and mover.takes_next():
+                host = _WeightReader(read, dtype, _CPU, mover.operations(do), group, share, checkpoint.shape)
+                loaded.append(_load_apart(reader, host, shape, index, mover))
+            else:
+                loaded.append(_load_layer(reader if index < resident else outside, shape, index))
             progress(index + 1, shape.layers)
         layers = loaded
         if resident < shape.layers:
             layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
         norm, bias = _final_norm(reader, shape)
-        return Model(shape, do, embedding, layers, norm, head, group, bias, dtype)
+        model = Model(shape, do, embedding, layers, norm, head, group, bias, dtype)
+        if mover is not None:
+            mover.finish()
+            model.experts_run = mover.statistics.event
+        return model
 
 
 def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tensor], Tensor], Linear]:
@@ -93,8 +103,16 @@ def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Line
         return reader.gathered(reader.linear(False, name))
 
 
-def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
-    """Load the fused weights of one layer."""
+def _load_apart(reader: _WeightReader, host: _WeightReader, shape: ModelShape, index: int, mover: ExpertMover) -> Layer:
+    """Load a sparse layer whose experts are in host memory: by `host`, and everything else by `reader`."""
+    spec, mlp = shape.spec(index), f"model.layers.{index}.mlp"
+    experts = _load_experts(host, shape, spec, mlp, _router(reader, spec, mlp))
+    moved = mover.moved(experts, lambda do: LayerPass(spec, shape, do).activated)
+    return _load_layer(reader, shape, index, moved)
+
+
+def _load_layer(reader: _WeightReader, shape: ModelShape, index: int, experts: ExpertWeights | None = None) -> Layer:
+    """Load the fused weights of one layer; `experts`, if they are loaded already."""
     spec, prefix = shape.spec(index), f"model.layers.{index}."
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp"
     has = set(layer_sizes(shape, spec))
@@ -111,7 +129,7 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=None if spec.is_sparse else _gate_up(reader, spec, mlp),
         down=None if spec.is_sparse else reader.summed(spec.mlp_bias, f"{mlp}.down_proj"),
-        experts=_load_experts(reader, shape, spec, mlp) if spec.is_sparse else None,
+        experts=experts or (_load_experts(reader, shape, spec, mlp) if spec.is_sparse else None),
         input_norm_bias=norm("input_layernorm", "bias"),
         mlp_norm_bias=norm("post_attention_layernorm", "bias"),
         attention_post_norm=norm("post_self_attn_layernorm"),
@@ -124,12 +142,18 @@ def _gate_up(reader: _WeightReader, spec: LayerSpec, mlp: str) -> LocalLinear:
     return reader.linear(spec.mlp_bias, *(f"{mlp}.{x}_proj" for x in ("gate", "up")[not spec.is_gated :]))
 
 
-def _load_experts(reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str) -> ExpertWeights:
-    """Load the experts of one layer, one after the other; a rank's columns of each."""
+def _router(reader: _WeightReader, spec: LayerSpec, mlp: str) -> LocalLinear:
+    return reader.linear(spec.router_bias, f"{mlp}.gate")
+
+
+def _load_experts(
+    reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str, router: LocalLinear | None = None
+) -> ExpertWeights:
+    """Load the experts of one layer, one after the other, a rank's columns of each; and the `router` if not given."""
     each = [f"{mlp}.experts.{i}" for i in range(shape.experts.count)]
     down_bias = spec.mlp_bias and reader.group.rank == 0  # the ranks' outputs are summed
     return ExpertWeights(
-        router=reader.linear(spec.router_bias, f"{mlp}.gate"),
+        router=router or _router(reader, spec, mlp),
         gate_up=tuple(_gate_up(reader, spec, name) for name in each),
         down=tuple(reader.linear(down_bias, f"{name}.down_proj") for name in each),
         per_token=shape.experts.per_token,

@@ -51,6 +51,8 @@ class TierSettings:
         overlap: prefetch while the device computes.
         by_layers: prefill layer by layer, so that no page is read back.
         weight_layers: layers whose weights stay on the device; None for all.
+        experts: how experts run that are in host memory: host or stream; device: they are with the other weights.
+        expert_layers: layers whose experts stay on the device nevertheless.
         link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
         host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
         disk: a folder; pages of layers that are not resident lie in a file there instead of host memory. On a CPU.
@@ -64,6 +66,8 @@ class TierSettings:
     overlap: bool = True
     by_layers: bool = True
     weight_layers: int | None = None
+    experts: str = "device"
+    expert_layers: int = 0
     link_gb_s: float | None = None
     host_bandwidth: float | None = None
     disk: Path | None = None
@@ -89,7 +93,8 @@ class TieredStoreFactory:
         operations: the model's operations, for the resident layers.
         link: None for a simulated link of `settings.link_gb_s`, the device's own, or that to the disk.
         new_file: makes the file on disk, from the arguments of ScratchFile.
-        kv: the format of keys and values; quantised ones are on a CPU, and prompts are read chunk by chunk.
+        kv: the format of keys and values; quantised ones are offloaded on a CPU alone, and prompts are read chunk by
+            chunk.
     """
 
     def __init__(
@@ -101,7 +106,6 @@ class TieredStoreFactory:
         new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
         kv: str = EXACT,
     ) -> None:
-        assert kv == EXACT or device.type == "cpu", "a combination that does not run"
         assert settings.disk is None or settings.mode == "stream", "pages on disk are streamed"
         self.settings = settings if kv == EXACT else replace(settings, by_layers=False)
         self._new_file, self._kv = new_file, kv
@@ -157,6 +161,7 @@ class TieredStoreFactory:
         return TieredStore(shape, tiers)
 
     def _new_quantized_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> QuantizedTieredStore:
+        assert self._device.type == "cpu", "a combination that does not run"
         page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
         format = QuantizedPageFormat(shape, page, self._kv)
         size = self._pages_size(shape, capacity, format)

@@ -119,7 +119,7 @@ class Passes:
         copied = 0.0 if self.placed.uses_disk else offloaded
         hosted = share * offloaded
         scoring = count * attention_flops(shape, request.tokens, rows)
-        base = self._linears(rows)
+        base = self.linears(rows)
         return replace(
             base,
             kv=(kv - hosted) / gpus,
@@ -134,10 +134,11 @@ class Passes:
             folded_layers=count * layers if hosted else 0,
         )
 
-    def _linears(self, rows: int) -> Pass:
+    def linears(self, rows: int) -> Pass:
         """Return the target's linear layers; weights that are not resident are copied over the link."""
-        request, shape = self.request, self.request.shape
-        return _linears(shape, request, rows, request.hardware.gpus, shape.layers - self.placed.weight_layers)
+        request, shape, placed = self.request, self.request.shape, self.placed
+        work = _linears(shape, request, rows, request.hardware.gpus, shape.layers - placed.weight_layers)
+        return with_experts_away(work, request, placed)
 
     def retrieval(self, rows: int) -> float:
         """Return the seconds of a target pass over the retrieval cache."""
@@ -151,7 +152,7 @@ class Passes:
         kv = count * (windows + stored_bytes(shape.growing, kind, budget, request.itemsize))
         scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
-        linears = self._linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
+        linears = self.linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
         work = replace(linears, kv=kv / gpus, kv_rate=KV_RATES[kind], attention_flops=scoring / gpus)
         return pass_time(work, request.hardware).seconds
 
@@ -307,6 +308,31 @@ def _linears(
         sequences=request.sequences,
         experts=shape.experts.distinct(rows) * shape.experts.layers if shape.experts else 0.0,
     )
+
+
+def with_experts_away(work: Pass, request: PlanRequest, placed: Placed) -> Pass:
+    """Return a pass of the target with the experts that lie in host memory, as the placement runs them."""
+    if not placed.away_layers:
+        return work
+    experts, gpus = request.shape.experts, request.hardware.gpus
+    each, layers = request.shape.expert_bytes(request.bits) / experts.count, placed.away_layers
+    run = experts.distinct(work.rows) * layers
+    if placed.experts == "host":
+        operations = 2 * request.shape.expert_parameters * experts.per_token * work.rows * layers
+        return replace(
+            work,
+            weights=work.weights - run * each / gpus,
+            linear_flops=work.linear_flops - operations / gpus,
+            experts=work.experts - run,
+            hosted_weights=run * each,
+            hosted_experts=run * gpus,
+            hosted_expert_flops=operations,
+            hosted_layers=layers,
+        )
+    if experts.reads_all(work.rows):
+        whole = experts.count * layers
+        return replace(work, copied=work.copied + whole * each / gpus, pages=work.pages + whole)
+    return replace(work, chosen=run * each / gpus, pages=work.pages + run)
 
 
 def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:

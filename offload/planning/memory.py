@@ -143,6 +143,8 @@ def estimate(
     prefill = 0
     if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
         prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu)
+    elif by_layers:
+        prefill = tokens * share.hidden * itemsize  # of all tokens between two layers
     dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(
         tokens=tokens,

@@ -31,6 +31,7 @@ class PlanRequest:
         kv: the format of the full cache's keys and values.
         sequences: that run together, each of `tokens`.
         shared: tokens of their common beginning, which is in the KV cache once where all of it is on the device.
+        host_computes: whether the native kernel runs on the host: without it, experts run there only if asked for.
         static_batch: the sequences run in lock step, and attention and sampling of all are one kernel each, in CUDA
             graphs, as was measured for TriForce. False: each has its own kernels, and goes on when it can, as here.
     """
@@ -54,6 +55,7 @@ class PlanRequest:
     kv: str = EXACT
     sequences: int = 1
     shared: int = 0
+    host_computes: bool = True
     static_batch: bool = False
 
     @property
@@ -90,6 +92,18 @@ class PlanRequest:
     def has_one_memory(self) -> bool:
         """Return whether device and host are the same memory, with nothing to copy: a CPU without a simulated link."""
         return self.hardware.shared and self.placement.link_gb_s is None
+
+    @property
+    def expert_ways(self) -> tuple[str, ...]:
+        """Return how experts may run that are not on the device, the most promising way first; () for no such ways."""
+        placement = self.placement
+        if self.shape.experts is None or self.has_one_memory or placement.experts == "device":
+            return ()
+        if placement.experts != "auto":
+            return (placement.experts,)
+        if placement.offload == "none":
+            return ()
+        return ("host", "stream") if self.host_computes else ("stream",)
 
     @property
     def may_use_disk(self) -> bool:

@@ -10,14 +10,17 @@ from gguf import GGMLQuantizationType
 
 from offload.architecture.known import read_shape
 from offload.errors import SettingsError
+from offload.kernels.ops import TorchOperations
 from offload.loading.hub import open_checkpoint
 from offload.loading.weights import load_model
+from offload.offloading import ExpertTier, WeightTier
 from offload.parallel import ALONE, split
 from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.gguf import write_gguf
 from tests.support.models import FAMILY_CASES, VARIANTS, ids, make_hf_model
+from tests.support.offloading import make_link
 from tests.support.rank_pool import CPU
 
 
@@ -61,6 +64,25 @@ def hidden(group, path, vocab=None):
     runner = Runner(model, model.new_cache(64), 16)
     rows = runner.rows(TokenSequence(ids(40)), ids(8, seed=1))
     return model.logits(rows), sum(read) / sum(math.prod(size) for size in checkpoint.sizes().values())
+
+
+def with_experts_away(group, path, way):
+    """Return the logits of two passes with all experts in host memory."""
+    checkpoint, link = open_checkpoint(Path(path)), make_link()
+    share = None if group.size == 1 else split(checkpoint.shape, group.rank, group.size)
+    tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(0, way, link, TorchOperations()))
+    model = load_model(checkpoint, torch.float32, CPU, lambda *_: None, tier=tier, group=group, share=share)
+    runner = Runner(model, model.new_cache(64), 16)
+    return model.logits(runner.rows(TokenSequence(ids(40)), ids(8, seed=1)))
+
+
+@pytest.mark.parametrize("way", ["host", "stream"])
+def test_ranks_share_experts_in_host_memory(rank_pool, tmp_path, way):
+    make_hf_model(FAMILY_CASES["gpt-oss"][0], **FAMILY_CASES["gpt-oss"][1]).save_pretrained(tmp_path)
+    expected, found = hidden(ALONE, str(tmp_path))[0], rank_pool.run(with_experts_away, str(tmp_path), way)
+    for logits in found:
+        assert torch.equal(logits, found[0])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def check_logits(rank_pool, path, vocab=None):

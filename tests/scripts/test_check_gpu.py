@@ -15,8 +15,8 @@ from offload.sequence import TokenSequence
 from offload.speculation.estimators import expected_tokens
 from tests.support.paths import SCRIPTS
 
-PARTS = ["tests", "rates", "link", "overlap", "decoding", "resident steps", "quantised linears", "prefill"]
-PARTS += ["long context", "verification", "retrieval", "triforce"]
+PARTS = ["tests", "rates", "link", "overlap", "decoding", "resident steps", "quantised linears", "experts"]
+PARTS += ["prefill", "long context", "verification", "retrieval", "triforce"]
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
     assert compared["verification"] == [f"{mode}, {rows} rows" for mode in modes for rows in (1, 8, 22)]
     assert len(compared["quantised linears"]) == 6
     assert compared["triforce"] == ["plain decoding", "TriForce", "speed-up"]
+    assert compared["experts"] == [f"{way}, {count} rows" for way in ("stream", "host") for count in (1, 8)]
     assert compared["prefill"] == ["prefill"] and len(compared["resident steps"]) == 4
     assert all(
         each["measured"] > 0 and each["predicted"] > 0 for part in PARTS for each in results[part]["comparisons"]
@@ -67,6 +68,20 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
 
 def test_the_parts_take_less_than_nine_minutes(check):
     assert sum(seconds for _, seconds, _ in check.module.parts("cpu")) < 540
+
+
+def test_experts_on_the_host_that_are_wrong_are_found(check, monkeypatch):
+    import gpu_experts
+    from gpu_machine import Machine
+
+    from offload.offloading.host_experts import HostExperts
+
+    machine, right = Machine("cpu"), HostExperts.weighted_sum
+    monkeypatch.setattr(HostExperts, "weighted_sum", lambda experts, *given: 1.5 * right(experts, *given))
+    check.module.attempt("rates", 20, machine.rates)
+    result = check.module.attempt("experts", 20, lambda rows: gpu_experts.experts(machine, rows))
+    assert result["state"] == "failed" and "experts by host: an error of" in result["rows"][-1][2]
+    assert any(row[:2] == ("experts by stream", "as on the device") for row in result["rows"])
 
 
 def test_a_product_with_quantised_weights_that_is_wrong_is_found(check, monkeypatch):

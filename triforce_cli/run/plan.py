@@ -53,8 +53,10 @@ def plan_request(
 
     `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16.
     """
-    if settings.placement.disk is not None:
-        refuse_disk_beside_a_link(not hardware.shared, settings.placement)
+    placement = settings.placement
+    if placement.disk is not None:
+        refuse_disk_beside_a_link(not hardware.shared, placement)
+    check_experts(placement, shape, hardware.shared and placement.link_gb_s is None)
     level = settings.engine.quantize
     if level is not None and (settings.engine.dtype not in ("auto", "bfloat16") or hardware.dtype != "bf16"):
         dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
@@ -146,7 +148,9 @@ def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(model, placement)
-    if settings.speculation.approximate is not None:  # its keys and values stay on the device
+    if (lossy := settings.speculation.approximate) is not None:  # its keys and values stay on the device
+        for flag in expert_flags(placement):
+            raise SettingsError(f"{flag} and --approximate {lossy} cannot be used together", "leave one of the two out")
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
     if model.device.type == "cpu" and placement.link_gb_s is None and placement.disk is None:
@@ -176,6 +180,8 @@ def _tier_settings(plan: Plan) -> TierSettings:
         share=placement.host_share,
         by_layers=where.prefill_order == "layers",
         weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
+        experts=where.experts,
+        expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
         link_gb_s=placement.link_gb_s,
         disk=Path(placement.disk) if where.uses_disk else None,
     )
@@ -189,6 +195,8 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
     if placement.disk is not None:
         refuse_disk_beside_a_link(not on_cpu, placement)
         check_folder(Path(placement.disk))
+    check_experts(placement, model.checkpoint.shape, on_cpu and link is None)
+    model.check_experts(placement.experts)
     if not on_cpu or link is not None:
         return
     asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
@@ -198,6 +206,25 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
             raise SettingsError(
                 f"--{name} {value} divides KV between a device and the host, and this device is the CPU",
                 "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
+            )
+
+
+def expert_flags(placement: Placement) -> list[str]:
+    """Return the flags that ask for experts in host memory, beside a device."""
+    asked = {"experts": placement.experts if placement.experts in ("host", "stream") else None}
+    asked["expert-layers"] = placement.expert_layers
+    return [f"--{name} {value}" for name, value in asked.items() if value is not None]
+
+
+def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:
+    """Raise SettingsError for flags about experts that this model or machine does not have."""
+    for flag in expert_flags(placement):
+        if shape.experts is None:
+            raise SettingsError(f"{flag} is for a mixture of experts, and this model is none", "leave it out")
+        if has_one_memory:
+            raise SettingsError(
+                f"{flag} divides experts between a device and the host, and this device is the CPU",
+                "leave it out: a CPU runs experts in its memory where they are; or simulate a link, such as --link 25",
             )
 
 
@@ -242,6 +269,7 @@ def request_on_this_machine(
         itemsize=model.dtype.itemsize,
         retrieves_in_place=in_place,
         has_triton=find_spec("triton") is not None,
+        host_computes=model.host_computes,
         weight_bits=model.weight_bits,
         copies=model.copy_bits is not None,
     )
