@@ -143,7 +143,7 @@ class QuantizedPasses(QuantizedMemory):
         format, runs = self.tiers.format, []
         for page, some, _ in self._pages_of(groups):
             offloaded = self.open_pages.newest(page).cpu()
-            runs.append(format.view(offloaded)[:, :, some.start : some.stop].flatten(2))
+            runs.append(format.grains(offloaded)[:, :, some.start : some.stop].flatten(2))
         offloaded = torch.cat(runs, dim=2)
         return torch.cat((super()._dump_groups(groups), offloaded)) if self.resident_layers else offloaded
 
@@ -152,5 +152,5 @@ class QuantizedPasses(QuantizedMemory):
         resident = self.resident_layers
         super()._load_groups(first, groups[:resident])
         for page, some, part in self._pages_of(range(first, first + groups.shape[2])):
-            pages = self.tiers.format.view(self.open_pages.edited(page))
+            pages = self.tiers.format.grains(self.open_pages.edited(page))
             self._copy(pages[:, :, some.start : some.stop], groups[resident:, :, part])
