@@ -101,8 +101,9 @@ class Passes:
     def _shares(self) -> list[float]:
         placement, placed = self.request.placement, self.placed
         asked = placement.offload != "auto" or placement.host_share is not None
-        # A quantised cache is on a CPU, where the host's cores are the device's: nothing is gained beside a real link.
-        streams = placement.offload == "stream" or (self.request.kv != EXACT and not asked)
+        # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
+        converts = self.request.kv != EXACT and self.request.hardware.shared
+        streams = placement.offload == "stream" or (converts and not asked)
         if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
         if placement.offload == "host":

@@ -15,7 +15,7 @@ from ..architecture.footprint import (
     selection_bytes,
 )
 from ..architecture.kv_formats import quantized_layer_bytes
-from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
+from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
 from ..config import EXACT, Speculation
 from ..errors import OutOfMemory
 from ..levels import (
@@ -143,6 +143,8 @@ def estimate(
     prefill = 0
     if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
         prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu)
+    if kv != EXACT and not on_cpu:
+        prefill = state_bytes(share, min(prefill_chunk, tokens))
     dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(
         tokens=tokens,

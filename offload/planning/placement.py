@@ -159,7 +159,7 @@ def _resident_counts(request: PlanRequest, sizes: TierBytes, limit: int | None) 
     """
     layers, requested = request.shape.layers, request.placement.resident_layers
     every = request.shape.kv_layers
-    if request.placement.offload == "none" or request.has_one_memory or request.keeps_kv:
+    if request.placement.offload == "none" or request.has_one_memory:
         return layers, every
     wanted = every if requested is None else min(requested, every)
     if request.hardware.shared and requested is None and request.placement.memory is None:

@@ -82,11 +82,6 @@ class PlanRequest:
         return not offloaded and has_table
 
     @property
-    def keeps_kv(self) -> bool:
-        """Return whether the KV cache cannot be offloaded: of quantised keys and values, from a GPU."""
-        return self.kv != EXACT and not self.hardware.shared
-
-    @property
     def has_one_memory(self) -> bool:
         """Return whether device and host are the same memory, with nothing to copy: a CPU without a simulated link."""
         return self.hardware.shared and self.placement.link_gb_s is None

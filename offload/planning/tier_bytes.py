@@ -65,7 +65,7 @@ class TierBytes:
             "weights": (self._layers - weights) * need.layer_weights,
             "KV cache": count * host_page_bytes(self._share, offloaded, positions, page, size, request.kv),
         }
-        if need.retrieval and not request.hardware.shared:
+        if need.retrieval and not request.hardware.shared and request.kv == EXACT:  # kept by a prefill layer by layer
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = count * host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
         return {name: each * self._gpus for name, each in parts.items()}

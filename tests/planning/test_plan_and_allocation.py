@@ -97,7 +97,7 @@ class Run:
             self.weights = self.usage.now
             self._weights = self.usage.now - self._staged_weights(shape)
             self.usage.peak = self.usage.now
-            stores = TieredStoreFactory(self.model.operations, GPU, settings, FakeLink())
+            stores = TieredStoreFactory(self.model.operations, GPU, settings, FakeLink(), kv=request.kv)
             store = stores.new_store(shape, request.tokens, torch.bfloat16)
             self.full = Runner(self.model, self.model.new_cache(request.tokens, store=store), request.prefill_chunk)
             self.middle = SelectedRunner(self.full, selected_cache(self.full.cache, request.speculation))
@@ -203,6 +203,17 @@ def test_streamed_weights():
         run.decode()
         staged = 2 * asked.shape.layer_parameters * 2
         assert run.peak - staged <= run.planned()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("7B", "q4"), ("8B", "q8")])
+@pytest.mark.parametrize("resident", [0, LAYERS])
+def test_quantised_keys_and_values(name, kind, resident):
+    """Of a chunk of a prompt, a selection and a verification; the pages are smaller by the format."""
+    run = Run(replace(request(name, resident, tokens=SHORT), kv=kind))
+    with run.started():
+        run.prefill(CHUNK)
+        run.decode()
+        check(run)
 
 
 def quantized(asked, level):

@@ -28,7 +28,6 @@ from offload.scratch_file import ScratchFile
 from offload.system import cores, file_system, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
-from ..options.approximate import quantized_kv
 from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
@@ -61,7 +60,6 @@ def plan_request(
         raise SettingsError(
             f"--quantize {level} needs bfloat16, and {hardware.name} computes in {dtype}", "leave --quantize out"
         )
-    _check_kv_format(settings, hardware)
     return PlanRequest(
         model=settings.engine.model,
         shape=shape,
@@ -76,21 +74,6 @@ def plan_request(
         quantize=level,
         kv=settings.engine.kv,
     )
-
-
-def _check_kv_format(settings: Settings, hardware: Hardware) -> None:
-    """Raise SettingsError for flags that offload quantised keys and values from a GPU."""
-    if (kind := quantized_kv(settings)) is None or hardware.shared:
-        return
-    placement = settings.placement
-    asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
-    asked["offload"] = placement.offload if placement.offload not in ("auto", "none") else None
-    for name, value in asked.items():
-        if value is not None:
-            raise SettingsError(
-                f"--{name} {value} offloads keys and values, and those of --kv {kind} stay on the GPU",
-                "leave one of the two out",
-            )
 
 
 def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
