@@ -138,7 +138,7 @@ def estimate(
         retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
         retrieval += share.ring_bytes(itemsize, tree_nodes(settings))  # a copy, with the tokens that are drafted
         selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
-        if settings.retrieval_kv != EXACT:
+        if settings.retrieval_kv != EXACT and on_cpu:  # groups of all tokens; a GPU has those of the budget
             retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
     prefill = 0
     if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers

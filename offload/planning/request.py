@@ -78,7 +78,8 @@ class PlanRequest:
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
         on_cpu, is_quantized = self.hardware.device == "cpu", self.kv != EXACT
-        has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not is_quantized
+        copies = is_quantized or self.speculation.retrieval_kv != EXACT
+        has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not copies
         return not offloaded and has_table
 
     @property

@@ -42,6 +42,11 @@ class GroupAccumulator:
             self._ops.attend_pages(q, keys[:, tail:], values[:, tail:], state, before + 1, True, True)
         self._has_begun = True
 
+    def attend_growing(self, keys: Tensor, values: Tensor, seen: Tensor) -> None:
+        """Begin all rows with the first keys of a store, causally; `seen`, in device memory, as of `ops`."""
+        self._ops.attend_growing(self._q, keys, values, self._states[: self._splits], seen)
+        self._has_begun = True
+
     def attend_groups(self, rows: slice, groups: Tensor, first: int, stop: int) -> None:
         """Add groups `first` to `stop` of quantised ones `[kv_heads, groups, bytes]`, of which every row sees all."""
         from . import quantized_kv_ops
