@@ -12,6 +12,7 @@ from .kv_formats import WINDOW, format_bytes
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 SLOTS = 2  # for open pages, of every offloaded layer
 DISK_READ_BYTES = 4 * 2**20  # that are read from disk at once: large enough for the full rate of an NVMe drive
+BOUNCE_BUFFERS = 3  # of so many bytes, in pinned memory, through which a GPU's pages on disk pass
 
 
 def disk_buffers(page_bytes: int) -> int:

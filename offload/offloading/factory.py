@@ -55,7 +55,8 @@ class TierSettings:
         weight_layers: layers whose weights stay on the device; None for all.
         link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
         host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
-        disk: a folder; pages of layers that are not resident lie in a file there instead of host memory. On a CPU.
+        disk: a folder; pages of layers that are not resident lie in a file there instead of host memory.
+        host_layers: of these layers, those whose pages are in host memory nevertheless.
     """
 
     mode: str = "stream"
@@ -69,6 +70,7 @@ class TierSettings:
     link_gb_s: float | None = None
     host_bandwidth: float | None = None
     disk: Path | None = None
+    host_layers: int = 0
 
     def buffers_for(self, page_bytes: int) -> int:
         """Return how many pages of so many bytes are prefetched."""
@@ -115,7 +117,9 @@ class TieredStoreFactory:
         shape = shape.full_attention
         if self.settings.resident_layers < shape.layers:
             format, dtype = self._stored_format(shape, dtype)
-            self._reserved = begin_allocation(self._pages_size(shape, capacity, format), dtype, self._device)
+            layers, *size = self._pages_size(shape, capacity, format)
+            layers = layers if self.settings.disk is None else min(self.settings.host_layers, layers)
+            self._reserved = begin_allocation((layers, *size), dtype, self._device)
 
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
         """Return an empty store for a sequence of up to `capacity` tokens: of the layers that attend to all of them.
@@ -212,7 +216,7 @@ class TieredStoreFactory:
 
     def _device_pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return uninitialised memory for pages on the device, aligned for reads from disk."""
-        if self.settings.disk is None:
+        if self.settings.disk is None or self._device.type != "cpu":
             return torch.empty(size, dtype=dtype, device=self._device)
         return host_memory(size, dtype)
 
@@ -224,10 +228,16 @@ class TieredStoreFactory:
 
     def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor | DiskPages, Pinning | None]:
         """Return a file or host memory for pages, the reserved one if it is of that size."""
-        if self.settings.disk is not None:
-            nbytes = torch.Size(size).numel() * dtype.itemsize
-            is_aligned = size[2] * dtype.itemsize % ALIGNMENT == 0
-            return DiskPages(self._new_file(self.settings.disk, nbytes, is_aligned), size, dtype), None
+        if self.settings.disk is None:
+            return self._host_pages(size, dtype)
+        host = min(self.settings.host_layers, size[0])
+        memory, pinning = self._host_pages((host, *size[1:]), dtype) if host else (None, None)
+        nbytes = torch.Size((size[0] - host, *size[1:])).numel() * dtype.itemsize
+        is_aligned = size[2] * dtype.itemsize % ALIGNMENT == 0
+        return DiskPages(self._new_file(self.settings.disk, nbytes, is_aligned), size, dtype, memory), pinning
+
+    def _host_pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
+        """Return host memory for pages, the reserved one if it is of that size."""
         reserved, self._reserved = self._reserved, None
         if reserved is not None and (reserved[0].shape, reserved[0].dtype) == (size, dtype):
             return reserved
