@@ -35,7 +35,8 @@ def first_token(passes: Passes) -> Time:
     by_layers = placed.prefill_order == "layers"
     disk = {}
     if placed.uses_disk:  # written once, and read back
-        kv, disk = 0, {"disk": passes.on_disk * (1 if by_layers else 1 + chunks / 2) / hardware.disk_rate}
+        kv = 0 if request.has_one_memory else kv + placed.disk.parts["KV cache"] / hardware.gpus
+        disk = {"disk": passes.on_disk * (1 if by_layers else 1 + chunks / 2) / hardware.disk_rate}
     moved = kv + weights if by_layers else kv * (1 + chunks / 2) + weights * chunks
     launches = 0.0
     if not hardware.shared:

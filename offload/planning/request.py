@@ -90,4 +90,4 @@ class PlanRequest:
     @property
     def may_use_disk(self) -> bool:
         """Return whether KV for which memory is too small may lie on disk."""
-        return self.has_one_memory and self.placement.disk is not None
+        return self.placement.disk is not None

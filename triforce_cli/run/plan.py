@@ -52,8 +52,6 @@ def plan_request(
 
     `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16.
     """
-    if settings.placement.disk is not None:
-        refuse_disk_beside_a_link(not hardware.shared, settings.placement)
     level = settings.engine.quantize
     if level is not None and (settings.engine.dtype not in ("auto", "bfloat16") or hardware.dtype != "bf16"):
         dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
@@ -161,7 +159,14 @@ def _tier_settings(plan: Plan) -> TierSettings:
         weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
         link_gb_s=placement.link_gb_s,
         disk=Path(placement.disk) if where.uses_disk else None,
+        host_layers=0 if plan.request.has_one_memory else _host_layers(plan),
     )
+
+
+def _host_layers(plan: Plan) -> int:
+    """Return how many layers have their KV in host memory beside a device."""
+    where = plan.placed
+    return plan.request.shape.kv_layers - where.resident_layers - where.disk_layers
 
 
 def check_tiers(model: OpenModel, placement: Placement) -> None:
@@ -170,7 +175,6 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
     if not on_cpu and link is not None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     if placement.disk is not None:
-        refuse_disk_beside_a_link(not on_cpu, placement)
         check_folder(Path(placement.disk))
     if not on_cpu or link is not None:
         return
@@ -182,15 +186,6 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
                 f"--{name} {value} divides KV between a device and the host, and this device is the CPU",
                 "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
             )
-
-
-def refuse_disk_beside_a_link(on_gpu: bool, placement: Placement) -> None:
-    """Raise SettingsError for a disk beside a GPU, or beside a simulated link to one."""
-    if on_gpu or placement.link_gb_s is not None:
-        raise SettingsError(
-            "--disk keeps KV on disk for a CPU that computes, and here a GPU does, or --link simulates one",
-            "leave --disk out; or use --device cpu without --link",
-        )
 
 
 def free_on_disk(folder: Path) -> int:
