@@ -270,7 +270,7 @@ def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small()
     tight, shape = plans[1], plans[1].request.shape
     where, layer = tight.placed, shape.layer_kv_bytes(131072, 2)
     kept = shape.layers - where.resident_layers - where.disk_layers
-    assert 0 < kept and 0 < where.resident_layers == plans[0].placed.resident_layers
+    assert kept > 0 and 0 < where.resident_layers == plans[0].placed.resident_layers
     assert kept * layer < tight.host.total <= 32 * GIB < tight.host.total + layer
     assert tight.disk.total == where.disk_layers * layer and tight.offload == "stream"
     assert tight.plain.tbt.bound == "disk" and tight.plain.tbt.resources["disk"] == tight.disk.total / 3e9

@@ -90,6 +90,8 @@ def test_beside_a_device_the_disk_takes_what_host_memory_has_no_room_for(
     """Over a simulated link: the text is that of memory. What passes through host memory does so in small pieces."""
     for module in ("planning.tier_bytes", "offloading.staged_link"):
         monkeypatch.setattr(f"offload.{module}.DISK_READ_BYTES", 4096)
+    for name in ("_LEAST", "_MOST"):  # pages of quantised ones are whole windows
+        monkeypatch.setattr(f"offload.architecture.footprint.{name}", 128)
     _, plain, _ = triforce_here(*args, "--kv", kv)
     more = ("--kv", kv, "--link", "5", "--resident-layers", "1")
     roomy = json.loads(triforce_here(*args, *more, "--dry-run", "--json")[1])["plan"]["memory"]["host"]["total"]
