@@ -28,7 +28,7 @@ from offload.scratch_file import ScratchFile
 from offload.system import cores, file_system, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
-from ..options.settings import NO_PROFILE, Settings, gpu_names
+from ..options.settings import NO_PROFILE, Settings, gpu_names, refuse_unread_format
 from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
 from .calibration import load_measured, load_or_measure
@@ -52,6 +52,8 @@ def plan_request(
 
     `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16.
     """
+    if hardware.shared:
+        refuse_unread_format(settings)
     level = settings.engine.quantize
     if level is not None and (settings.engine.dtype not in ("auto", "bfloat16") or hardware.dtype != "bf16"):
         dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
@@ -127,6 +129,8 @@ def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(model, placement)
+    if model.device.type == "cpu":
+        refuse_unread_format(settings)
     if settings.speculation.approximate is not None:  # its keys and values stay on the device
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
