@@ -38,16 +38,24 @@ def gather_groups(tiers: QuantizedTiers, open_pages: OpenPages, rows: Tensor, gr
 
 def _far(tiers: QuantizedTiers, layer: Tensor, page: Tensor, head: Tensor, group: Tensor) -> Tensor:
     """Return groups `[n, bytes]` on the device of closed pages; all indices are `[n]`."""
-    format, device = tiers.format, tiers.open.device
+    format = tiers.format
     if isinstance(tiers.pages, DiskPages):
         staged = read_grains(tiers, *(x.unsqueeze(1) for x in (layer, page, head, group))).squeeze(1)
     else:
         grains = format.grains(tiers.pages)  # [layers, pages, kv_heads, groups, bytes]
         _, pages, heads, each = grains.shape[:4]
         at = ((layer * pages + page) * heads + head) * each + group
-        staged = allocator(device)((len(at), format.group_bytes), torch.uint8)
+        staged = _staging(tiers, len(at))
         torch.index_select(grains.flatten(0, 3), 0, at, out=staged)
     target = tiers.new_memory(tuple(staged.shape))
     tiers.link.wait(ticket := tiers.link.copy([(target, staged)], tiers.link.mark()))
     tiers.link.finish(ticket)
     return target
+
+
+def _staging(tiers: QuantizedTiers, count: int) -> Tensor:
+    """Return pinned memory for so many groups, valid until the next call."""
+    if tiers.staging is None or len(tiers.staging) < count:
+        tiers.staging = None  # free it first
+        tiers.staging = allocator(tiers.open.device)((count, tiers.format.group_bytes), torch.uint8)
+    return tiers.staging[:count]

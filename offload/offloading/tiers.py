@@ -51,6 +51,7 @@ class QuantizedTiers:
     pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
     open: Tensor  # [layers - resident_layers, slots, numbers] on the device; see OpenPages
     pinning: Pinning | None = None  # of `pages`, which may still be under way
+    staging: Tensor | None = None  # pinned memory for gathered groups, from the first time on; pinning takes long
 
     def new_memory(self, size: tuple[int, ...]) -> Tensor:
         """Return uninitialised memory for pages on the device."""
