@@ -199,7 +199,8 @@ class OpenModel:
         """Return whether the retrieval cache copies nothing where all KV is on the device."""
         if self.device.type == "cpu":
             return self.kernel != "off"
-        return self.config.kv == EXACT and find_spec("triton") is not None
+        is_exact = self.config.kv == self.speculation.retrieval_kv == EXACT
+        return is_exact and find_spec("triton") is not None
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
@@ -292,7 +293,7 @@ class OpenModel:
                     "leave weight_layers out, or use experts=device",
                 )
         copied = self.speculation.retrieval_kv
-        if tiers is not None and copied != EXACT:
+        if tiers is not None and copied != EXACT and self.device.type == "cpu":
             raise SettingsError(
                 f"--retrieval-kv {copied} is for keys and values in memory, and these are offloaded",
                 "leave --retrieval-kv out, or offloading",
@@ -354,10 +355,19 @@ class OpenModel:
                 f"--kv {self.config.kv} and --approximate {self.speculation.approximate} cannot be used together",
                 "leave one of the two out",
             )
-        copied = self.speculation.retrieval_kv
-        if copied != EXACT and (self.kernel == "off" or self.config.kv != EXACT):
+        if (copied := self.speculation.retrieval_kv) == EXACT:
+            return
+        if self.config.kv != EXACT:
             raise SettingsError(
-                f"--retrieval-kv {copied} needs the native kernel, and keys and values without --kv",
+                f"--retrieval-kv {copied} needs keys and values without --kv {self.config.kv}",
+                "leave one of the two out",
+            )
+        if (reason := self._why_no_kv()) is not None:
+            raise SettingsError(f"--retrieval-kv {copied} needs {reason}", "leave --retrieval-kv out")
+        if self.device.type != "cpu" and self.checkpoint.shape.caps_scores:
+            raise SettingsError(
+                f"--retrieval-kv {copied} does not work with {self.checkpoint.shape.family} on a GPU, which caps "
+                "attention scores",
                 "leave --retrieval-kv out",
             )
 

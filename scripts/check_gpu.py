@@ -55,12 +55,13 @@ def complain(message: str, hint: str) -> int:
 
 
 def parts(device: str) -> Iterator[tuple[str, int, Part]]:
-    """Yield (name, time limit in seconds, function) of each part; together less than 9 minutes."""
+    """Yield (name, time limit in seconds, function) of each part; together less than 10 minutes."""
     import gpu_experts
     import gpu_long
     import gpu_parts
     import gpu_prefill
     import gpu_quantized
+    import gpu_quantized_kv
     import gpu_steps
     import gpu_triforce
     from gpu_machine import Machine
@@ -75,6 +76,7 @@ def parts(device: str) -> Iterator[tuple[str, int, Part]]:
     yield "resident steps", 25, partial(gpu_steps.resident_steps, machine)
     yield "quantised linears", 19, partial(gpu_quantized.quantized_linears, machine)
     yield "experts", 19, partial(gpu_experts.experts, machine)
+    yield "quantised KV", 40, partial(gpu_quantized_kv.quantised_kv, machine)
     yield "prefill", 60, partial(gpu_prefill.long_prefill, machine)
     with machine.capped():
         yield "long context", 80, long.build

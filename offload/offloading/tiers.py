@@ -40,7 +40,7 @@ class Tiers:
 
 @dataclass
 class QuantizedTiers:
-    """The parts of a tiered store of quantised keys and values, whose device is a CPU."""
+    """The parts of a tiered store of quantised keys and values."""
 
     format: QuantizedPageFormat
     link: Link
@@ -49,9 +49,13 @@ class QuantizedTiers:
     host: HostThread | None  # None: every page is streamed
     resident_layers: int
     pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
-    open: Tensor  # [layers - resident_layers, slots, numbers]; see OpenPages
+    open: Tensor  # [layers - resident_layers, slots, numbers] on the device; see OpenPages
+    pinning: Pinning | None = None  # of `pages`, which may still be under way
+    staging: Tensor | None = None  # pinned memory for gathered groups, from the first time on; pinning takes long
 
     def new_memory(self, size: tuple[int, ...]) -> Tensor:
         """Return uninitialised memory for pages on the device."""
         with torch.inference_mode(False):
-            return host_memory(size, torch.uint8)
+            if self.open.device.type == "cpu":
+                return host_memory(size, torch.uint8)
+            return torch.empty(size, dtype=torch.uint8, device=self.open.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..architecture.footprint import PAGE_GRAIN
+from ..architecture.kv_formats import stored_bytes
 from ..hardware.rates import READ
 from ..levels import has_middle, selected_chunk
 from .latency import Passes, attention_flops
@@ -50,7 +51,8 @@ def first_token(passes: Passes) -> Time:
     by_layers = placed.prefill_order == "layers"
     disk = {}
     if placed.uses_disk:  # written once, and read back
-        kv, disk = 0, {"disk": passes.on_disk * (1 if by_layers else 1 + chunks / 2) / hardware.disk_rate}
+        kv = 0 if request.has_one_memory else kv + placed.disk.parts["KV cache"] / hardware.gpus
+        disk = {"disk": passes.on_disk * (1 if by_layers else 1 + chunks / 2) / hardware.disk_rate}
     moved = kv + weights if by_layers else kv * (1 + chunks / 2) + weights * chunks
     launches = 0.0
     if not hardware.shared:
@@ -89,8 +91,11 @@ def first_selection(passes: Passes) -> float:
     if hardware.shared:
         return 2 * passes.scoring()
     offloaded, growing = 1 - placed.resident_layers / shape.kv_layers, shape.growing
-    kv = growing.kv_bytes(request.tokens, request.itemsize) / gpus
-    selected = offloaded * growing.kv_bytes(min(settings.budget, request.tokens), request.itemsize) / gpus
+    kv, selected = (
+        stored_bytes(growing, request.kv, tokens, request.itemsize) / gpus
+        for tokens in (request.tokens, min(settings.budget, request.tokens))
+    )
+    selected *= offloaded
     gathering = gpus * selected * 2 / (GATHER * hardware.host_bandwidth)  # read and written
     seconds = passes.scoring() + selected / hardware.link + gathering
     if placed.prefill_order == "layers":

@@ -101,8 +101,9 @@ class Passes:
     def _shares(self) -> list[float]:
         placement, placed = self.request.placement, self.placed
         asked = placement.offload != "auto" or placement.host_share is not None
-        # A quantised cache is on a CPU, where the host's cores are the device's: nothing is gained beside a real link.
-        streams = placement.offload == "stream" or (self.request.kv != EXACT and not asked)
+        # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
+        converts = self.request.kv != EXACT and self.request.hardware.shared
+        streams = placement.offload == "stream" or (converts and not asked)
         if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
         if placement.offload == "host":
@@ -116,7 +117,7 @@ class Passes:
         layers = shape.kv_layers - self.placed.resident_layers
         windows = count * shape.window_bytes(request.tokens, request.itemsize)
         offloaded = (kv - windows) * (layers / shape.kv_layers)
-        copied = 0.0 if self.placed.uses_disk else offloaded
+        copied = 0.0 if request.has_one_memory else offloaded
         hosted = share * offloaded
         scoring = count * attention_flops(shape, request.tokens, rows)
         base = self.linears(rows)
@@ -160,7 +161,7 @@ class Passes:
     def on_disk(self) -> float:
         """Return the bytes of KV on disk, of all tokens of all sequences."""
         request, placed = self.request, self.placed
-        share = 1 - placed.resident_layers / request.shape.kv_layers if placed.uses_disk else 0.0
+        share = placed.disk_layers / request.shape.kv_layers
         return (
             share
             * request.sequences
@@ -173,12 +174,13 @@ class Passes:
         They are those of all sequences. From disk, new chunks are read page by page: at most all of it.
         """
         request, hardware = self.request, self.request.hardware
+        reading = self.on_disk / hardware.disk_rate if self.on_disk else 0.0
         if hardware.shared:
-            return self.on_disk / hardware.disk_rate if self.on_disk else 0.0
+            return reading
         resident = self.placed.resident_layers / request.shape.kv_layers
         kv = request.sequences * request.shape.growing.kv_bytes(request.tokens, request.itemsize)
         keys = resident * kv / 2 / hardware.gpus
-        return keys / hardware.bandwidth / READ
+        return reading + keys / hardware.bandwidth / READ
 
     def draft_step(self, rows: int = 1) -> float:
         """Return the seconds of a step of the draft model, which each device has whole; 0 for lookup."""

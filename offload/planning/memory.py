@@ -15,7 +15,7 @@ from ..architecture.footprint import (
     selection_bytes,
 )
 from ..architecture.kv_formats import quantized_layer_bytes
-from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
+from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
 from ..config import EXACT, Speculation
 from ..errors import OutOfMemory
 from ..levels import (
@@ -138,13 +138,15 @@ def estimate(
         retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
         retrieval += share.ring_bytes(itemsize, tree_nodes(settings))  # a copy, with the tokens that are drafted
         selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
-        if settings.retrieval_kv != EXACT:
+        if settings.retrieval_kv != EXACT and on_cpu:  # groups of all tokens; a GPU has those of the budget
             retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
     prefill = 0
     if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
         prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu)
     elif by_layers:
         prefill = tokens * share.hidden * itemsize  # of all tokens between two layers
+    if kv != EXACT and not on_cpu:
+        prefill = state_bytes(share, min(prefill_chunk, tokens))
     dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(
         tokens=tokens,

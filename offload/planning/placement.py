@@ -38,7 +38,8 @@ class Tier:
 class Placed:
     """A placement. The device tier is that of each GPU; the host tier is shared by all of them.
 
-    With a disk, the host tier has the KV cache that is in memory, and the disk tier the rest.
+    With a disk, the host tier has the KV cache that is in memory, and the disk tier the rest: that of the last
+    `disk_layers`.
     """
 
     device: Tier
@@ -46,6 +47,7 @@ class Placed:
     disk: Tier
     resident_layers: int  # whose KV stays on the device
     weight_layers: int  # whose weights stay on the device
+    disk_layers: int  # whose KV lies on disk
     prefill_order: str  # "layers": loop over layers, then chunks, and no KV is read back; "chunks": chunks, then layers
     experts: str = "device"  # how those run that are in host memory: host, stream; device: all are with other weights
     away_layers: int = 0  # whose experts are in host memory
@@ -108,19 +110,32 @@ def _reads_nothing_back(request: PlanRequest, placed: Placed) -> bool:
 
 def _place(request: PlanRequest, order: str, way: str = "device") -> Placed:
     limit, sizes = device_limit(request), TierBytes(request, order, way)
-    if request.may_use_disk:
+    if request.may_use_disk and request.has_one_memory:
         return _place_on_disk(request, sizes, limit, order)
     counts = _resident_counts(request, sizes, limit) if way == "device" else _counts_of_experts(request, sizes, limit)
-    device = Tier("device", _sorted(sizes.on_device(*counts)), limit)
-    host = Tier("host", _sorted(sizes.on_host(*counts)), _host_limit(request, device))
     weights, kv, away = counts
-    return Placed(device, host, Tier("disk", {}, None), kv, weights, order, way if away else "device", away)
+    device = Tier("device", _sorted(sizes.on_device(*counts)), limit)
+    room = _host_limit(request, device)
+    least = range(request.shape.kv_layers - kv + 1 if request.may_use_disk else 1)
+    on_disk = next((n for n in least if _is_room(sizes.on_host(*counts, n), room)), least[-1])
+    host = Tier("host", _sorted(sizes.on_host(*counts, on_disk)), room)
+    disk = Tier("disk", _sorted(sizes.on_disk(on_disk)), _disk_limit(request)) if on_disk else Tier("disk", {}, None)
+    return Placed(device, host, disk, kv, weights, on_disk, order, way if away else "device", away)
+
+
+def _is_room(parts: dict[str, int], limit: int | None) -> bool:
+    return limit is None or sum(parts.values()) <= limit
+
+
+def _disk_limit(request: PlanRequest) -> int | None:
+    """Return the bytes that may be used on disk; None if that is not known."""
+    limits = request.hardware.disk_free, request.placement.disk_limit
+    return min((size for size in limits if size is not None), default=None)
 
 
 def _place_on_disk(request: PlanRequest, sizes: TierBytes, limit: int | None, order: str) -> Placed:
     """Return the placement with the fewest layers' KV on disk with which the rest fits into memory."""
     layers, placement = request.shape.layers, request.placement
-    most = min((n for n in (request.hardware.disk_free, placement.disk_limit) if n is not None), default=None)
     for kv in range(request.shape.kv_layers, -1, -1):
         in_memory, on_disk = sizes.on_device(layers, kv), sizes.on_host(layers, kv)
         kept = {name: in_memory.pop(name) for name in ("KV cache", "staging")}
@@ -128,7 +143,8 @@ def _place_on_disk(request: PlanRequest, sizes: TierBytes, limit: int | None, or
         room = None if limit is None else max(limit - device.total, 0)
         room = min((size for size in (room, placement.host_memory) if size is not None), default=None)
         host = Tier("host", _sorted(kept), room)
-        placed = Placed(device, host, Tier("disk", _sorted(on_disk), most), kv, layers, order)
+        disk, away = Tier("disk", _sorted(on_disk), _disk_limit(request)), request.shape.kv_layers - kv
+        placed = Placed(device, host, disk, kv, layers, away, order)
         if not (device.missing or host.missing):
             break
     return placed

@@ -80,13 +80,9 @@ class PlanRequest:
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
         on_cpu, is_quantized = self.hardware.device == "cpu", self.kv != EXACT
-        has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not is_quantized
+        copies = is_quantized or self.speculation.retrieval_kv != EXACT
+        has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not copies
         return not offloaded and has_table
-
-    @property
-    def keeps_kv(self) -> bool:
-        """Return whether the KV cache cannot be offloaded: of quantised keys and values, from a GPU."""
-        return self.kv != EXACT and not self.hardware.shared
 
     @property
     def has_one_memory(self) -> bool:
@@ -108,4 +104,4 @@ class PlanRequest:
     @property
     def may_use_disk(self) -> bool:
         """Return whether KV for which memory is too small may lie on disk."""
-        return self.has_one_memory and self.placement.disk is not None
+        return self.placement.disk is not None

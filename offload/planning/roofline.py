@@ -100,7 +100,7 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     multiplying = work.linear_flops / hardware.flops / COMPUTE
     attending = work.kv / hardware.bandwidth / READ / work.kv_rate
     scoring = work.attention_flops / hardware.flops / COMPUTE
-    hosted = work.hosted / hardware.host_bandwidth / READ
+    hosted = work.hosted / hardware.host_bandwidth / READ / work.kv_rate
     host_scoring = work.hosted_flops / hardware.host_flops / COMPUTE
     folding = 0.0 if hardware.shared else work.folded_layers * FOLD_S
     latency = work.layers * LAYER_S[hardware.device] + folding + _all_reduces(work, hardware)

@@ -118,7 +118,7 @@ def _smaller_copies(request: PlanRequest) -> Iterator[Suggestion]:
 
 def _caps(request: PlanRequest) -> Iterator[Suggestion]:
     """Yield a higher cap, where the memory exists; and the disk."""
-    if request.has_one_memory and request.placement.disk is None:
+    if request.placement.disk is None:
         changed = replace(request, placement=replace(request.placement, disk="."))
         yield Suggestion("--disk with a folder on a fast drive, where a part of the KV cache then lies", changed)
     for name in ("memory", "host_memory", "disk_limit"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..architecture.footprint import PAGE_GRAIN, expert_row_bytes, page_tokens
 from ..architecture.kv_formats import bf16_layer_bytes, format_bytes
 from ..architecture.tier_footprint import (
+    BOUNCE_BUFFERS,
+    DISK_READ_BYTES,
     disk_buffers,
     host_mean_key_bytes,
     host_page_bytes,
@@ -74,21 +76,29 @@ class TierBytes:
             parts["staging"] += STAGING_BUFFERS * self._experts
         return parts
 
-    def on_host(self, weights: int, kv: int, away: int = 0) -> dict[str, int]:
-        """Return the bytes of each part on the host, for all devices."""
+    def on_host(self, weights: int, kv: int, away: int = 0, on_disk: int = 0) -> dict[str, int]:
+        """Return the bytes of each part on the host, for all devices; `on_disk` layers' pages are not there."""
         request, offloaded, page, size = self._request, self._kv_layers - kv, self._page, self._request.itemsize
         need, positions, count = self._need(kv), request.tokens + tree_nodes(request.speculation), request.sequences
         parts = {
             "weights": (self._layers - weights) * need.layer_weights,
-            "KV cache": count * host_page_bytes(self._share, offloaded, positions, page, size, request.kv),
+            "KV cache": count * host_page_bytes(self._share, offloaded - on_disk, positions, page, size, request.kv),
             "experts": away * self._experts,
+            "staging": BOUNCE_BUFFERS * DISK_READ_BYTES if on_disk else 0,
         }
         if self._way == "host" and away:
             parts["activations"] = min(request.prefill_chunk, request.tokens) * expert_row_bytes(self._share, 4)
-        if need.retrieval and not request.hardware.shared:
+        if need.retrieval and not request.hardware.shared and request.kv == EXACT:  # kept by a prefill layer by layer
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = count * host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
         return {name: each * self._gpus for name, each in parts.items()}
+
+    def on_disk(self, layers: int) -> dict[str, int]:
+        """Return the bytes of so many layers' pages on disk, for all devices."""
+        request = self._request
+        positions, size = request.tokens + tree_nodes(request.speculation), request.itemsize
+        pages = host_page_bytes(self._share, layers, positions, self._page, size, request.kv)
+        return {"KV cache": request.sequences * pages * self._gpus}
 
     def _staging(self, offloaded: int) -> int:
         """Return the bytes for prefetched pages, and for the open pages of `offloaded` layers."""

@@ -82,7 +82,8 @@ def test_sums_caps_and_times_are_consistent(asked):
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
     assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
     size, piece = shape.kv_bytes(1, asked.itemsize), page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
-    assert size * asked.tokens - slack <= kept["KV cache"] <= size * (asked.tokens + piece) + slack
+    rings = shape.ring_bytes(asked.itemsize)  # of layers with a window, as large for a short sequence
+    assert size * asked.tokens - slack <= kept["KV cache"] <= size * (asked.tokens + piece) + rings + slack
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
     assert 0 <= plan.host_share <= 1
@@ -255,6 +256,29 @@ def test_a_cpu_whose_memory_is_too_small_is_told_of_the_disk():
     asked = replace(asked, placement=replace(asked.placement, disk=None), speculation=Speculation("ar"))
     assert not make_plan(asked).fits
     assert suggestions(asked)[0].text.startswith("--disk ")
+
+
+def beside_a_gpu(gigabytes, **changes):
+    placement = Placement("stream", disk="/mnt", host_memory=gigabytes * GIB, **changes)
+    asked = request("Llama-2-7B-128K", tokens=131072, placement=placement)
+    return replace(asked, hardware=replace(asked.hardware, disk=3e9, disk_free=200 * GIB))
+
+
+def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small():
+    plans = [make_plan(beside_a_gpu(size)) for size in (100, 32)]
+    assert [plan.placed.uses_disk for plan in plans] == [False, True] and all(plan.fits for plan in plans)
+    tight, shape = plans[1], plans[1].request.shape
+    where, layer = tight.placed, shape.layer_kv_bytes(131072, 2)
+    kept = shape.layers - where.resident_layers - where.disk_layers
+    assert kept > 0 and 0 < where.resident_layers == plans[0].placed.resident_layers
+    assert kept * layer < tight.host.total <= 32 * GIB < tight.host.total + layer
+    assert tight.disk.total == where.disk_layers * layer and tight.offload == "stream"
+    assert tight.plain.tbt.bound == "disk" and tight.plain.tbt.resources["disk"] == tight.disk.total / 3e9
+    assert tight.plain.tbt.resources["link"] == plans[0].plain.tbt.resources["link"] > 0
+    assert tight.speedup > 4
+    assert "of disk" in make_plan(beside_a_gpu(32, disk_limit=GIB)).shortage()
+    without = replace(tight.request, placement=replace(tight.request.placement, disk=None))
+    assert any(each.text.startswith("--disk ") for each in suggestions(without))
 
 
 def test_an_unknown_gpu_is_refused():

@@ -28,8 +28,7 @@ from offload.scratch_file import ScratchFile
 from offload.system import cores, file_system, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
-from ..options.approximate import quantized_kv
-from ..options.settings import NO_PROFILE, Settings, gpu_names
+from ..options.settings import NO_PROFILE, Settings, gpu_names, refuse_unread_format
 from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
 from .calibration import load_measured, load_or_measure
@@ -53,17 +52,15 @@ def plan_request(
 
     `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16.
     """
-    placement = settings.placement
-    if placement.disk is not None:
-        refuse_disk_beside_a_link(not hardware.shared, placement)
-    check_experts(placement, shape, hardware.shared and placement.link_gb_s is None)
+    check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
+    if hardware.shared:
+        refuse_unread_format(settings)
     level = settings.engine.quantize
     if level is not None and (settings.engine.dtype not in ("auto", "bfloat16") or hardware.dtype != "bf16"):
         dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
         raise SettingsError(
             f"--quantize {level} needs bfloat16, and {hardware.name} computes in {dtype}", "leave --quantize out"
         )
-    _check_kv_format(settings, hardware)
     return PlanRequest(
         model=settings.engine.model,
         shape=shape,
@@ -78,21 +75,6 @@ def plan_request(
         quantize=level,
         kv=settings.engine.kv,
     )
-
-
-def _check_kv_format(settings: Settings, hardware: Hardware) -> None:
-    """Raise SettingsError for flags that offload quantised keys and values from a GPU."""
-    if (kind := quantized_kv(settings)) is None or hardware.shared:
-        return
-    placement = settings.placement
-    asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
-    asked["offload"] = placement.offload if placement.offload not in ("auto", "none") else None
-    for name, value in asked.items():
-        if value is not None:
-            raise SettingsError(
-                f"--{name} {value} offloads keys and values, and those of --kv {kind} stay on the GPU",
-                "leave one of the two out",
-            )
 
 
 def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
@@ -148,6 +130,8 @@ def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(model, placement)
+    if model.device.type == "cpu":
+        refuse_unread_format(settings)
     if (lossy := settings.speculation.approximate) is not None:  # its keys and values stay on the device
         for flag in expert_flags(placement):
             raise SettingsError(f"{flag} and --approximate {lossy} cannot be used together", "leave one of the two out")
@@ -184,7 +168,14 @@ def _tier_settings(plan: Plan) -> TierSettings:
         expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
         link_gb_s=placement.link_gb_s,
         disk=Path(placement.disk) if where.uses_disk else None,
+        host_layers=0 if plan.request.has_one_memory else _host_layers(plan),
     )
+
+
+def _host_layers(plan: Plan) -> int:
+    """Return how many layers have their KV in host memory beside a device."""
+    where = plan.placed
+    return plan.request.shape.kv_layers - where.resident_layers - where.disk_layers
 
 
 def check_tiers(model: OpenModel, placement: Placement) -> None:
@@ -193,7 +184,6 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
     if not on_cpu and link is not None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     if placement.disk is not None:
-        refuse_disk_beside_a_link(not on_cpu, placement)
         check_folder(Path(placement.disk))
     check_experts(placement, model.checkpoint.shape, on_cpu and link is None)
     model.check_experts(placement.experts)
@@ -226,15 +216,6 @@ def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool)
                 f"{flag} divides experts between a device and the host, and this device is the CPU",
                 "leave it out: a CPU runs experts in its memory where they are; or simulate a link, such as --link 25",
             )
-
-
-def refuse_disk_beside_a_link(on_gpu: bool, placement: Placement) -> None:
-    """Raise SettingsError for a disk beside a GPU, or beside a simulated link to one."""
-    if on_gpu or placement.link_gb_s is not None:
-        raise SettingsError(
-            "--disk keeps KV on disk for a CPU that computes, and here a GPU does, or --link simulates one",
-            "leave --disk out; or use --device cpu without --link",
-        )
 
 
 def free_on_disk(folder: Path) -> int:
