@@ -23,6 +23,7 @@ from .kv_cache.store import Store
 from .kv_cache.tree import Tree
 from .kv_cache.windows import Windows
 from .parallel import ALONE, Group
+from .row_inputs import NO_INPUTS, RowInputs, query_scales
 
 
 class Model:
@@ -131,17 +132,23 @@ class Model:
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
-        return self.through_layers(self.embed(ids), cache)
+        return self.through_layers(self.embed(ids), cache, self._row_inputs(cache))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
         rows = self._embedding(ids)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
-    def through_layers(self, x: Tensor, cache: Attends) -> Tensor:
+    def _row_inputs(self, cache: Attends) -> RowInputs:
+        """Return what the layers take beside the rows of the pass that `cache` has begun."""
+        if (scaling := self.shape.query_scaling) is None:
+            return NO_INPUTS
+        return RowInputs(query_scales(*scaling, cache.positions(), self.dtype))
+
+    def through_layers(self, x: Tensor, cache: Attends, inputs: RowInputs = NO_INPUTS) -> Tensor:
         """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`."""
         for index, layer in enumerate(self._layers):
-            x = self._forward_layer(index, layer, x, cache)
+            x = self._forward_layer(index, layer, x, cache, inputs)
             self._progress = (len(x), index + 1)
         self._progress = (0, 0)
         return x
@@ -204,18 +211,19 @@ class Model:
         with torch.inference_mode():
             cache.begin(len(ids), chunk=chunk)
             parts = [self.embed(part) for part in ids.split(chunk)]
+            inputs = list(self._row_inputs(cache).split(chunk, len(ids)))
         for index, layer in enumerate(self._layers):
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
-                    parts[at] = self._forward_layer(index, layer, part, cache)
+                    parts[at] = self._forward_layer(index, layer, part, cache, inputs[at])
             yield index + 1
         cache.commit()
         return parts[-1]
 
-    def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends) -> Tensor:
+    def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:
         is_sliding, number = self.shape.places[index]
         attend = cache.attend_window if is_sliding else cache.attend
-        return self._passes[index % len(self._passes)].run(layer, x, partial(attend, number))
+        return self._passes[index % len(self._passes)].run(layer, x, partial(attend, number), inputs)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from .architecture.layer_spec import LayerSpec
 from .experts import ExpertWeights
 from .kernels.attention import with_sinks
 from .kernels.ops import Linear, Operations
+from .row_inputs import NO_INPUTS, RowInputs
 
 Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer
 _SWIGLU_ALPHA = 1.702
@@ -70,10 +71,10 @@ class LayerPass:
     shape: ModelShape
     do: Operations
 
-    def run(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
+    def run(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs = NO_INPUTS) -> Tensor:
         """Return the rows `[tokens, hidden]` behind a layer."""
         normed = self.norm(x, layer.input_norm, layer.input_norm_bias)
-        attended = self._attended(layer, normed, attend).reshape(len(x), -1)
+        attended = self._attended(layer, normed, attend, inputs).reshape(len(x), -1)
         x = self._add(x, layer.o, attended, layer.attention_post_norm)
         if not self.spec.is_parallel:
             normed = self.norm(x, layer.mlp_norm, layer.mlp_norm_bias)
@@ -92,9 +93,11 @@ class LayerPass:
             return wide_rms_norm(x, weight, self.shape.norm_eps)
         return self.do.norm(x, weight, self.shape.norm_eps)
 
-    def _attended(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
+    def _attended(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs) -> Tensor:
         """Return the output of attention, `[tokens, heads, head_dim]`, for normalised rows."""
         q, k, v = self._project(layer, x)
+        if inputs.query_scales is not None:
+            q = q * inputs.query_scales
         if layer.sinks is None:
             return attend(q, k, v)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)

@@ -21,6 +21,7 @@ from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
+from offload.kv_cache.tree import tree_of
 from offload.loading.gguf import GGUFCheckpoint
 from offload.loading.layer_tensors import StoredTensors
 from offload.loading.safetensors import FolderCheckpoint
@@ -37,6 +38,7 @@ IDS = id_tensor(150) % 266
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 267, "max_position_embeddings": 512}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 NO_GGUF = ("phi3-long", "qwen3-moe-mixed", "olmo3")  # factors stored as tensors, no dense layers, no windows
+NO_GGUF += ("ministral", "ministral3")  # written as others
 
 
 def load(checkpoint, native, dtype=torch.float32):
@@ -93,9 +95,23 @@ def test_every_method_is_greedy_equal_to_plain_decoding(case, native):
     assert set(map(tuple, found.values())) == {tuple(found["ar"])}
 
 
+def test_queries_grow_with_the_depth_in_a_tree(tmp_path, native):
+    family, changes = FAMILY_CASES["ministral3"]
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
+    model = load(FolderCheckpoint(tmp_path), native)
+    cache, prompt, drafted = model.new_cache(80), IDS[:62], IDS[62:68]
+    model.forward(prompt, cache)
+    tree = tree_of((-1, 0, 0, 1, 2, 4))  # paths 0, 1, 3 and 0, 2, 4, 5: from position 64 on, the factor is another
+    found = model.forward_tree(drafted, cache, tree)
+    for path in ([0, 1, 3], [0, 2, 4, 5]):
+        chain = torch.cat((prompt, drafted[path]))
+        expected = model.forward(chain, model.new_cache(80))[len(prompt) :]
+        assert (found[path] - expected).abs().max() < 1e-4
+
+
 @pytest.mark.skipif(not native_kernel(), reason="no kernel")
-@pytest.mark.parametrize("name", ["olmo3", "gpt-oss"])
-def test_sequences_of_a_batch_have_windows_of_their_own(tmp_path, name):
+@pytest.mark.parametrize("name", ["olmo3", "gpt-oss", "ministral3"])
+def test_sequences_of_a_batch_have_windows_and_positions_of_their_own(tmp_path, name):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
     engine = Engine(load(FolderCheckpoint(tmp_path), True), (), 32)
@@ -224,8 +240,10 @@ def test_wrong_values_are_named_as_in_the_config(family, change, name):
         shape_from_config({"model_type": family} | change, {})
 
 
-def test_the_text_part_of_a_model_for_images_loads(tmp_path):
-    text = make_hf_model("mistral", sliding_window=None, head_dim=16).config.to_dict()
+@pytest.mark.parametrize("family", ["mistral", "ministral3"])
+def test_the_text_part_of_a_model_for_images_loads(tmp_path, family):
+    changes = FAMILY_CASES[family][1] if family in FAMILY_CASES else {"head_dim": 16}
+    text = make_hf_model(family, **changes, sliding_window=None).config.to_dict()
     vision = {
         "hidden_size": 32,
         "intermediate_size": 32,

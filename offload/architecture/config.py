@@ -117,7 +117,7 @@ class ModelShape(Dimensions):
     @property
     def is_native(self) -> bool:
         """Return whether the native kernel has all operations of the layers; torch runs what it lacks."""
-        return all(spec.is_native for spec in self.specs)
+        return self.query_scaling is None and all(spec.is_native for spec in self.specs)
 
     @property
     def family_spec(self) -> Family:
@@ -128,6 +128,13 @@ class ModelShape(Dimensions):
     def rotary_dim(self) -> int:
         """Return how many dimensions of a head RoPE rotates, the first ones."""
         return int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0))
+
+    @property
+    def query_scaling(self) -> tuple[float, float] | None:
+        """Return (beta, tokens) if queries at position p are multiplied with 1 + beta * ln(1 + p // tokens)."""
+        if not self.family_spec.scales_queries or "llama_4_scaling_beta" not in self.rope:
+            return None
+        return self.rope["llama_4_scaling_beta"], self.rope.get("original_max_position_embeddings", self.max_positions)
 
     @property
     def rope_type(self) -> str:
@@ -194,12 +201,10 @@ def shape_from_config(
     check.check(config)
     values = _with_defaults(config, check)
     rope = _rope_parameters(values, check)
-    specs = tuple(family.layers(values))
+    specs, window = _specs_and_window(values, check)
     _refuse_features(values, rope, specs)
     experts = _experts(values, specs, check)
-    heads, window = values["num_attention_heads"], None if family.has_layer_windows else window_in_use(values)
-    context = longest_context(rope, values["max_position_embeddings"], family)
-    dual_chunk = dual_chunk_tokens(config, check)
+    heads, dual_chunk = values["num_attention_heads"], dual_chunk_tokens(config, check)
     shape = ModelShape(
         **family.features(values),
         mlp_matrices=family.mlp_matrices,
@@ -216,7 +221,7 @@ def shape_from_config(
         intermediate=values["intermediate_size"],
         vocab=values["vocab_size"],
         norm_eps=values["rms_norm_eps"],
-        context=min(context, window or context, dual_chunk or context),
+        context=_context(values, rope, window, dual_chunk),
         sliding_window=window,
         tied_embeddings=values["tie_word_embeddings"],
         eos_ids=_eos_ids(values, generation, check),
@@ -233,17 +238,22 @@ def shape_from_config(
 
 
 def checked_features(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
-    """Return the fields of `Dimensions` for the experts of a checked config, and for its layers with windows.
+    """Return the fields of `PlanShape` for a checked config's context, its experts and its layers with windows.
 
     `config` has the names of values that families share. Raises UnsupportedModel for features that the decoder does not
     compute, and CheckpointError.
     """
     values = _with_defaults(config, check)
-    specs = FAMILIES[config["model_type"]].layers(values)
-    _refuse_features(values, _rope_parameters(values, check), specs)
+    specs, window = _specs_and_window(values, check)
+    rope, dual_chunk = _rope_parameters(values, check), dual_chunk_tokens(config, check)
+    _refuse_features(values, rope, specs)
     _sliding_rope(values, check)
-    experts = _experts(values, specs, check)
-    return {"experts": experts, **_windows(specs, values["num_hidden_layers"])}
+    return {
+        "context": _context(values, rope, window, dual_chunk),
+        "dual_chunk": dual_chunk is not None,
+        "experts": _experts(values, specs, check),
+        **_windows(specs, values["num_hidden_layers"]),
+    }
 
 
 def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> Experts | None:
@@ -257,9 +267,12 @@ def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: Confi
     return Experts(count, per_token, values.get("moe_intermediate_size") or values["intermediate_size"], sparse)
 
 
-def longest_context(rope: Mapping[str, Any], positions: int, family: Family) -> int:
-    """Return how many positions a model of a family supports; see `positions_of`."""
-    return positions if family.counts_scaled_positions else positions_of(rope, positions)
+def _context(values: Mapping[str, Any], rope: Mapping[str, Any], window: int | None, dual_chunk: int | None) -> int:
+    """Return how many tokens a model supports with full attention."""
+    positions = values["max_position_embeddings"]
+    if not FAMILIES[values["model_type"]].counts_scaled_positions:
+        positions = positions_of(rope, positions)
+    return min(positions, window or positions, dual_chunk or positions)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -300,6 +313,21 @@ def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, A
         hidden, heads = values["hidden_size"], values["num_attention_heads"]
         raise check.error("num_attention_heads", heads, f"a divisor of the hidden size of {hidden}")
     return values
+
+
+def _specs_and_window(values: Mapping[str, Any], check: ConfigCheck) -> tuple[tuple[LayerSpec, ...], int | None]:
+    """Return the specs of the layers, and the window at which the context ends, None without one.
+
+    It ends there where all layers have the same window: up to it, they attend to all tokens.
+    """
+    family = FAMILIES[values["model_type"]]
+    specs = tuple(family.layers(values))
+    if not family.has_layer_windows:
+        return specs, window_in_use(values)
+    windows = {spec.window for spec in specs}
+    if 0 in windows or check.sliding_rope_of(values) is not None:
+        return specs, None
+    return tuple(replace(spec, window=0) for spec in specs), max(windows)
 
 
 def _windows(specs: Sequence[LayerSpec], layers: int) -> dict[str, int]:

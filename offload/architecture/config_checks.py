@@ -77,6 +77,7 @@ ROPE_NUMBERS = {
     "beta_fast": Limits(float, 1e-3, 1e6, 32, null=True),
     "beta_slow": Limits(float, 1e-3, 1e6, 1, null=True),
     "attention_factor": Limits(float, 1e-3, 1e3, 1, null=True),
+    "llama_4_scaling_beta": Limits(float, 0, 1e3, 0.1),
     "mscale": Limits(float, 0, 1e3, 1, null=True),
     "mscale_all_dim": Limits(float, 0, 1e3, 1, null=True),
     "partial_rotary_factor": Limits(float, 0, 1, 1),
@@ -95,7 +96,7 @@ _OF_ROPE_TYPE = {  # the parameters that transformers reads, and those that it r
     "yarn": (
         (
             *("factor", "original_max_position_embeddings", "beta_slow", "beta_fast"),
-            *("attention_factor", "mscale", "mscale_all_dim"),
+            *("attention_factor", "mscale", "mscale_all_dim", "llama_4_scaling_beta"),
         ),
         ("factor",),
     ),

@@ -34,6 +34,10 @@ class JointCache:
         """Attend as each cache does in a layer with a window."""
         return self._attend([cache.attend_window for cache in self._caches], layer, q, k, v, lse)
 
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens, each in its own sequence."""
+        return torch.cat([cache.positions() for cache in self._caches])
+
     def _attend(
         self,
         caches: Sequence[Callable[..., Tensor]],

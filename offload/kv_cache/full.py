@@ -42,6 +42,10 @@ class Attends(Protocol):
         """Store and attend as `attend`, for number `layer` of those layers that attend to a window."""
         ...
 
+    def positions(self) -> Tensor:
+        """Return the positions in the sequence of the tokens of the pass under way, `[tokens]`, on the device."""
+        ...
+
 
 class KVCache(Attends, Protocol):
     """Keys and values of the committed tokens, and attention over them.
@@ -133,6 +137,10 @@ class FullCache(InFlight):
         self._tree_queries: Tensor | None = None  # of all tokens of a tree in flight
         self._num_queries, self._queries_end = 0, -1  # number of kept queries, and the position behind the last one
         self.followers: WeakSet[Follower] = WeakSet()
+
+    @property
+    def device(self) -> torch.device:
+        return self.store.device
 
     @property
     def length(self) -> int:

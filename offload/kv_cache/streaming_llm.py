@@ -72,6 +72,10 @@ class StreamingCache(InFlight):
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
 
     @property
+    def device(self) -> torch.device:
+        return self._keys.device
+
+    @property
     def length(self) -> int:
         return self._length
 

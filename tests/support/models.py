@@ -36,6 +36,8 @@ _YARN = {
         **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     }
 }
+_GROWING = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+_GROWING |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16}
 FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all that its tests need
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
@@ -55,6 +57,8 @@ FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all th
     "gemma3": ("gemma3_text", _GEMMA | {"query_pre_attn_scalar": 16} | _LOCAL),
     "olmo3": ("olmo3", _WINDOW | _LOCAL),
     "cohere2": ("cohere2", {"sliding_window": 21, "num_hidden_layers": 4, "logit_scale": 0.5}),
+    "ministral": ("ministral", _WINDOW | {"head_dim": 16}),
+    "ministral3": ("ministral3", {"rope_parameters": _GROWING, "max_position_embeddings": 512, "head_dim": 16}),
     "gpt-oss": ("gpt_oss", _WINDOW | _YARN | _OSS),
 }
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

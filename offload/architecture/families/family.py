@@ -80,6 +80,7 @@ class Family:
         has_layer_windows: whether some layers attend to a window of `sliding_window` tokens, and others to all.
         sliding_rope: returns the RoPE parameters of the layers with a window, where a config does not have them apart;
             None: they are those of the others.
+        scales_queries: whether queries grow with their position as RoPE parameters say, see `ModelShape.query_scaling`.
         counts_scaled_positions: whether `max_position_embeddings` counts the positions after linear RoPE scaling.
         features: returns further fields of `ModelShape`.
         tensors: the family's names of tensors, by Llama's, or those of `LAYER_NORMS`.
@@ -103,6 +104,7 @@ class Family:
     joins_heads: bool = False
     has_layer_windows: bool = False
     sliding_rope: Callable[[Values], dict[str, Any]] | None = None
+    scales_queries: bool = False
     counts_scaled_positions: bool = False
     features: Callable[[Values], dict[str, Any]] = lambda values: {}
     tensors: Mapping[str, str] = field(default_factory=dict)
