@@ -23,7 +23,7 @@ from .kv_cache.store import Store
 from .kv_cache.tree import Tree
 from .kv_cache.windows import Windows
 from .parallel import ALONE, Group
-from .row_inputs import NO_INPUTS, RowInputs, query_scales
+from .row_inputs import NO_INPUTS, LayerEmbeddings, RowInputs, query_scales
 
 
 class Model:
@@ -40,6 +40,7 @@ class Model:
         group: Group = ALONE,
         norm_bias: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        layer_embeddings: LayerEmbeddings | None = None,
     ) -> None:
         """Create a model from its weights.
 
@@ -49,6 +50,7 @@ class Model:
             layers: a layer needs to be in memory only from when it is taken from the iterator until the next one is.
             group: the ranks that share the model; the linears sum over them, so that hidden rows are complete.
             dtype: that of the rows; None for that of `norm`.
+            layer_embeddings: those that each layer has of its own, if there are any.
         """
         self.shape = shape
         self.group = group
@@ -56,7 +58,7 @@ class Model:
         self.kv = EXACT  # the format of a new cache's keys and values
         self.barred: Tensor | None = None  # see `bar`
         self._embedding = embedding
-        self._layers = layers
+        self._layers, self._layer_embeddings = layers, layer_embeddings
         self._norm, self._norm_bias = norm, norm_bias
         self.dtype = dtype or norm.dtype
         scale = shape.embedding_scale
@@ -106,7 +108,8 @@ class Model:
         if (rope := self.sliding_rope(length)) is None:
             return None
         shape = self.shape.sliding_attention
-        return Windows(shape, rope, self.dtype, self.device, self.operations.kernel)
+        lends = self.shape.borrowing[1] > 0
+        return Windows(shape, rope, self.dtype, self.device, self.operations.kernel, lends)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
@@ -132,18 +135,23 @@ class Model:
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
-        return self.through_layers(self.embed(ids), cache, self._row_inputs(cache))
+        x = self.embed(ids)
+        return self.through_layers(x, cache, self._row_inputs(ids, x, cache))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
         rows = self._embedding(ids)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
-    def _row_inputs(self, cache: Attends) -> RowInputs:
-        """Return what the layers take beside the rows of the pass that `cache` has begun."""
-        if (scaling := self.shape.query_scaling) is None:
+    def _row_inputs(self, ids: Tensor, x: Tensor, cache: Attends) -> RowInputs:
+        """Return what the layers take beside the rows `x` of `ids`, in the pass that `cache` has begun."""
+        scaling, embeddings = self.shape.query_scaling, self._layer_embeddings
+        if scaling is None and embeddings is None:
             return NO_INPUTS
-        return RowInputs(query_scales(*scaling, cache.positions(), self.dtype))
+        return RowInputs(
+            None if scaling is None else query_scales(*scaling, cache.positions(), self.dtype),
+            None if embeddings is None else embeddings.rows(ids, x, self.shape.norm_eps),
+        )
 
     def through_layers(self, x: Tensor, cache: Attends, inputs: RowInputs = NO_INPUTS) -> Tensor:
         """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`."""
@@ -188,6 +196,7 @@ class Model:
             self.group,
             self._norm_bias,
             self.dtype,
+            self._layer_embeddings,
         )
 
     @property
@@ -211,7 +220,7 @@ class Model:
         with torch.inference_mode():
             cache.begin(len(ids), chunk=chunk)
             parts = [self.embed(part) for part in ids.split(chunk)]
-            inputs = list(self._row_inputs(cache).split(chunk, len(ids)))
+            inputs = list(self._row_inputs(ids, torch.cat(parts), cache).split(chunk, len(ids)))
         for index, layer in enumerate(self._layers):
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
@@ -223,7 +232,7 @@ class Model:
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:
         is_sliding, number = self.shape.places[index]
         attend = cache.attend_window if is_sliding else cache.attend
-        return self._passes[index % len(self._passes)].run(layer, x, partial(attend, number), inputs)
+        return self._passes[index % len(self._passes)].run(layer, x, partial(attend, number), inputs.layer(index))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -50,10 +50,15 @@ class Layer:
     mlp_post_norm: Tensor | None = None
     experts: ExpertWeights | None = None  # in place of gate_up and down
     sinks: Tensor | None = None  # [heads], in fp32
+    v_norm: Tensor | None = None  # [head_dim], of ones
+    input_gate: Linear | None = None  # [width, hidden], of the layer's own embeddings
+    input_projection: Linear | None = None  # [hidden, width]
+    input_post_norm: Tensor | None = None  # [hidden]
+    scale: Tensor | None = None  # [1], of the rows behind the layer
 
     def linear_bytes(self, tokens: int = 1) -> float:
         """Return the bytes of the weights that a pass of `tokens` tokens multiplies with: of experts those expected."""
-        linears = filter(None, (self.qkv, self.o, self.gate_up, self.down))
+        linears = filter(None, (self.qkv, self.o, self.gate_up, self.down, self.input_gate, self.input_projection))
         dense = sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
         return dense if self.experts is None else dense + self.experts.read_bytes(tokens)
 
@@ -81,7 +86,11 @@ class LayerPass:
         if layer.experts is not None:
             mixed = layer.experts.mixed(normed, self.spec.router, self._activated)
             return self._add_rows(x, mixed, layer.mlp_post_norm)
-        return self._add(x, layer.down, self._activated(layer.gate_up(normed)), layer.mlp_post_norm)
+        x = self._add(x, layer.down, self._activated(layer.gate_up(normed)), layer.mlp_post_norm)
+        if inputs.embeddings is not None:
+            gated = _ACTIVATIONS[self.spec.activation](layer.input_gate(x)) * inputs.embeddings
+            x = self._add(x, layer.input_projection, gated, layer.input_post_norm)
+        return x if layer.scale is None else x.mul_(layer.scale)
 
     def norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """Return rows `[tokens, hidden]` normalised; those themselves without a weight."""
@@ -103,17 +112,20 @@ class LayerPass:
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         return with_sinks(attend(q, k, v, lse=lse), lse, layer.sinks)
 
-    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`."""
-        shape = self.shape
-        heads = layer.qkv(x).view(len(x), -1, shape.head_dim)
-        q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`, None if they are borrowed."""
+        own, spec = self.shape.heads_of(self.spec), self.spec
+        heads = layer.qkv(x).view(len(x), -1, own.head_dim)
+        q, *both = heads.split((self.shape.heads, own.kv_heads, own.kv_heads)[: len(spec.projections)], dim=1)
+        k, v = (both[0], both[-1]) if both else (None, None)
         if layer.q_norm is not None:
             q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
-        return (q if self.spec.query_scale == 1.0 else q * self.spec.query_scale), k, v
+        return (q if spec.query_scale == 1.0 else q * spec.query_scale), k, self._norm_heads(v, layer.v_norm)
 
-    def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has."""
+    def _norm_heads(self, x: Tensor | None, weight: Tensor | None) -> Tensor | None:
+        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has, if there is one."""
+        if x is None or weight is None:
+            return x
         if weight.dtype != x.dtype:
             rows = x.reshape(len(x), -1, len(weight))
             return wide_rms_norm(rows, weight, self.shape.norm_eps).view(x.shape)

@@ -38,7 +38,7 @@ IDS = id_tensor(150) % 266
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 267, "max_position_embeddings": 512}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 NO_GGUF = ("phi3-long", "qwen3-moe-mixed", "olmo3")  # factors stored as tensors, no dense layers, no windows
-NO_GGUF += ("ministral", "ministral3")  # written as others
+NO_GGUF += ("ministral", "ministral3", "gemma4", "gemma4-large")  # written as others
 
 
 def load(checkpoint, native, dtype=torch.float32):

@@ -55,6 +55,14 @@ def expected_experts(count: int, per_token: int, tokens: float) -> float:
     return count * (1 - (1 - per_token / count) ** tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The KV heads of a layer, and the dimensions of each of its heads."""
+
+    kv_heads: int
+    head_dim: int
+
+
 @dataclass(frozen=True)
 class Dimensions:
     """The dimensions of a decoder. Parameter counts exclude biases and norms, which are under 0.1 % of the total."""
@@ -70,6 +78,12 @@ class Dimensions:
     mlp_matrices: int = field(default=3, kw_only=True)  # gate, up and down; 2 without a gate
     sliding_layers: int = field(default=0, kw_only=True)  # layers that attend to a window
     window_room: int = field(default=0, kw_only=True)  # tokens whose keys and values they keep
+    sliding_heads: Heads | None = field(default=None, kw_only=True)  # theirs, if they are others
+    # Layers that attend to keys and values of another layer: of those that attend to all tokens, and to a window.
+    borrowing: tuple[int, int] = field(default=(0, 0), kw_only=True)
+    keys_are_values: bool = field(default=False, kw_only=True)  # whether layers that attend to all tokens have no V
+    wide_layers: int = field(default=0, kw_only=True)  # layers whose MLP is twice as wide as `intermediate`
+    layer_input: int = field(default=0, kw_only=True)  # the width of the embeddings that each layer has; 0: none
     joins_heads: bool = field(default=False, kw_only=True)  # whether norms of q and k are over all heads together
     experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
 
@@ -81,12 +95,32 @@ class Dimensions:
     @property
     def kv_layers(self) -> int:
         """Return how many layers have keys and values of all tokens."""
-        return self.layers - self.sliding_layers
+        return self.layers - self.sliding_layers - self.borrowing[0]
+
+    @property
+    def ring_layers(self) -> int:
+        """Return how many layers have keys and values of a window."""
+        return self.sliding_layers - self.borrowing[1]
 
     @property
     def growing(self) -> Dimensions:
         """Return the dimensions with these layers alone, for bytes of what grows with the sequence."""
-        return self if not self.sliding_layers else replace(self, layers=self.kv_layers, sliding_layers=0)
+        if self.kv_layers == self.layers:
+            return self
+        return replace(self, layers=self.kv_layers, sliding_layers=0, sliding_heads=None, borrowing=(0, 0))
+
+    @property
+    def _kinds(self) -> list[tuple[int, Heads, int]]:
+        """Return for both kinds of layers how many there are, their heads, and outputs of their k and v together."""
+        own = Heads(self.kv_heads, self.head_dim)
+        sliding = self.sliding_heads or own
+        counts = (self.layers - self.sliding_layers, self.sliding_layers)
+        found = []
+        for count, heads, borrowing, parts in zip(
+            counts, (own, sliding), self.borrowing, (1 if self.keys_are_values else 2, 2), strict=True
+        ):
+            found.append((count, heads, (count - borrowing) * parts * heads.kv_heads * heads.head_dim))
+        return found
 
     def share(self, ranks: int) -> Dimensions:
         """Return the dimensions of the largest share of `ranks` devices, as parallel/shard.py divides a model.
@@ -107,14 +141,19 @@ class Dimensions:
     @property
     def mlp_widths(self) -> list[int]:
         """Return the intermediate sizes that there are: of an MLP, of an expert, or of both."""
-        return [self.intermediate] * (self.dense_layers > 0) + ([self.experts.width] if self.experts else [])
+        widths = [self.intermediate] * (self.dense_layers > 0) + [2 * self.intermediate] * (self.wide_layers > 0)
+        return widths + ([self.experts.width] if self.experts else [])
 
     def linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without routers."""
-        heads = self.heads * self.head_dim
-        yield self.hidden, self.layers * (heads + 2 * self.kv_heads * self.head_dim)
-        yield heads, self.layers * self.hidden
-        mlps = [(self.intermediate, self.dense_layers)]
+        for count, heads, keys_and_values in self._kinds:
+            queries = self.heads * heads.head_dim
+            yield self.hidden, count * queries + keys_and_values
+            yield queries, count * self.hidden
+        if self.layer_input:
+            yield self.hidden, self.layers * self.layer_input
+            yield self.layer_input, self.layers * self.hidden
+        mlps = [(self.intermediate, self.dense_layers - self.wide_layers), (2 * self.intermediate, self.wide_layers)]
         if self.experts:
             mlps.append((self.experts.width, self.experts.layers * self.experts.count))
         for width, count in mlps:
@@ -146,7 +185,12 @@ class Dimensions:
     @property
     def outer_parameters(self) -> int:
         """Return the number of parameters of the embeddings and the output head; tied ones count once."""
-        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self._layer_inputs
+
+    @property
+    def _layer_inputs(self) -> int:
+        """Return the number of parameters from which the layers' own embeddings follow."""
+        return (self.vocab + self.hidden) * self.layers * self.layer_input
 
     @property
     def parameters(self) -> int:
@@ -161,7 +205,12 @@ class Dimensions:
     @property
     def read_parameters(self) -> int:
         """Return the number of parameters that a decode step reads; of the embeddings it reads one row."""
-        return self.active_layer_parameters + self.vocab * self.hidden
+        return self.active_layer_parameters + self._read_outside
+
+    @property
+    def _read_outside(self) -> int:
+        """Return the number of parameters outside of the layers that a pass reads whole."""
+        return self.vocab * self.hidden + self.hidden * self.layers * self.layer_input
 
     def layer_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of the weights of one layer."""
@@ -176,7 +225,7 @@ class Dimensions:
         layers = self.layers * self.layer_bytes(bits)
         if self.experts:
             layers = int(self._read_by(tokens) * bits.layers / 8)
-        return layers + int(self.vocab * self.hidden * bits.outer / 8)
+        return layers + int(self._read_outside * bits.outer / 8)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of all layers for `tokens` tokens."""
@@ -185,7 +234,7 @@ class Dimensions:
 
     def window_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of `tokens` tokens that the layers with a window keep."""
-        return self.sliding_layers * self.layer_kv_bytes(min(tokens, self.window_room), itemsize)
+        return self.ring_layers * self._ring_layer_bytes(min(tokens, self.window_room), itemsize)
 
     def ring_bytes(self, itemsize: int, nodes: int = 0) -> int:
         """Return the bytes of the rings of the layers with a window, whatever is in them.
@@ -193,7 +242,11 @@ class Dimensions:
         `nodes` are those of the largest tree in flight.
         """
         room = self.window_room + max(nodes - WINDOW_SLACK, 0)
-        return self.sliding_layers * self.layer_kv_bytes(room, itemsize)
+        return self.ring_layers * self._ring_layer_bytes(room, itemsize)
+
+    def _ring_layer_bytes(self, tokens: int, itemsize: int) -> int:
+        heads = self.sliding_heads or Heads(self.kv_heads, self.head_dim)
+        return 2 * heads.kv_heads * heads.head_dim * tokens * itemsize
 
     def layer_kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of one layer for `tokens` tokens."""

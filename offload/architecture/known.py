@@ -86,23 +86,17 @@ def _shape(config: Mapping[str, Any], file: Path, check: ConfigCheck) -> PlanSha
             raise CheckpointError(f"{name} is None in {file}", "correct config.json")
         return default if value is None else value
 
-    def usual(name: str, otherwise: int) -> int:
-        own = default_of(config["model_type"], name) if name not in config else None  # null is not absence
-        return own or otherwise
-
     tied = config.get("tie_word_embeddings", default_of(config["model_type"], "tie_word_embeddings"))
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     number("max_position_embeddings")
     return PlanShape(
-        **checked_features(config, check),
         layers=number("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=number("num_key_value_heads", usual("num_key_value_heads", heads)),
-        head_dim=number("head_dim", usual("head_dim", hidden // heads)),
         intermediate=number("intermediate_size"),
         vocab=number("vocab_size"),
         tied_embeddings=bool(tied),
         mlp_matrices=family.mlp_matrices,
         joins_heads=family.joins_heads,
+        **checked_features(config, check),
     )

@@ -20,7 +20,7 @@ from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .block_store import BlockStore
 from .static_step import StoreStep
-from .store import PlainStore, Store, given
+from .store import PlainStore, Store, append, given
 from .tree import InFlight, Tree
 from .windows import Windows
 
@@ -28,12 +28,15 @@ from .windows import Windows
 class Attends(Protocol):
     """Attention as a decoder layer calls it."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None
+    ) -> Tensor:
         """Store the in-flight keys and values, and attend causally to them and to all committed ones.
 
         Of a tree in flight, each token attends to its ancestors and itself instead.
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, not rotated yet;
-        returns `[tokens, heads, head_dim]`. `layer` counts the layers that attend to all tokens.
+        returns `[tokens, heads, head_dim]`. `layer` counts the layers that attend to all tokens, and have k and v.
+        Without k and v, attends to those that the pass has stored in that layer.
         `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp; only models with sinks give it.
         """
         ...
@@ -176,8 +179,8 @@ class FullCache(InFlight):
                 self._tree_queries[:, : self._held] = kept[:, : self._held]
 
     def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Tensor:
-        q = self.store.append(layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
-        if self._queries is not None:
+        q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
+        if self._queries is not None and k is not None:
             self.store.copy_rows(q, self._tree_queries[layer, self._held : self._held + len(q)])
         return self.store.attend(layer, q, self._length, self.tree, **given(lse))
 
@@ -189,13 +192,14 @@ class FullCache(InFlight):
 
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int]:
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
-        start = self._length if self._next is None or self._next[0] != layer else self._next[1]
+        is_next = self._next is not None and self._next[0] == layer and self._next[1] < self._length + self._inflight
+        start = self._next[1] if is_next else self._length
         self._next = layer, start + len(q)
         rows = self.rows
         if len(q) < self._inflight:
             rows = tuple(row[start - self._length :][: len(q)] for row in rows)
-        q = self.store.append(layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
-        if self._queries is not None:
+        q = append(self.store, layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
+        if self._queries is not None and k is not None:
             self._num_queries = min(len(q), KEPT_QUERIES)
             self.store.copy_rows(q[-self._num_queries :], self._queries[layer, : self._num_queries])
         return q, start

@@ -23,10 +23,20 @@ class Windows:
     """
 
     def __init__(
-        self, shape: ModelShape, rope: Rope, dtype: torch.dtype, device: torch.device, kernel: Kernel | None = None
+        self,
+        shape: ModelShape,
+        rope: Rope,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernel: Kernel | None = None,
+        lends: bool = False,
     ) -> None:
-        """Make an empty ring for the layers of `shape`, in the native kernel's blocks where it attends to them."""
-        self._made_of = shape, rope, dtype, device, kernel
+        """Make an empty ring for the layers of `shape`, in the native kernel's blocks where it attends to them.
+
+        `lends`: whether other layers attend to the same keys and values, later in a pass. It then makes room for all
+        keys that a pass sees.
+        """
+        self._made_of = shape, rope, dtype, device, kernel, lends
         self._shape, self._rope, self._device = shape, rope, device
         self._ring = self._new_ring(shape.window_room)
         self._longest = max(shape.spec(layer).window for layer in range(shape.layers))
@@ -34,10 +44,12 @@ class Windows:
         self._start, self._held = 0, 0  # of the pass: the committed tokens, and those of a tree's earlier passes
         self._tree: Tree | None = None
         self._rows: tuple[Tensor, Tensor] | None = None  # rotations of the pass's tokens
+        self._tokens = 0  # of the pass
+        self._lends = lends
         self._next = (-1, 0)  # the current layer, and the number of its next token in the pass
 
     def _new_ring(self, room: int) -> PlainRing | BlockRing:
-        shape, _, dtype, device, kernel = self._made_of
+        shape, _, dtype, device, kernel, _ = self._made_of
         if kernel is None or shape.caps_scores:
             return PlainRing(shape, room, dtype, device, by_row=kernel is not None)
         return BlockRing(kernel, shape, room, dtype)
@@ -63,7 +75,10 @@ class Windows:
         """Begin a pass over `tokens` tokens behind the `start` committed ones, or behind `held` ones of a tree."""
         assert self.covers(start), f"a pass behind {start} tokens, whose windows have been overwritten"
         self._start, self._held, self._tree, self._next = start, held, tree, (-1, 0)
+        self._tokens = tokens
         if tree is None:
+            if self._lends:
+                self._make_room(tokens)
             self._rows = self._rope.rows(start, start + tokens)
         else:
             self._make_room(len(tree))
@@ -81,7 +96,7 @@ class Windows:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store keys and values of the pass, or of a chunk of it, and attend; the arguments as in `KVCache.attend`."""
-        done = self._next[1] if self._next[0] == layer else 0
+        done = self._next[1] if self._next[0] == layer and self._next[1] < self._tokens else 0
         self._next = layer, done + len(q)
         rows = rows_of(self._shape, layer, tuple(x[done : done + len(q)] for x in self._rows))
         return self._ring.attend(layer, q, k, v, rows, self._start + self._held + done, self._tree, self._held, lse)

@@ -22,14 +22,14 @@ _ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
 def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
     """Return the sizes of a layer's tensors, by the decoder's names."""
-    hidden, width = shape.hidden, shape.intermediate
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    linears = {
-        "self_attn.q_proj": (q, hidden, spec.qkv_bias),
-        "self_attn.k_proj": (kv, hidden, spec.qkv_bias),
-        "self_attn.v_proj": (kv, hidden, spec.qkv_bias),
-        "self_attn.o_proj": (hidden, q, spec.o_bias),
-    }
+    hidden, width, heads = shape.hidden, shape.intermediate * spec.width_factor, shape.heads_of(spec)
+    q, kv = shape.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+    rows = {"q": q, "k": kv, "v": kv}
+    linears = {f"self_attn.{x}_proj": (rows[x], hidden, spec.qkv_bias) for x in spec.projections}
+    linears["self_attn.o_proj"] = (hidden, q, spec.o_bias)
+    if shape.layer_input:
+        linears["per_layer_input_gate"] = (shape.layer_input, hidden, False)
+        linears["per_layer_projection"] = (hidden, shape.layer_input, False)
     mlps = ["mlp"]
     if spec.is_sparse:
         width = shape.experts.width
@@ -46,9 +46,13 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
     sizes |= {f"{name}.{kind}": (hidden,) for name in _norms(spec) for kind in kinds}
     if spec.has_sinks:
         sizes["self_attn.sinks"] = (shape.heads,)
+    if shape.layer_input:
+        sizes["post_per_layer_input_norm.weight"] = (hidden,)
+    if spec.has_scale:
+        sizes["layer_scalar"] = (1,)
     if spec.qk_norm:
-        each = (shape.head_dim, shape.head_dim) if spec.qk_norm == "head" else (q, kv)
-        sizes |= {f"self_attn.{x}_norm.weight": (size,) for x, size in zip("qk", each, strict=True)}
+        each = {"q": heads.head_dim, "k": heads.head_dim} if spec.qk_norm == "head" else rows
+        sizes |= {f"self_attn.{x}_norm.weight": (each[x],) for x in spec.projections if x != "v"}
     return sizes
 
 
@@ -62,7 +66,7 @@ def stored_sizes(shape: ModelShape, sizes: Sizes) -> Sizes:
     found: Sizes = {}
     for name, (rows, *columns) in sizes.items():
         module, _, kind = name.rpartition(".")
-        stored = f"{shape.family_spec.stored(module)}.{kind}"
+        stored = f"{shape.family_spec.stored(module)}.{kind}" if module else kind
         found[stored] = (rows + found.get(stored, (0,))[0], *columns)
     return found
 

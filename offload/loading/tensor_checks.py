@@ -25,6 +25,10 @@ def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]
     for i in range(shape.layers):
         yield from ((f"model.layers.{i}.{name}", size) for name, size in layers[shape.spec(i)].items())
     yield "model.norm.weight", (shape.hidden,)
+    if width := shape.layer_input:
+        yield "model.embed_tokens_per_layer.weight", (shape.vocab, shape.layers * width)
+        yield "model.per_layer_model_projection.weight", (shape.layers * width, shape.hidden)
+        yield "model.per_layer_projection_norm.weight", (width,)
     if shape.specs[0].norm_bias:
         yield "model.norm.bias", (shape.hidden,)
     if not shape.tied_embeddings:

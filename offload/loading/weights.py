@@ -19,6 +19,7 @@ from ..kernels.quantized import QuantizedTensor
 from ..offloading import StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
+from ..row_inputs import LayerEmbeddings
 from .layer_tensors import StoredTensors, layer_sizes
 from .safetensors import Checkpoint, TensorReader
 
@@ -58,7 +59,8 @@ def load_model(
         if resident < shape.layers:
             layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
         norm, bias = _final_norm(reader, shape)
-        return Model(shape, do, embedding, layers, norm, head, group, bias, dtype)
+        own = _layer_embeddings(reader, outside, shape)
+        return Model(shape, do, embedding, layers, norm, head, group, bias, dtype, own)
 
 
 def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tensor], Tensor], Linear]:
@@ -73,6 +75,17 @@ def _final_norm(reader: _WeightReader, shape: ModelShape) -> tuple[Tensor, Tenso
     """Load weight and bias of the norm behind the last layer."""
     bias = reader.stacked("model.norm.bias") if shape.specs[0].norm_bias else None
     return reader.norm("model.norm.weight"), bias
+
+
+def _layer_embeddings(reader: _WeightReader, outside: _WeightReader, shape: ModelShape) -> LayerEmbeddings | None:
+    """Load what gives each layer its own embeddings, if they have them; the table by the reader to host memory."""
+    if not shape.layer_input:
+        return None
+    return LayerEmbeddings(
+        table=outside.table("model.embed_tokens_per_layer"),
+        projection=reader.linear(False, "model.per_layer_model_projection"),
+        norm=reader.wide("model.per_layer_projection_norm.weight"),
+    )
 
 
 def load_layers(
@@ -104,7 +117,7 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
 
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
+        qkv=reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in spec.projections)),
         q_norm=norm("self_attn.q_norm"),
         k_norm=norm("self_attn.k_norm"),
         o=reader.summed(spec.o_bias, f"{attention}o_proj"),
@@ -117,6 +130,11 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
         attention_post_norm=norm("post_self_attn_layernorm"),
         mlp_post_norm=norm("post_mlp_layernorm"),
         sinks=reader.wide(f"{attention}sinks") if spec.has_sinks else None,
+        v_norm=reader.ones(shape.heads_of(spec).head_dim) if spec.normalises_values and not spec.borrows else None,
+        input_gate=reader.linear(False, f"{prefix}per_layer_input_gate") if shape.layer_input else None,
+        input_projection=reader.linear(False, f"{prefix}per_layer_projection") if shape.layer_input else None,
+        input_post_norm=norm("post_per_layer_input_norm"),
+        scale=reader.stacked(f"{prefix}layer_scalar") if spec.has_scale else None,
     )
 
 
@@ -153,7 +171,8 @@ def streamed_model(
         embedding, head = _load_ends(reader, shape)
         layers = (_load_layer(reader, shape, index) for index in range(shape.layers))
         norm, bias = _final_norm(reader, shape)
-        yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype)
+        own = _layer_embeddings(reader, reader, shape)
+        yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype, own)
 
 
 class _WeightReader:
@@ -194,6 +213,10 @@ class _WeightReader:
     def wide(self, name: str) -> Tensor:
         """Return a tensor in fp32."""
         return self._tensor(name).to(self._device, torch.float32)
+
+    def ones(self, size: int) -> Tensor:
+        """Return the weight of a norm without one, in fp32."""
+        return torch.ones(size, device=self._device)
 
     def _tensor(self, name: str) -> Tensor:
         """Return a tensor, or this rank's part of it, in the decoder's order of rows."""

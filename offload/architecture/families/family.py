@@ -82,6 +82,7 @@ class Family:
             None: they are those of the others.
         scales_queries: whether queries grow with their position as RoPE parameters say, see `ModelShape.query_scaling`.
         counts_scaled_positions: whether `max_position_embeddings` counts the positions after linear RoPE scaling.
+        heads: returns the fields of `Dimensions` for KV heads, where those of layers with a window are others.
         features: returns further fields of `ModelShape`.
         tensors: the family's names of tensors, by Llama's, or those of `LAYER_NORMS`.
         fused: tensors that are several of Llama's, one below the other.
@@ -106,6 +107,7 @@ class Family:
     sliding_rope: Callable[[Values], dict[str, Any]] | None = None
     scales_queries: bool = False
     counts_scaled_positions: bool = False
+    heads: Callable[[Values], dict[str, Any]] | None = None
     features: Callable[[Values], dict[str, Any]] = lambda values: {}
     tensors: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
