@@ -135,26 +135,27 @@ class Model:
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
-        x = self.embed(ids)
-        return self.through_layers(x, cache, self._row_inputs(ids, x, cache))
+        return self.through_layers(self.embed(ids), cache, ids)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
         rows = self._embedding(ids)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
-    def _row_inputs(self, ids: Tensor, x: Tensor, cache: Attends) -> RowInputs:
-        """Return what the layers take beside the rows `x` of `ids`, in the pass that `cache` has begun."""
-        scaling, embeddings = self.shape.query_scaling, self._layer_embeddings
-        if scaling is None and embeddings is None:
-            return NO_INPUTS
-        return RowInputs(
-            None if scaling is None else query_scales(*scaling, cache.positions(), self.dtype),
-            None if embeddings is None else embeddings.rows(ids, x, self.shape.norm_eps),
-        )
+    def _query_scales(self, cache: Attends) -> Tensor | None:
+        """Return the factors of the queries in the pass that `cache` has begun; None if there are none."""
+        scaling = self.shape.query_scaling
+        return None if scaling is None else query_scales(*scaling, cache.positions(), self.dtype)
 
-    def through_layers(self, x: Tensor, cache: Attends, inputs: RowInputs = NO_INPUTS) -> Tensor:
-        """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`."""
+    def through_layers(self, x: Tensor, cache: Attends, ids: Tensor | None = None) -> Tensor:
+        """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`.
+
+        Models whose layers take more than rows need `ids` `[tokens]`.
+        """
+        inputs = NO_INPUTS
+        if ids is not None and not self.shape.takes_rows_alone:
+            own = self._layer_embeddings and self._layer_embeddings.rows(ids, x, self.shape.norm_eps)
+            inputs = RowInputs(self._query_scales(cache), own)
         for index, layer in enumerate(self._layers):
             x = self._forward_layer(index, layer, x, cache, inputs)
             self._progress = (len(x), index + 1)
@@ -220,7 +221,8 @@ class Model:
         with torch.inference_mode():
             cache.begin(len(ids), chunk=chunk)
             parts = [self.embed(part) for part in ids.split(chunk)]
-            inputs = list(self._row_inputs(ids, torch.cat(parts), cache).split(chunk, len(ids)))
+            assert self.shape.runs_by_layers, "layers that attend to another one's windows"
+            inputs = list(RowInputs(self._query_scales(cache)).split(chunk, len(ids)))
         for index, layer in enumerate(self._layers):
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once

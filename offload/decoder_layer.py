@@ -113,7 +113,7 @@ class LayerPass:
         return with_sinks(attend(q, k, v, lse=lse), lse, layer.sinks)
 
     def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`, None if they are borrowed."""
+        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`; None for borrowed ones."""
         own, spec = self.shape.heads_of(self.spec), self.spec
         heads = layer.qkv(x).view(len(x), -1, own.head_dim)
         q, *both = heads.split((self.shape.heads, own.kv_heads, own.kv_heads)[: len(spec.projections)], dim=1)
@@ -123,7 +123,7 @@ class LayerPass:
         return (q if spec.query_scale == 1.0 else q * spec.query_scale), k, self._norm_heads(v, layer.v_norm)
 
     def _norm_heads(self, x: Tensor | None, weight: Tensor | None) -> Tensor | None:
-        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has, if there is one."""
+        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has, if both are."""
         if x is None or weight is None:
             return x
         if weight.dtype != x.dtype:

@@ -25,10 +25,9 @@ class RowInputs:
     embeddings: Tensor | None = None
 
     def split(self, size: int, tokens: int) -> Iterator[RowInputs]:
-        """Yield the inputs of each `size` rows of a pass of `tokens` tokens."""
+        """Yield the inputs of each `size` rows of a pass of `tokens` tokens, which have no embeddings."""
         for start in range(0, tokens, size):
-            some = slice(start, start + size)
-            yield RowInputs(*(None if x is None else x[some] for x in (self.query_scales, self.embeddings)))
+            yield NO_INPUTS if self.query_scales is None else RowInputs(self.query_scales[start : start + size])
 
     def layer(self, index: int) -> RowInputs:
         """Return the inputs of one layer."""
@@ -58,7 +57,7 @@ class LayerEmbeddings:
     norm: Tensor
 
     def rows(self, ids: Tensor, x: Tensor, epsilon: float) -> Tensor:
-        """Return the embeddings `[tokens, layers, width]` of tokens `ids`, whose common ones are `x` `[tokens, hidden]`."""
+        """Return the embeddings `[tokens, layers, width]` of `ids`, whose common ones are `x` `[tokens, hidden]`."""
         width = len(self.norm)
         scale = torch.tensor(width**0.5, dtype=x.dtype).item()
         own = self.table.rows(ids.cpu()).to(x.device, x.dtype).view(len(ids), -1, width) * scale

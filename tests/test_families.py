@@ -37,6 +37,7 @@ CPU = torch.device("cpu")
 IDS = id_tensor(150) % 266
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 267, "max_position_embeddings": 512}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+PLAIN = {"hidden_size_per_layer_input": 0}
 NO_GGUF = ("phi3-long", "qwen3-moe-mixed", "olmo3")  # factors stored as tensors, no dense layers, no windows
 NO_GGUF += ("ministral", "ministral3", "gemma4", "gemma4-large")  # written as others
 
@@ -110,7 +111,7 @@ def test_queries_grow_with_the_depth_in_a_tree(tmp_path, native):
 
 
 @pytest.mark.skipif(not native_kernel(), reason="no kernel")
-@pytest.mark.parametrize("name", ["olmo3", "gpt-oss", "ministral3"])
+@pytest.mark.parametrize("name", ["olmo3", "gpt-oss", "ministral3", "gemma4"])
 def test_sequences_of_a_batch_have_windows_and_positions_of_their_own(tmp_path, name):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
@@ -158,6 +159,11 @@ def test_quantised_weights_stay_quantised_in_the_right_order(case, tmp_path):
         ("phi3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE type 'dynamic'"),
         ("granite", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("gemma4_text", {"enable_moe_block": True, "num_experts": 8}, "experts beside the MLP"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 99}, "vocab_size_per_layer_input"),
+        ("gemma4_text", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}} | PLAIN, "RoPE type 'linear'"),
+        ("gemma4_text", {"per_layer_config": {"00": {"head_dim": 64}}} | PLAIN, "single layers"),
+        ("gemma4_text", {"num_kv_shared_layers": 29} | PLAIN, "a layer of each kind"),
         ("gpt_oss", {"swiglu_alpha": 2.0, "num_key_value_heads": 2}, "swiglu_alpha"),
     ],
 )

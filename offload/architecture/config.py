@@ -124,7 +124,7 @@ class ModelShape(Dimensions):
     @property
     def is_native(self) -> bool:
         """Return whether the native kernel has all operations of the layers; torch runs what it lacks."""
-        return self.query_scaling is None and all(spec.is_native for spec in self.specs)
+        return self.takes_rows_alone and all(spec.is_native for spec in self.specs)
 
     @property
     def family_spec(self) -> Family:
@@ -144,6 +144,11 @@ class ModelShape(Dimensions):
         if not self.family_spec.scales_queries or "llama_4_scaling_beta" not in self.rope:
             return None
         return self.rope["llama_4_scaling_beta"], self.rope.get("original_max_position_embeddings", self.max_positions)
+
+    @property
+    def takes_rows_alone(self) -> bool:
+        """Return whether layers take nothing that follows from tokens and positions beside the hidden rows."""
+        return self.query_scaling is None and not self.layer_input
 
     @property
     def rope_type(self) -> str:
@@ -217,7 +222,6 @@ def shape_from_config(
     shape = ModelShape(
         **family.features(values),
         mlp_matrices=family.mlp_matrices,
-        joins_heads=family.joins_heads,
         experts=experts,
         family=family.name,
         specs=specs,
@@ -341,7 +345,7 @@ def _specs_and_window(values: Mapping[str, Any], check: ConfigCheck) -> tuple[tu
 
 
 def _counts(specs: Sequence[LayerSpec], layers: int) -> dict[str, Any]:
-    """Return the fields of `Dimensions` that count layers unlike others, and how many tokens those with a window keep."""
+    """Return the fields of `Dimensions` that say which layers are unlike others."""
     every = [specs[layer % len(specs)] for layer in range(layers)]
     sliding = [spec for spec in every if spec.window]
     if len(sliding) == layers:
@@ -352,6 +356,7 @@ def _counts(specs: Sequence[LayerSpec], layers: int) -> dict[str, Any]:
         "window_room": max(spec.window for spec in sliding) + WINDOW_SLACK if sliding else 0,
         "borrowing": tuple(borrowing),
         "keys_are_values": any(spec.keys_are_values for spec in every),
+        "joins_heads": any(spec.qk_norm == "projection" for spec in every),
         "wide_layers": sum(spec.width_factor == 2 for spec in every),
     }
 

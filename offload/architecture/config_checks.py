@@ -237,7 +237,8 @@ class ConfigCheck:
         by_layer = values.get(name)
         if by_layer is None:
             return
-        if not isinstance(by_layer, Mapping) or not all(isinstance(own, Mapping) for own in by_layer.values()):
+        is_mapping = isinstance(by_layer, Mapping) and all(str(layer).isdecimal() for layer in by_layer)
+        if not is_mapping or not all(isinstance(own, Mapping) for own in by_layer.values()):
             raise self.error(name, by_layer, "values by the layers' numbers")
         for own in by_layer.values():
             for each in ("head_dim", "num_key_value_heads"):

@@ -93,6 +93,13 @@ class Dimensions:
         return self.heads // self.kv_heads
 
     @property
+    def unshared(self) -> str:
+        """Return why ranks cannot share the model; "" if they can."""
+        if self.joins_heads:
+            return "its norms of q and k are over all heads together"
+        return "its layers have heads of two kinds" if self.sliding_heads else ""
+
+    @property
     def kv_layers(self) -> int:
         """Return how many layers have keys and values of all tokens."""
         return self.layers - self.sliding_layers - self.borrowing[0]
@@ -101,6 +108,21 @@ class Dimensions:
     def ring_layers(self) -> int:
         """Return how many layers have keys and values of a window."""
         return self.sliding_layers - self.borrowing[1]
+
+    @property
+    def runs_by_layers(self) -> bool:
+        """Return whether a prompt can be run layer by layer: not where layers attend to another one's windows.
+
+        Nor where each has embeddings of its own, which take as much memory as the keys of some layers.
+        """
+        return not any(self.borrowing) and not self.layer_input
+
+    @property
+    def kv_reads(self) -> tuple[float, float]:
+        """Return how often a pass reads keys and values of all tokens, and those of windows, in the mean."""
+        counts = zip((self.kv_layers, self.ring_layers), self.borrowing, strict=True)
+        full, sliding = (1 + borrowing / max(count, 1) for count, borrowing in counts)
+        return full, sliding
 
     @property
     def growing(self) -> Dimensions:
@@ -219,6 +241,16 @@ class Dimensions:
     def outer_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of the embeddings and the output head."""
         return int(self.outer_parameters * bits.outer / 8)
+
+    def host_bytes(self, bits: WeightBits) -> int:
+        """Return the bytes of those that lie in host memory wherever the model runs: the layers' own embeddings."""
+        return int(self.vocab * self.layers * self.layer_input * bits.outer / 8)
+
+    def attention_products(self, tokens: int) -> int:
+        """Return the numbers of keys that a query row of all layers is multiplied with, of `tokens` tokens."""
+        lengths = (tokens, min(tokens, self.window_room))
+        pairs = zip(self._kinds, lengths, strict=True)
+        return sum(count * length * self.heads * heads.head_dim for (count, heads, _), length in pairs)
 
     def read_bytes(self, bits: WeightBits, tokens: float = 1) -> int:
         """Return the bytes of weights that a pass of `tokens` tokens reads: of experts, as many as are expected."""

@@ -97,6 +97,5 @@ def _shape(config: Mapping[str, Any], file: Path, check: ConfigCheck) -> PlanSha
         vocab=number("vocab_size"),
         tied_embeddings=bool(tied),
         mlp_matrices=family.mlp_matrices,
-        joins_heads=family.joins_heads,
         **checked_features(config, check),
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
+from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
@@ -28,9 +29,7 @@ from .windows import Windows
 class Attends(Protocol):
     """Attention as a decoder layer calls it."""
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         """Store the in-flight keys and values, and attend causally to them and to all committed ones.
 
         Of a tree in flight, each token attends to its ancestors and itself instead.
@@ -294,21 +293,39 @@ class FullCache(InFlight):
         return self.windows is None or self.windows.covers(length)
 
     def dump(self, start: int, end: int) -> Tensor:
-        """Return a copy of tokens as `Store.dump` does, of the layers with a window behind the others."""
+        """Return a copy of tokens as `Store.dump` does, of the layers with a window behind the others.
+
+        It is flat where those have other heads.
+        """
         kv = self.store.dump(start, end)
-        return kv if self.windows is None else torch.cat((kv, self.windows.dump(start, end)))
+        if self.windows is None:
+            return kv
+        window = self.windows.dump(start, end)
+        return torch.cat((kv, window) if kv.shape[1:] == window.shape[1:] else (kv.flatten(), window.flatten()))
 
     def restore(self, tokens: int, kv: Tensor) -> None:
         """Commit tokens without running them, from what `dump` returned."""
         end = self._length + tokens
         assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
-        grown = self.store.shape.layers
-        self.store.load(self._length, kv[:grown])
+        kv, window = self._parts(kv, tokens)
+        self.store.load(self._length, kv)
         if self.windows is not None:
-            self.windows.load(self._length, end, kv[grown:])
+            self.windows.load(self._length, end, window)
         self._length, self._queries_end = end, -1
         self._leave()
+
+    def _parts(self, kv: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return what `dump` has put together, in the shapes of the store and of the windows."""
+        if kv.dim() > 1:
+            return kv[: self.store.shape.layers], kv[self.store.shape.layers :]
+        shapes = self.store.shape, self.windows.shape
+        parts = kv.split([2 * each.layers * each.kv_heads * each.head_dim * tokens for each in shapes])
+        inner = [(tokens // BLOCK, -1) if self.windows.has_blocks else (tokens, 2, each.head_dim) for each in shapes]
+        grown, window = (
+            part.view(each.layers, each.kv_heads, *size) for part, each, size in zip(parts, shapes, inner, strict=True)
+        )
+        return grown, window
 
     def adopt(self, tokens: int) -> None:
         """Commit the first tokens of an empty cache, whose keys and values are in the store already."""

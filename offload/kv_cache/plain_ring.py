@@ -41,8 +41,8 @@ class PlainRing:
     ) -> Tensor:
         """Store keys and values of tokens from position `end` on, and attend as `KVCache.attend`.
 
-        `rows` are their rotations, and `lse` as there. Without k and v, they are stored already. Of a tree, whose tokens are the last ones, the first `held` are
-        stored before them.
+        `rows` are their rotations, and `lse` as there. Without k and v, they are stored already. Of a tree, whose
+        tokens are the last ones, the first `held` are stored before them.
         """
         limits, first = self._limits[layer], end - held
         q, before = rotate(q, rows), self._slots(max(first - limits.window + 1, 0), end)

@@ -37,7 +37,7 @@ class Windows:
         keys that a pass sees.
         """
         self._made_of = shape, rope, dtype, device, kernel, lends
-        self._shape, self._rope, self._device = shape, rope, device
+        self.shape, self._rope, self._device = shape, rope, device
         self._ring = self._new_ring(shape.window_room)
         self._longest = max(shape.spec(layer).window for layer in range(shape.layers))
         self._first = 0  # the oldest position that has not been overwritten
@@ -98,7 +98,7 @@ class Windows:
         """Store keys and values of the pass, or of a chunk of it, and attend; the arguments as in `KVCache.attend`."""
         done = self._next[1] if self._next[0] == layer and self._next[1] < self._tokens else 0
         self._next = layer, done + len(q)
-        rows = rows_of(self._shape, layer, tuple(x[done : done + len(q)] for x in self._rows))
+        rows = rows_of(self.shape, layer, tuple(x[done : done + len(q)] for x in self._rows))
         return self._ring.attend(layer, q, k, v, rows, self._start + self._held + done, self._tree, self._held, lse)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:

@@ -122,12 +122,12 @@ class TieredStoreFactory:
         Raises SettingsError for a model whose attention the tiers do not compute.
         """
         check_model(shape)
-        shape = shape.full_attention
+        visits, shape = 1 + shape.borrowing[0], shape.full_attention
         settings, device = self.settings, self._device
         if settings.resident_layers >= shape.layers:
             return new_store(self._operations.kernel, shape, capacity, dtype, device, self._kv)
         if self._kv != EXACT:
-            return self._new_quantized_store(shape, capacity, dtype)
+            return self._new_quantized_store(shape, capacity, dtype, visits)
         format = self._page_format(shape, dtype)
         resident_layers = settings.resident_layers
         away = shape.layers - resident_layers
@@ -152,11 +152,14 @@ class TieredStoreFactory:
                 pages=pages,
                 open=self._device_pages((away, 2, format.numbers), dtype),
                 pinning=pinning,
+                last_visits=visits,
                 prefills_plainly=device.type == "cuda",
             )
         return TieredStore(shape, tiers)
 
-    def _new_quantized_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> QuantizedTieredStore:
+    def _new_quantized_store(
+        self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int
+    ) -> QuantizedTieredStore:
         page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
         format = QuantizedPageFormat(shape, page, self._kv)
         size = self._pages_size(shape, capacity, format)
@@ -171,6 +174,7 @@ class TieredStoreFactory:
                 resident_layers=self.settings.resident_layers,
                 pages=self._pages(size, torch.uint8)[0],
                 open=host_memory((size[0], 2, format.numbers), torch.uint8),
+                last_visits=visits,
             )
         return QuantizedTieredStore(self._operations.kernel, shape, capacity, dtype, tiers)
 

@@ -58,7 +58,8 @@ class QuantizedTieredStore(QuantizedTierReader):
         self._expect()
 
     def _expect(self) -> None:
-        self.tiers.ring.expect(prefetch_order(self.tiers.pages, self._num_streamed, 1))
+        tiers = self.tiers
+        tiers.ring.expect(prefetch_order(tiers.pages, self._num_streamed, 1, tiers.last_visits))
 
     def _reserve(self, pages: int) -> None:
         """Have slots for so many open pages."""

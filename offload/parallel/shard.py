@@ -74,11 +74,8 @@ def split(shape: ModelShape, rank: int, size: int, vocab: bool | None = None) ->
 
     Raises SettingsError if there are more ranks than shares.
     """
-    if size > 1 and shape.joins_heads:
-        raise SettingsError(
-            "this model cannot be shared by ranks: its norms of q and k are over all heads together",
-            "use --tensor-parallel 1",
-        )
+    if size > 1 and shape.unshared:
+        raise SettingsError(f"this model cannot be shared by ranks: {shape.unshared}", "use --tensor-parallel 1")
     heads, kv_heads = _heads(shape, rank, size)
     columns = _columns(shape.intermediate, rank, size)
     expert_columns = _columns(shape.experts.width, rank, size) if shape.experts else range(0)

@@ -64,7 +64,7 @@ def place(request: PlanRequest) -> Placed:
     Prefill runs in layer order if that leaves room for the weights and for the requested KV layers.
     """
     by_layers, by_chunks = (_place(request, order) for order in ("layers", "chunks"))
-    if request.kv != EXACT:  # quantised pages are made chunk by chunk
+    if request.kv != EXACT or not request.shape.runs_by_layers:  # quantised pages are made chunk by chunk
         return by_chunks
     if _all_on_device(request, by_chunks) or not by_layers.fits:
         return by_chunks

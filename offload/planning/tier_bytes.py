@@ -62,7 +62,7 @@ class TierBytes:
         request, offloaded, page, size = self._request, self._kv_layers - kv, self._page, self._request.itemsize
         need, positions, count = self._need(kv), request.tokens + tree_nodes(request.speculation), request.sequences
         parts = {
-            "weights": (self._layers - weights) * need.layer_weights,
+            "weights": (self._layers - weights) * need.layer_weights + need.host_weights // self._gpus,
             "KV cache": count * host_page_bytes(self._share, offloaded, positions, page, size, request.kv),
         }
         if need.retrieval and not request.hardware.shared:

@@ -34,7 +34,7 @@ def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
     # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores or sinks.
     shape = model.shape
     # Or where what the layers take follows from positions.
-    has_limits = shape.caps_scores or shape.has_sinks or shape.query_scaling is not None
+    has_limits = shape.caps_scores or shape.has_sinks or not shape.takes_rows_alone
     is_fixed = model.keeps_weights and shape.experts is None and not (shape.sliding_layers or has_limits)
     on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1
     return StepGraphs(model, cache) if on_gpu and getattr(cache, "has_static_steps", False) else None

@@ -75,13 +75,14 @@ def comparable(config):
     """What a shape has of transformers' config, by the shape's names."""
     family = config.model_type
     qwen = family.startswith("qwen")
-    head_dim = getattr(config, "head_dim", None)
+    own = config.per_layer_config["full_attention"] if family == "gemma4_text" else config
+    head_dim = getattr(own, "head_dim", None)
     eos, rope = config.eos_token_id, config.rope_parameters
     return {
         "layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
         "heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
+        "kv_heads": own.num_key_value_heads,
         "head_dim": head_dim or config.hidden_size // config.num_attention_heads,
         "intermediate": config.intermediate_size,
         "vocab": config.vocab_size,

@@ -76,7 +76,6 @@ class Family:
         mlp_matrices: matrices of an MLP: gate, up and down; 2 without a gate.
         has_partial_rope: whether RoPE may rotate a part of each head: `partial_rotary_factor`.
         has_optional_window: whether a config's sliding window counts only with `use_sliding_window`.
-        joins_heads: whether norms of q and k are over all heads together, so that ranks cannot share the heads.
         has_layer_windows: whether some layers attend to a window of `sliding_window` tokens, and others to all.
         sliding_rope: returns the RoPE parameters of the layers with a window, where a config does not have them apart;
             None: they are those of the others.
@@ -102,7 +101,6 @@ class Family:
     mlp_matrices: int = 3
     has_partial_rope: bool = False
     has_optional_window: bool = False
-    joins_heads: bool = False
     has_layer_windows: bool = False
     sliding_rope: Callable[[Values], dict[str, Any]] | None = None
     scales_queries: bool = False

@@ -22,7 +22,8 @@ def _layers(values: Values) -> list[LayerSpec]:
     bias, layers, borrowing = values["attention_bias"], values["num_hidden_layers"], values["num_kv_shared_layers"]
     sliding, full = (heads.head_dim for heads in _both(values))
     windows = _windows(values)
-    if borrowing and {window > 0 for window in windows[: layers - borrowing]} != {window > 0 for window in windows}:
+    own, every = ({window > 0 for window in some} for some in (windows[: max(layers - borrowing, 0)], windows))
+    if own != every:
         raise UnsupportedModel("Gemma 4 without a layer of each kind that has keys and values is not supported", _HINT)
     specs = []
     for layer, window in enumerate(windows):
@@ -64,15 +65,16 @@ def _windows(values: Values) -> list[int]:
 def _both(values: Values) -> tuple[Heads, Heads]:
     """Return the KV heads of the layers with a window, and of the others.
 
-    Configs have those of the others as `global_head_dim` and `num_global_key_value_heads`, newer ones layer by layer.
+    Configs have those of the others as `global_head_dim` and `num_global_key_value_heads`, newer ones layer by layer,
+    "05" for the sixth.
     """
     sliding = Heads(values["num_key_value_heads"], values["head_dim"])
     if (by_layer := values.get("per_layer_config")) is None:
         kv_heads = values["num_global_key_value_heads"] if values["attention_k_eq_v"] else None
         return sliding, Heads(kv_heads or sliding.kv_heads, values["global_head_dim"])
-    found = set()
+    by_layer, found = {int(layer): own for layer, own in by_layer.items()}, set()
     for layer, window in enumerate(_windows(values)):
-        own = by_layer.get(str(layer), {})
+        own = by_layer.get(layer, {})
         heads = Heads(own.get("num_key_value_heads", sliding.kv_heads), own.get("head_dim", sliding.head_dim))
         if not own.keys() <= {"num_key_value_heads", "head_dim"} or (window and heads != sliding):
             raise UnsupportedModel("Gemma 4 with other values in single layers (per_layer_config)", _HINT)
