@@ -101,15 +101,15 @@ class Model:
             shape = self.shape.full_attention
             store = new_store(self.operations.kernel, shape, capacity, self.dtype, self.device, self.kv)
         rope = rope or self.rope(capacity)
-        return FullCache(store, rope, capacity, self._new_windows(rope.length))
+        return FullCache(store, rope, capacity, self._new_windows(rope.length, capacity))
 
-    def _new_windows(self, length: int) -> Windows | None:
+    def _new_windows(self, length: int, capacity: int) -> Windows | None:
         """Return an empty ring for the layers that attend to a window, if there are any."""
         if (rope := self.sliding_rope(length)) is None:
             return None
         shape = self.shape.sliding_attention
         lends = self.shape.borrowing[1] > 0
-        return Windows(shape, rope, self.dtype, self.device, self.operations.kernel, lends)
+        return Windows(shape, rope, self.dtype, self.device, self.operations.kernel, lends, capacity)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:

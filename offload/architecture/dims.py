@@ -10,10 +10,17 @@ WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollb
 
 @dataclass(frozen=True, slots=True)
 class WeightBits:
-    """Average bits of a weight in memory, scales included: of the layers, and of the embeddings and output head."""
+    """Average bits of a weight in memory, scales included.
+
+    Attributes:
+        layers: of the layers; without their experts, where those have others.
+        outer: of the embeddings and the output head.
+        experts: of the experts; None for as many as the layers.
+    """
 
     layers: float
     outer: float
+    experts: float | None = None
 
     @staticmethod
     def of_dtype(itemsize: int) -> WeightBits:
@@ -22,7 +29,12 @@ class WeightBits:
 
     def is_quantized(self, itemsize: int) -> bool:
         """Return whether any weights of a model that computes with `itemsize` bytes are quantised."""
-        return min(self.layers, self.outer) < 8 * itemsize
+        return min(self.layers, self.outer, self.of_experts) < 8 * itemsize
+
+    @property
+    def of_experts(self) -> float:
+        """Return the bits of the experts."""
+        return self.layers if self.experts is None else self.experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +247,16 @@ class Dimensions:
         return self.vocab * self.hidden + self.hidden * self.layers * self.layer_input
 
     def layer_bytes(self, bits: WeightBits) -> int:
-        """Return the bytes of the weights of one layer."""
-        return int(self.layer_parameters * bits.layers / 8)
+        """Return the bytes of the weights of one layer; their mean, if layers differ."""
+        if self.experts is None or bits.experts is None:
+            return int(self.layer_parameters * bits.layers / 8)
+        return int(self._layer_bits(bits, self.experts.count) / 8 / self.layers)
+
+    def _layer_bits(self, bits: WeightBits, read: float) -> float:
+        """Return the bits of the weights of all layers, with `read` experts of each sparse one."""
+        each = self.experts.layers * self.expert_parameters
+        rest = self._all_layers() - self.experts.count * each
+        return rest * bits.layers + read * each * bits.of_experts
 
     def outer_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of the embeddings and the output head."""
@@ -256,7 +276,7 @@ class Dimensions:
         """Return the bytes of weights that a pass of `tokens` tokens reads: of experts, as many as are expected."""
         layers = self.layers * self.layer_bytes(bits)
         if self.experts:
-            layers = int(self._read_by(tokens) * bits.layers / 8)
+            layers = int(self._layer_bits(bits, self.experts.distinct(tokens)) / 8)
         return layers + int(self._read_outside * bits.outer / 8)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
@@ -268,12 +288,14 @@ class Dimensions:
         """Return the bytes of keys and values of `tokens` tokens that the layers with a window keep."""
         return self.ring_layers * self._ring_layer_bytes(min(tokens, self.window_room), itemsize)
 
-    def ring_bytes(self, itemsize: int, nodes: int = 0) -> int:
-        """Return the bytes of the rings of the layers with a window, whatever is in them.
+    def ring_bytes(self, tokens: int, itemsize: int, nodes: int = 0, chunk: int = 0) -> int:
+        """Return the bytes of the rings of the layers with a window for `tokens` tokens, whatever is in them.
 
-        `nodes` are those of the largest tree in flight.
+        `nodes` are those of the largest tree in flight. Where other layers attend to a ring, it has the tokens of a
+        prefill `chunk`, too.
         """
-        room = self.window_room + max(nodes - WINDOW_SLACK, 0)
+        inflight = max(nodes, chunk if self.borrowing[1] else 0)
+        room = min(self.window_room + max(inflight - WINDOW_SLACK, 0), tokens + nodes)
         return self.ring_layers * self._ring_layer_bytes(room, itemsize)
 
     def _ring_layer_bytes(self, tokens: int, itemsize: int) -> int:

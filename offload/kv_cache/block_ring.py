@@ -57,8 +57,10 @@ class BlockRing:
         if tree is not None:
             return self._attend(layer, q, k, v, rows, end, tree, held, lse)
         found = []
-        for first in range(0, len(q), self._most):  # more tokens at once would overwrite keys that are needed
-            some = slice(first, first + self._most)
+        # More tokens at once would overwrite keys that are needed, if they are not all there.
+        most = len(q) if end + len(q) <= self.room else self._most
+        for first in range(0, len(q), most):
+            some = slice(first, first + most)
             angles = tuple(x[some] for x in rows)
             part = None if lse is None else lse[some]
             both = (None, None) if k is None else (k[some], v[some])

@@ -137,7 +137,9 @@ def estimate(
     if has_middle(settings, tokens):
         grown = share.growing
         retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
-        retrieval += share.ring_bytes(itemsize, tree_nodes(settings))  # a copy, with the tokens that are drafted
+        retrieval += share.ring_bytes(
+            tokens, itemsize, tree_nodes(settings)
+        )  # a copy, with the tokens that are drafted
         selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
         if settings.retrieval_kv != EXACT:
             retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
@@ -162,7 +164,7 @@ def estimate(
         rope=rope_bytes(share, tokens, itemsize),
         kv_layers=shape.kv_layers,
         host_weights=host_weights,
-        windows=shape.ring_bytes(itemsize, tree_nodes(settings)) // gpus,
+        windows=shape.ring_bytes(tokens, itemsize, tree_nodes(settings), prefill_chunk) // gpus,
     )
 
 

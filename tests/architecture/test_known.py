@@ -108,6 +108,10 @@ def test_experts_in_mxfp4_take_about_the_bytes_of_their_files(name, gigabytes):
     shape, bits = KNOWN[name], published_bits(name)
     size = shape.layers * shape.layer_bytes(bits) + shape.outer_bytes(bits)
     assert size == pytest.approx(gigabytes * 1e9, rel=0.06)  # there, 32 weights share a scale of 8 bits, here of 16
+    experts = shape.layers * 4 * 3 * 2880 * 2880  # a token reads four
+    rest = shape.layers * 2880 * (shape.experts.count + 2 * 64 * 64 + 2 * 8 * 64)  # routers and attention
+    read = experts * 4.5 / 8 + (rest + shape.vocab * 2880) * 2
+    assert shape.read_bytes(bits) == pytest.approx(read, rel=1e-6)
     assert published_bits("Qwen3-8B") is None and published_bits(None) is None
 
 
