@@ -14,6 +14,7 @@ from .architecture.layer_spec import LayerSpec
 from .experts import ExpertWeights
 from .kernels.attention import with_sinks
 from .kernels.ops import Linear, Operations
+from .parallel.norm import JoinedNorm
 from .row_inputs import NO_INPUTS, RowInputs
 
 Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer
@@ -54,6 +55,7 @@ class Layer:
     input_gate: Linear | None = None  # [width, hidden], of the layer's own embeddings
     input_projection: Linear | None = None  # [hidden, width]
     input_post_norm: Tensor | None = None  # [hidden]
+    joined_norm: JoinedNorm | None = None  # in place of q_norm and k_norm, where ranks share the heads
     scale: Tensor | None = None  # [1], of the rows behind the layer
 
     def linear_bytes(self, tokens: int = 1) -> float:
@@ -118,7 +120,9 @@ class LayerPass:
         heads = layer.qkv(x).view(len(x), -1, own.head_dim)
         q, *both = heads.split((self.shape.heads, own.kv_heads, own.kv_heads)[: len(spec.projections)], dim=1)
         k, v = (both[0], both[-1]) if both else (None, None)
-        if layer.q_norm is not None:
+        if layer.joined_norm is not None:
+            q, k = layer.joined_norm(q, k, self.shape.norm_eps)
+        elif layer.q_norm is not None:
             q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
         return (q if spec.query_scale == 1.0 else q * spec.query_scale), k, self._norm_heads(v, layer.v_norm)
 

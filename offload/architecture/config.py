@@ -356,7 +356,6 @@ def _counts(specs: Sequence[LayerSpec], layers: int) -> dict[str, Any]:
         "window_room": max(spec.window for spec in sliding) + WINDOW_SLACK if sliding else 0,
         "borrowing": tuple(borrowing),
         "keys_are_values": any(spec.keys_are_values for spec in every),
-        "joins_heads": any(spec.qk_norm == "projection" for spec in every),
         "wide_layers": sum(spec.width_factor == 2 for spec in every),
     }
 

@@ -96,7 +96,6 @@ class Dimensions:
     keys_are_values: bool = field(default=False, kw_only=True)  # whether layers that attend to all tokens have no V
     wide_layers: int = field(default=0, kw_only=True)  # layers whose MLP is twice as wide as `intermediate`
     layer_input: int = field(default=0, kw_only=True)  # the width of the embeddings that each layer has; 0: none
-    joins_heads: bool = field(default=False, kw_only=True)  # whether norms of q and k are over all heads together
     experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
 
     @property
@@ -107,8 +106,6 @@ class Dimensions:
     @property
     def unshared(self) -> str:
         """Return why ranks cannot share the model; "" if they can."""
-        if self.joins_heads:
-            return "its norms of q and k are over all heads together"
         return "its layers have heads of two kinds" if self.sliding_heads else ""
 
     @property

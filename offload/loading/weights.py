@@ -19,6 +19,7 @@ from ..kernels.quantized import QuantizedTensor
 from ..offloading import StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
+from ..parallel.norm import JoinedNorm
 from ..row_inputs import LayerEmbeddings
 from .layer_tensors import StoredTensors, layer_sizes
 from .safetensors import Checkpoint, TensorReader
@@ -115,11 +116,13 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
     def norm(name: str, kind: str = "weight") -> Tensor | None:
         return reader.norm(f"{prefix}{name}.{kind}") if f"{name}.{kind}" in has else None
 
+    joined = spec.qk_norm == "projection" and reader.group.size > 1
     return Layer(
         input_norm=norm("input_layernorm"),
         qkv=reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in spec.projections)),
-        q_norm=norm("self_attn.q_norm"),
-        k_norm=norm("self_attn.k_norm"),
+        q_norm=None if joined else norm("self_attn.q_norm"),
+        k_norm=None if joined else norm("self_attn.k_norm"),
+        joined_norm=reader.joined_norm(*(f"{attention}{x}_norm.weight" for x in "qk")) if joined else None,
         o=reader.summed(spec.o_bias, f"{attention}o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=None if spec.is_sparse else _gate_up(reader, spec, mlp),
@@ -213,6 +216,12 @@ class _WeightReader:
     def wide(self, name: str) -> Tensor:
         """Return a tensor in fp32."""
         return self._tensor(name).to(self._device, torch.float32)
+
+    def joined_norm(self, *names: str) -> JoinedNorm:
+        """Return norms of q and k over the heads of all ranks, from this rank's parts of their weights."""
+        shape = self._shape
+        widths = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        return JoinedNorm(tuple(map(self.norm, names)), widths, self._share.counts_keys, self.group)
 
     def ones(self, size: int) -> Tensor:
         """Return the weight of a norm without one, in fp32."""

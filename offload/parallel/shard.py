@@ -42,6 +42,16 @@ class Share:
         return replace(self.shape, vocab=len(self.vocab[self.rank]))
 
     @property
+    def joins_heads(self) -> bool:
+        """Return whether norms of q and k are over all ranks' heads together."""
+        return any(spec.qk_norm == "projection" for spec in self.whole.specs)
+
+    @property
+    def counts_keys(self) -> bool:
+        """Return whether this rank is the first one that has its KV heads."""
+        return self.heads.start == self.kv_heads.start * self.whole.group
+
+    @property
     def splits_vocab(self) -> bool:
         return len(self.vocab[self.rank]) < self.whole.vocab
 
@@ -59,6 +69,8 @@ class Share:
             "embed_tokens": _scaled(self.vocab[self.rank]),
             "lm_head": _scaled(self.vocab[self.rank]),
         }
+        if self.joins_heads:
+            rows |= {"q_norm": rows["q_proj"], "k_norm": rows["k_proj"]}
         columns = {"o_proj": rows["q_proj"], "down_proj": rows["up_proj"]}
         if module in columns and kind == "weight":
             return slice(None), columns[module]
