@@ -23,7 +23,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.kv_cache.tree import tree_of
 from offload.loading.gguf import GGUFCheckpoint
-from offload.loading.layer_tensors import StoredTensors
+from offload.loading.layer_tensors import TensorPlaces
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.tensor_checks import check_tensors
 from offload.loading.weights import load_model
@@ -313,9 +313,9 @@ def test_prompt_caches_tell_layers_apart(tmp_path):
 @pytest.mark.parametrize(("family", "norm"), [("cohere", "head"), ("glm4", "projection")])
 def test_norms_of_rows_in_another_order_are_refused(family, norm):
     shape = shape_from_config({"model_type": family}, {})
-    stored = StoredTensors(replace(shape, specs=tuple(replace(spec, qk_norm=norm) for spec in shape.specs)))
+    places = TensorPlaces(replace(shape, specs=tuple(replace(spec, qk_norm=norm) for spec in shape.specs)))
     with pytest.raises(UnsupportedModel, match="norms of q and k"):
-        stored.find("model.layers.0.self_attn.q_proj.weight")
+        places.find("model.layers.0.self_attn.q_proj.weight")
 
 
 def test_every_family_is_tested():

@@ -61,21 +61,21 @@ def _norms(spec: LayerSpec) -> list[str]:
     return pre * spec.pre_norms + ["post_self_attn_layernorm", "post_mlp_layernorm"] * spec.post_norms
 
 
-def stored_sizes(shape: ModelShape, sizes: Sizes) -> Sizes:
+def checkpoint_sizes(shape: ModelShape, sizes: Sizes) -> Sizes:
     """Return the sizes of a layer's tensors as the family stores them, from those by the decoder's names."""
     found: Sizes = {}
     for name, (rows, *columns) in sizes.items():
         module, _, kind = name.rpartition(".")
-        stored = f"{shape.family_spec.stored(module)}.{kind}" if module else kind
-        found[stored] = (rows + found.get(stored, (0,))[0], *columns)
+        own = f"{shape.family_spec.checkpoint_name(module)}.{kind}" if module else kind
+        found[own] = (rows + found.get(own, (0,))[0], *columns)
     return found
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where a tensor is stored.
+class TensorPlace:
+    """Where a checkpoint has a tensor.
 
-    `part` is the part of the stored tensor, None for all of it, and `order` the order of its rows, None as stored.
+    `part` is the part of that tensor, None for all of it, and `order` the order of its rows, None for as they are.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class StoredTensors:
+class TensorPlaces:
     """Finds the decoder's tensors in a checkpoint of a whole model's `shape`."""
 
     shape: ModelShape
@@ -93,21 +93,21 @@ class StoredTensors:
     def _rows(self) -> dict[str, int]:
         return {name: size[0] for name, size in layer_sizes(self.shape, self.shape.specs[0]).items()}
 
-    def find(self, name: str, part: Part | None = None) -> Stored:
-        """Return where a tensor, or `part` of it, is stored."""
+    def find(self, name: str, part: Part | None = None) -> TensorPlace:
+        """Return where a tensor, or `part` of it, is."""
         match = _LAYER.fullmatch(name)
         if match is None:
-            return Stored(name, part)
+            return TensorPlace(name, part)
         prefix, module, kind = match["prefix"], match["module"], match["kind"]
-        stored = self.shape.family_spec.stored(module)
-        fused = self.shape.family_spec.fused.get(stored)
+        own = self.shape.family_spec.checkpoint_name(module)
+        fused = self.shape.family_spec.fused.get(own)
         rows = self._rows[f"{module}.{kind}"] if fused or module in _ROTATED else 0
         start, end, _ = slice(None).indices(rows) if part is None else part[0].indices(rows)
         if fused:
             first = sum(self._rows[f"{other}.{kind}"] for other in fused[: fused.index(module)])
             part = (slice(first + start, first + end),)
         order = self._order(end - start) if module in _ROTATED else None
-        return Stored(f"{prefix}{stored}.{kind}", part, order)
+        return TensorPlace(f"{prefix}{own}.{kind}", part, order)
 
     def _order(self, rows: int) -> list[int] | None:
         """Return the rows of q or k, of whole heads, in the decoder's order; None for as they are.

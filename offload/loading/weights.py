@@ -21,7 +21,7 @@ from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
 from ..parallel.norm import JoinedNorm
 from ..row_inputs import LayerEmbeddings
-from .layer_tensors import StoredTensors, layer_sizes
+from .layer_tensors import TensorPlaces, layer_sizes
 from .safetensors import Checkpoint, TensorReader
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -196,7 +196,7 @@ class _WeightReader:
         self._dtype = dtype
         self._device = device
         self.group, self._share = group, share
-        self._names, self._shape = StoredTensors(shape), shape
+        self._places, self._shape = TensorPlaces(shape), shape
 
     def stacked(self, *names: str) -> Tensor:
         """Return the tensors concatenated along their rows, in newly allocated memory."""
@@ -229,9 +229,9 @@ class _WeightReader:
 
     def _tensor(self, name: str) -> Tensor:
         """Return a tensor, or this rank's part of it, in the decoder's order of rows."""
-        stored = self._names.find(name, self._share and self._share.part(name))
-        tensor = self._read(stored.name, stored.part)
-        return tensor if stored.order is None else tensor[torch.tensor(stored.order)]
+        place = self._places.find(name, self._share and self._share.part(name))
+        tensor = self._read(place.name, place.part)
+        return tensor if place.order is None else tensor[torch.tensor(place.order)]
 
     def linear(self, bias: bool, *names: str) -> LocalLinear:
         """Return the named linears as one, with their rows concatenated; quantised if they can be."""
@@ -254,13 +254,13 @@ class _WeightReader:
 
     def _quantized(self, name: str, read: Callable[[str], QuantizedTensor | None]) -> QuantizedTensor | None:
         """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
-        stored = self._names.find(name, self._share and self._share.part(name))
-        if not self._operations.serves_quantized(self._dtype) or (whole := read(stored.name)) is None:
+        place = self._places.find(name, self._share and self._share.part(name))
+        if not self._operations.serves_quantized(self._dtype) or (whole := read(place.name)) is None:
             return None
-        rows, *columns = stored.part or (slice(None),)
+        rows, *columns = place.part or (slice(None),)
         part = whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
-        if part is not None and stored.order is not None:
-            part = part.rows(torch.tensor(stored.order))
+        if part is not None and place.order is not None:
+            part = part.rows(torch.tensor(place.order))
         return None if part is None else part.to(self._device)
 
     def summed(self, bias: bool, name: str) -> Linear:

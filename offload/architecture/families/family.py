@@ -114,11 +114,11 @@ class Family:
     interleaves_experts: bool = False
     gguf: GGUFNames | None = None
 
-    def stored(self, name: str) -> str:
+    def checkpoint_name(self, name: str) -> str:
         """Return the family's name of a layer's tensor, or of the module that has it.
 
         Experts have one name, with * in place of their numbers.
         """
         plain = _EXPERT.sub(".*.", name, count=1)
-        stored = next((whole for whole, parts in self.fused.items() if plain in parts), self.tensors.get(plain, plain))
-        return stored if plain == name else stored.replace("*", _EXPERT.search(name)[1])
+        own = next((whole for whole, parts in self.fused.items() if plain in parts), self.tensors.get(plain, plain))
+        return own if plain == name else own.replace("*", _EXPERT.search(name)[1])
