@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+)
 
 from offload import GenerationConfig, Speculation, Tokens
 from offload.architecture.config import shape_from_config
@@ -284,6 +291,23 @@ def test_the_text_part_of_gemma_3_loads_from_a_config_without_usual_values(tmp_p
     for name in ("hidden_activation", "rms_norm_eps", "tie_word_embeddings", "query_pre_attn_scalar"):
         stored["text_config"].pop(name, None)
     (tmp_path / "config.json").write_text(json.dumps(stored))
+    with torch.inference_mode():
+        expected = reference(input_ids=IDS[None]).logits[0]
+    model = load(FolderCheckpoint(tmp_path), False)
+    assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
+    shape = read_shape(tmp_path / "config.json")
+    assert (shape.parameters, shape.kv_bytes(9, 2)) == (model.shape.parameters, model.shape.kv_bytes(9, 2))
+
+
+def test_the_text_part_of_gemma_4_loads(tmp_path):
+    family, changes = FAMILY_CASES["gemma4"]
+    text = make_hf_model(family, **changes).config.to_dict() | {"pad_token_id": 0}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16}
+    config = Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
+    torch.manual_seed(0)
+    reference = Gemma4ForConditionalGeneration(config).eval()
+    reference.save_pretrained(tmp_path)
     with torch.inference_mode():
         expected = reference(input_ids=IDS[None]).logits[0]
     model = load(FolderCheckpoint(tmp_path), False)
