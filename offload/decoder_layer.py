@@ -14,6 +14,8 @@ from .architecture.layer_spec import LayerSpec
 from .experts import ExpertWeights
 from .kernels.attention import with_sinks
 from .kernels.ops import Linear, Operations
+from .parallel.norm import JoinedNorm
+from .row_inputs import NO_INPUTS, RowInputs
 
 Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer
 _SWIGLU_ALPHA = 1.702
@@ -49,10 +51,16 @@ class Layer:
     mlp_post_norm: Tensor | None = None
     experts: ExpertWeights | None = None  # in place of gate_up and down
     sinks: Tensor | None = None  # [heads], in fp32
+    v_norm: Tensor | None = None  # [head_dim], of ones
+    input_gate: Linear | None = None  # [width, hidden], of the layer's own embeddings
+    input_projection: Linear | None = None  # [hidden, width]
+    input_post_norm: Tensor | None = None  # [hidden]
+    joined_norm: JoinedNorm | None = None  # in place of q_norm and k_norm, where ranks share the heads
+    scale: Tensor | None = None  # [1], of the rows behind the layer
 
     def linear_bytes(self, tokens: int = 1) -> float:
         """Return the bytes of the weights that a pass of `tokens` tokens multiplies with: of experts those expected."""
-        linears = filter(None, (self.qkv, self.o, self.gate_up, self.down))
+        linears = filter(None, (self.qkv, self.o, self.gate_up, self.down, self.input_gate, self.input_projection))
         dense = sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
         return dense if self.experts is None else dense + self.experts.read_bytes(tokens)
 
@@ -70,17 +78,21 @@ class LayerPass:
     shape: ModelShape
     do: Operations
 
-    def run(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
+    def run(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs = NO_INPUTS) -> Tensor:
         """Return the rows `[tokens, hidden]` behind a layer."""
         normed = self.norm(x, layer.input_norm, layer.input_norm_bias)
-        attended = self._attended(layer, normed, attend).reshape(len(x), -1)
+        attended = self._attended(layer, normed, attend, inputs).reshape(len(x), -1)
         x = self._add(x, layer.o, attended, layer.attention_post_norm)
         if not self.spec.is_parallel:
             normed = self.norm(x, layer.mlp_norm, layer.mlp_norm_bias)
         if layer.experts is not None:
             mixed = layer.experts.mixed(normed, self.spec.router, self.activated)
             return self._add_rows(x, mixed, layer.mlp_post_norm)
-        return self._add(x, layer.down, self.activated(layer.gate_up(normed)), layer.mlp_post_norm)
+        x = self._add(x, layer.down, self.activated(layer.gate_up(normed)), layer.mlp_post_norm)
+        if inputs.embeddings is not None:
+            gated = _ACTIVATIONS[self.spec.activation](layer.input_gate(x)) * inputs.embeddings
+            x = self._add(x, layer.input_projection, gated, layer.input_post_norm)
+        return x if layer.scale is None else x.mul_(layer.scale)
 
     def norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """Return rows `[tokens, hidden]` normalised; those themselves without a weight."""
@@ -92,25 +104,32 @@ class LayerPass:
             return wide_rms_norm(x, weight, self.shape.norm_eps)
         return self.do.norm(x, weight, self.shape.norm_eps)
 
-    def _attended(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
+    def _attended(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs) -> Tensor:
         """Return the output of attention, `[tokens, heads, head_dim]`, for normalised rows."""
         q, k, v = self._project(layer, x)
+        if inputs.query_scales is not None:
+            q = q * inputs.query_scales
         if layer.sinks is None:
             return attend(q, k, v)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         return with_sinks(attend(q, k, v, lse=lse), lse, layer.sinks)
 
-    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`."""
-        shape = self.shape
-        heads = layer.qkv(x).view(len(x), -1, shape.head_dim)
-        q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
-        if layer.q_norm is not None:
+    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`; None for borrowed ones."""
+        own, spec = self.shape.heads_of(self.spec), self.spec
+        heads = layer.qkv(x).view(len(x), -1, own.head_dim)
+        q, *both = heads.split((self.shape.heads, own.kv_heads, own.kv_heads)[: len(spec.projections)], dim=1)
+        k, v = (both[0], both[-1]) if both else (None, None)
+        if layer.joined_norm is not None:
+            q, k = layer.joined_norm(q, k, self.shape.norm_eps)
+        elif layer.q_norm is not None:
             q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
-        return (q if self.spec.query_scale == 1.0 else q * self.spec.query_scale), k, v
+        return (q if spec.query_scale == 1.0 else q * spec.query_scale), k, self._norm_heads(v, layer.v_norm)
 
-    def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has."""
+    def _norm_heads(self, x: Tensor | None, weight: Tensor | None) -> Tensor | None:
+        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has, if both are."""
+        if x is None or weight is None:
+            return x
         if weight.dtype != x.dtype:
             rows = x.reshape(len(x), -1, len(weight))
             return wide_rms_norm(rows, weight, self.shape.norm_eps).view(x.shape)

@@ -60,7 +60,7 @@ class Session:
         else:
             if stores is not None:
                 store = stores.new_store(model.shape, capacity + spare, model.dtype)
-            by_layers = stores is not None and stores.settings.by_layers
+            by_layers = stores is not None and stores.settings.by_layers and model.shape.runs_by_layers
             self.full = Runner(model, model.new_cache(capacity + spare, model.rope(capacity), store), chunk, by_layers)
         self._link = None if stores is None else stores.link
         is_cached = prompts is not None and self.full.cache.is_dumpable

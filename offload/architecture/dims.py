@@ -12,9 +12,12 @@ NEARLY_ALL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class WeightBits:
-    """Average bits of a weight in memory, scales included: of the layers, and of the embeddings and output head.
+    """Average bits of a weight in memory, scales included.
 
-    `experts` are those of the layers' experts alone; None where they are those of the layers.
+    Attributes:
+        layers: of the layers; without their experts, where those have others.
+        outer: of the embeddings and the output head.
+        experts: of the experts; None for as many as the layers.
     """
 
     layers: float
@@ -28,7 +31,12 @@ class WeightBits:
 
     def is_quantized(self, itemsize: int) -> bool:
         """Return whether any weights of a model that computes with `itemsize` bytes are quantised."""
-        return min(self.layers, self.outer) < 8 * itemsize
+        return min(self.layers, self.outer, self.of_experts) < 8 * itemsize
+
+    @property
+    def of_experts(self) -> float:
+        """Return the bits of the experts."""
+        return self.layers if self.experts is None else self.experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,14 @@ def reads_all(count: int, per_token: int, tokens: float) -> bool:
     return expected_experts(count, per_token, tokens) >= NEARLY_ALL * count
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The KV heads of a layer, and the dimensions of each of its heads."""
+
+    kv_heads: int
+    head_dim: int
+
+
 @dataclass(frozen=True)
 class Dimensions:
     """The dimensions of a decoder. Parameter counts exclude biases and norms, which are under 0.1 % of the total."""
@@ -85,7 +101,12 @@ class Dimensions:
     mlp_matrices: int = field(default=3, kw_only=True)  # gate, up and down; 2 without a gate
     sliding_layers: int = field(default=0, kw_only=True)  # layers that attend to a window
     window_room: int = field(default=0, kw_only=True)  # tokens whose keys and values they keep
-    joins_heads: bool = field(default=False, kw_only=True)  # whether norms of q and k are over all heads together
+    sliding_heads: Heads | None = field(default=None, kw_only=True)  # theirs, if they are others
+    # Layers that attend to keys and values of another layer: of those that attend to all tokens, and to a window.
+    borrowing: tuple[int, int] = field(default=(0, 0), kw_only=True)
+    keys_are_values: bool = field(default=False, kw_only=True)  # whether layers that attend to all tokens have no V
+    wide_layers: int = field(default=0, kw_only=True)  # layers whose MLP is twice as wide as `intermediate`
+    layer_input: int = field(default=0, kw_only=True)  # the width of the embeddings that each layer has; 0: none
     experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
 
     @property
@@ -94,14 +115,54 @@ class Dimensions:
         return self.heads // self.kv_heads
 
     @property
+    def unshared(self) -> str:
+        """Return why ranks cannot share the model; "" if they can."""
+        return "its layers have heads of two kinds" if self.sliding_heads else ""
+
+    @property
     def kv_layers(self) -> int:
         """Return how many layers have keys and values of all tokens."""
-        return self.layers - self.sliding_layers
+        return self.layers - self.sliding_layers - self.borrowing[0]
+
+    @property
+    def ring_layers(self) -> int:
+        """Return how many layers have keys and values of a window."""
+        return self.sliding_layers - self.borrowing[1]
+
+    @property
+    def runs_by_layers(self) -> bool:
+        """Return whether a prompt can be run layer by layer: not where layers attend to another one's windows.
+
+        Nor where each has embeddings of its own, which take as much memory as the keys of some layers.
+        """
+        return not any(self.borrowing) and not self.layer_input
+
+    @property
+    def kv_reads(self) -> tuple[float, float]:
+        """Return how often a pass reads keys and values of all tokens, and those of windows, in the mean."""
+        counts = zip((self.kv_layers, self.ring_layers), self.borrowing, strict=True)
+        full, sliding = (1 + borrowing / max(count, 1) for count, borrowing in counts)
+        return full, sliding
 
     @property
     def growing(self) -> Dimensions:
         """Return the dimensions with these layers alone, for bytes of what grows with the sequence."""
-        return self if not self.sliding_layers else replace(self, layers=self.kv_layers, sliding_layers=0)
+        if self.kv_layers == self.layers:
+            return self
+        return replace(self, layers=self.kv_layers, sliding_layers=0, sliding_heads=None, borrowing=(0, 0))
+
+    @property
+    def _kinds(self) -> list[tuple[int, Heads, int]]:
+        """Return for both kinds of layers how many there are, their heads, and outputs of their k and v together."""
+        own = Heads(self.kv_heads, self.head_dim)
+        sliding = self.sliding_heads or own
+        counts = (self.layers - self.sliding_layers, self.sliding_layers)
+        found = []
+        for count, heads, borrowing, parts in zip(
+            counts, (own, sliding), self.borrowing, (1 if self.keys_are_values else 2, 2), strict=True
+        ):
+            found.append((count, heads, (count - borrowing) * parts * heads.kv_heads * heads.head_dim))
+        return found
 
     def share(self, ranks: int) -> Dimensions:
         """Return the dimensions of the largest share of `ranks` devices, as parallel/shard.py divides a model.
@@ -122,14 +183,20 @@ class Dimensions:
     @property
     def mlp_widths(self) -> list[int]:
         """Return the intermediate sizes that there are: of an MLP, of an expert, or of both."""
-        return [self.intermediate] * (self.dense_layers > 0) + ([self.experts.width] if self.experts else [])
+        widths = [self.intermediate] * (self.dense_layers > 0) + [2 * self.intermediate] * (self.wide_layers > 0)
+        return widths + ([self.experts.width] if self.experts else [])
 
     def linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without routers."""
-        heads = self.heads * self.head_dim
-        yield self.hidden, self.layers * (heads + 2 * self.kv_heads * self.head_dim)
-        yield heads, self.layers * self.hidden
-        yield from self._mlps(self.intermediate, self.dense_layers)
+        for count, heads, keys_and_values in self._kinds:
+            queries = self.heads * heads.head_dim
+            yield self.hidden, count * queries + keys_and_values
+            yield queries, count * self.hidden
+        if self.layer_input:
+            yield self.hidden, self.layers * self.layer_input
+            yield self.layer_input, self.layers * self.hidden
+        yield from self._mlps(self.intermediate, self.dense_layers - self.wide_layers)
+        yield from self._mlps(2 * self.intermediate, self.wide_layers)
         yield from self.expert_linears()
 
     def expert_linears(self) -> Iterator[tuple[int, int]]:
@@ -166,7 +233,12 @@ class Dimensions:
     @property
     def outer_parameters(self) -> int:
         """Return the number of parameters of the embeddings and the output head; tied ones count once."""
-        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self._layer_inputs
+
+    @property
+    def _layer_inputs(self) -> int:
+        """Return the number of parameters from which the layers' own embeddings follow."""
+        return (self.vocab + self.hidden) * self.layers * self.layer_input
 
     @property
     def parameters(self) -> int:
@@ -181,29 +253,51 @@ class Dimensions:
     @property
     def read_parameters(self) -> int:
         """Return the number of parameters that a decode step reads; of the embeddings it reads one row."""
-        return self.active_layer_parameters + self.vocab * self.hidden
+        return self.active_layer_parameters + self._read_outside
+
+    @property
+    def _read_outside(self) -> int:
+        """Return the number of parameters outside of the layers that a pass reads whole."""
+        return self.vocab * self.hidden + self.hidden * self.layers * self.layer_input
 
     def layer_bytes(self, bits: WeightBits) -> int:
-        """Return the bytes of the weights of one layer."""
-        return int(self.layer_parameters * bits.layers / 8)
+        """Return the bytes of the weights of one layer; their mean, if layers differ."""
+        if self.experts is None or bits.experts is None:
+            return int(self.layer_parameters * bits.layers / 8)
+        return int(self._layer_bits(bits, self.experts.count) / 8 / self.layers)
+
+    def _layer_bits(self, bits: WeightBits, read: float) -> float:
+        """Return the bits of the weights of all layers, with `read` experts of each sparse one."""
+        each = self.experts.layers * self.expert_parameters
+        rest = self._all_layers() - self.experts.count * each
+        return rest * bits.layers + read * each * bits.of_experts
 
     def expert_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of all experts of a sparse layer, without its router; 0 without experts."""
         if self.experts is None:
             return 0
-        return int(self.experts.count * self.expert_parameters * (bits.experts or bits.layers) / 8)
+        return int(self.experts.count * self.expert_parameters * bits.of_experts / 8)
 
     def outer_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of the embeddings and the output head."""
         return int(self.outer_parameters * bits.outer / 8)
 
+    def host_bytes(self, bits: WeightBits) -> int:
+        """Return the bytes of those that lie in host memory wherever the model runs: the layers' own embeddings."""
+        return int(self.vocab * self.layers * self.layer_input * bits.outer / 8)
+
+    def attention_products(self, tokens: int) -> int:
+        """Return the numbers of keys that a query row of all layers is multiplied with, of `tokens` tokens."""
+        lengths = (tokens, min(tokens, self.window_room))
+        pairs = zip(self._kinds, lengths, strict=True)
+        return sum(count * length * self.heads * heads.head_dim for (count, heads, _), length in pairs)
+
     def read_bytes(self, bits: WeightBits, tokens: float = 1) -> int:
         """Return the bytes of weights that a pass of `tokens` tokens reads: of experts, as many as are expected."""
         layers = self.layers * self.layer_bytes(bits)
         if self.experts:
-            unread = 1 - self.experts.distinct(tokens) / self.experts.count
-            layers = int(self._all_layers() * bits.layers / 8 - unread * self.experts.layers * self.expert_bytes(bits))
-        return layers + int(self.vocab * self.hidden * bits.outer / 8)
+            layers = int(self._layer_bits(bits, self.experts.distinct(tokens)) / 8)
+        return layers + int(self._read_outside * bits.outer / 8)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of all layers for `tokens` tokens."""
@@ -212,15 +306,21 @@ class Dimensions:
 
     def window_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of `tokens` tokens that the layers with a window keep."""
-        return self.sliding_layers * self.layer_kv_bytes(min(tokens, self.window_room), itemsize)
+        return self.ring_layers * self._ring_layer_bytes(min(tokens, self.window_room), itemsize)
 
-    def ring_bytes(self, itemsize: int, nodes: int = 0) -> int:
-        """Return the bytes of the rings of the layers with a window, whatever is in them.
+    def ring_bytes(self, tokens: int, itemsize: int, nodes: int = 0, chunk: int = 0) -> int:
+        """Return the bytes of the rings of the layers with a window for `tokens` tokens, whatever is in them.
 
-        `nodes` are those of the largest tree in flight.
+        `nodes` are those of the largest tree in flight. Where other layers attend to a ring, it has the tokens of a
+        prefill `chunk`, too.
         """
-        room = self.window_room + max(nodes - WINDOW_SLACK, 0)
-        return self.sliding_layers * self.layer_kv_bytes(room, itemsize)
+        inflight = max(nodes, chunk if self.borrowing[1] else 0)
+        room = min(self.window_room + max(inflight - WINDOW_SLACK, 0), tokens + nodes)
+        return self.ring_layers * self._ring_layer_bytes(room, itemsize)
+
+    def _ring_layer_bytes(self, tokens: int, itemsize: int) -> int:
+        heads = self.sliding_heads or Heads(self.kv_heads, self.head_dim)
+        return 2 * heads.kv_heads * heads.head_dim * tokens * itemsize
 
     def layer_kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of one layer for `tokens` tokens."""

@@ -143,10 +143,7 @@ def published_bits(known: str | None) -> WeightBits | None:
     """
     if known is None or known not in VOCABULARIES["gpt-oss"]:
         return None
-    shape = KNOWN[known]
-    every = shape.parameters - shape.outer_parameters
-    experts = shape.experts.layers * shape.experts.count * shape.expert_parameters
-    return WeightBits((experts * _MXFP4_BITS + (every - experts) * 16) / every, 16, _MXFP4_BITS)
+    return WeightBits(16, 16, experts=_MXFP4_BITS)
 
 
 def compatible(target: str, draft: str) -> bool:

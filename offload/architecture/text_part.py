@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # `model_type`s whose text part is a model of a family, computed as if it were alone; the family that it usually is.
-WRAPPERS = {"mistral3": "mistral", "gemma3": "gemma3_text"}
+WRAPPERS = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 _PREFIXES = {  # as transformers has saved such models before and after version 5
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -14,6 +14,7 @@ _PREFIXES = {  # as transformers has saved such models before and after version 
 }
 
 _TEXT = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+_TEXT += ("model.embed_tokens_per_layer.", "model.per_layer_")
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:

@@ -34,6 +34,10 @@ class JointCache:
         """Attend as each cache does in a layer with a window."""
         return self._attend([cache.attend_window for cache in self._caches], layer, q, k, v, lse)
 
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens, each in its own sequence."""
+        return torch.cat([cache.positions() for cache in self._caches])
+
     def _attend(
         self,
         caches: Sequence[Callable[..., Tensor]],
@@ -44,8 +48,9 @@ class JointCache:
         lse: Tensor | None,
     ) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        split = [x.split(self._sizes) for x in (q, k, v, out, *given(lse).values())]
-        for attend, *rows, target, each in zip(caches, *split, *[[None] * len(caches)] * (lse is None), strict=True):
+        nothing = [None] * len(caches)
+        split = [nothing if x is None else x.split(self._sizes) for x in (q, k, v, out, lse)]
+        for attend, *rows, target, each in zip(caches, *split, strict=True):
             target.copy_(attend(layer, *rows, **given(each)))
         return out
 

@@ -13,7 +13,7 @@ from .full import FullCache
 from .selected import SelectedCache
 from .selection import Refresh, Selector
 from .static_step import StoreStep
-from .store import PlainStore, Store, given
+from .store import PlainStore, Store, append, given
 from .tree import Tree
 
 
@@ -126,7 +126,7 @@ class CopiedCache(SelectedCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         position = self.position
-        q = self.store.append(layer, position + self._held, q, k, v, self.rows_of(layer))
+        q = append(self.store, layer, position + self._held, q, k, v, self.rows_of(layer))
         return self.store.attend(layer, q, position, self.tree, **given(lse))
 
     def _compact(self, keep: Sequence[int]) -> None:

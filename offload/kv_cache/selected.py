@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..architecture.rope import rows_of
@@ -38,6 +39,10 @@ class SelectedCache(InFlight, ABC):
         self.windows = None if full.windows is None else full.windows.like()
         self._windows_end = 0  # up to there, they are copies of the full cache's
         full.keep_queries()
+
+    @property
+    def device(self) -> torch.device:
+        return self._full.device
 
     @property
     def length(self) -> int:

@@ -113,6 +113,12 @@ class InFlight:
         """Store and attend as `KVCache.attend`, for a layer number `layer` of those that attend to a window."""
         return self.windows.attend(layer, q, k, v, lse)
 
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens, as `Attends.positions`."""
+        if self.tree is None:
+            return torch.arange(self._length, self._length + self._inflight, device=self.device)
+        return self.tree.on(self.device).depths[self._held :] + self._length
+
     @property
     def held(self) -> int:
         """Return how many tokens of a tree are in flight from passes that have ended; 0 if they are lost."""

@@ -19,7 +19,9 @@ from ..kernels.quantized import QuantizedTensor
 from ..offloading import ExpertMover, StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
-from .layer_tensors import StoredTensors, layer_sizes
+from ..parallel.norm import JoinedNorm
+from ..row_inputs import LayerEmbeddings
+from .layer_tensors import TensorPlaces, layer_sizes
 from .safetensors import Checkpoint, TensorReader
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -64,7 +66,8 @@ def load_model(
         if resident < shape.layers:
             layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
         norm, bias = _final_norm(reader, shape)
-        model = Model(shape, do, embedding, layers, norm, head, group, bias, dtype)
+        own = _layer_embeddings(reader, outside, shape)
+        model = Model(shape, do, embedding, layers, norm, head, group, bias, dtype, own)
         if mover is not None:
             mover.finish()
             model.experts_run = mover.statistics.event
@@ -83,6 +86,17 @@ def _final_norm(reader: _WeightReader, shape: ModelShape) -> tuple[Tensor, Tenso
     """Load weight and bias of the norm behind the last layer."""
     bias = reader.stacked("model.norm.bias") if shape.specs[0].norm_bias else None
     return reader.norm("model.norm.weight"), bias
+
+
+def _layer_embeddings(reader: _WeightReader, outside: _WeightReader, shape: ModelShape) -> LayerEmbeddings | None:
+    """Load what gives each layer its own embeddings, if they have them; the table by the reader to host memory."""
+    if not shape.layer_input:
+        return None
+    return LayerEmbeddings(
+        table=outside.table("model.embed_tokens_per_layer"),
+        projection=reader.linear(False, "model.per_layer_model_projection"),
+        norm=reader.wide("model.per_layer_projection_norm.weight"),
+    )
 
 
 def load_layers(
@@ -120,11 +134,13 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int, experts: E
     def norm(name: str, kind: str = "weight") -> Tensor | None:
         return reader.norm(f"{prefix}{name}.{kind}") if f"{name}.{kind}" in has else None
 
+    joined = spec.qk_norm == "projection" and reader.group.size > 1
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
-        q_norm=norm("self_attn.q_norm"),
-        k_norm=norm("self_attn.k_norm"),
+        qkv=reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in spec.projections)),
+        q_norm=None if joined else norm("self_attn.q_norm"),
+        k_norm=None if joined else norm("self_attn.k_norm"),
+        joined_norm=reader.joined_norm(*(f"{attention}{x}_norm.weight" for x in "qk")) if joined else None,
         o=reader.summed(spec.o_bias, f"{attention}o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=None if spec.is_sparse else _gate_up(reader, spec, mlp),
@@ -135,6 +151,11 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int, experts: E
         attention_post_norm=norm("post_self_attn_layernorm"),
         mlp_post_norm=norm("post_mlp_layernorm"),
         sinks=reader.wide(f"{attention}sinks") if spec.has_sinks else None,
+        v_norm=reader.ones(shape.heads_of(spec).head_dim) if spec.normalises_values and not spec.borrows else None,
+        input_gate=reader.linear(False, f"{prefix}per_layer_input_gate") if shape.layer_input else None,
+        input_projection=reader.linear(False, f"{prefix}per_layer_projection") if shape.layer_input else None,
+        input_post_norm=norm("post_per_layer_input_norm"),
+        scale=reader.stacked(f"{prefix}layer_scalar") if spec.has_scale else None,
     )
 
 
@@ -177,7 +198,8 @@ def streamed_model(
         embedding, head = _load_ends(reader, shape)
         layers = (_load_layer(reader, shape, index) for index in range(shape.layers))
         norm, bias = _final_norm(reader, shape)
-        yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype)
+        own = _layer_embeddings(reader, reader, shape)
+        yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype, own)
 
 
 class _WeightReader:
@@ -198,7 +220,7 @@ class _WeightReader:
         self._dtype = dtype
         self._device = device
         self.group, self._share = group, share
-        self._names, self._shape = StoredTensors(shape), shape
+        self._places, self._shape = TensorPlaces(shape), shape
 
     def stacked(self, *names: str) -> Tensor:
         """Return the tensors concatenated along their rows, in newly allocated memory."""
@@ -219,11 +241,21 @@ class _WeightReader:
         """Return a tensor in fp32."""
         return self._tensor(name).to(self._device, torch.float32)
 
+    def joined_norm(self, *names: str) -> JoinedNorm:
+        """Return norms of q and k over the heads of all ranks, from this rank's parts of their weights."""
+        shape = self._shape
+        widths = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        return JoinedNorm(tuple(map(self.norm, names)), widths, self._share.counts_keys, self.group)
+
+    def ones(self, size: int) -> Tensor:
+        """Return the weight of a norm without one, in fp32."""
+        return torch.ones(size, device=self._device)
+
     def _tensor(self, name: str) -> Tensor:
         """Return a tensor, or this rank's part of it, in the decoder's order of rows."""
-        stored = self._names.find(name, self._share and self._share.part(name))
-        tensor = self._read(stored.name, stored.part)
-        return tensor if stored.order is None else tensor[torch.tensor(stored.order)]
+        place = self._places.find(name, self._share and self._share.part(name))
+        tensor = self._read(place.name, place.part)
+        return tensor if place.order is None else tensor[torch.tensor(place.order)]
 
     def linear(self, bias: bool, *names: str) -> LocalLinear:
         """Return the named linears as one, with their rows concatenated; quantised if they can be."""
@@ -246,13 +278,13 @@ class _WeightReader:
 
     def _quantized(self, name: str, read: Callable[[str], QuantizedTensor | None]) -> QuantizedTensor | None:
         """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
-        stored = self._names.find(name, self._share and self._share.part(name))
-        if not self._operations.serves_quantized(self._dtype) or (whole := read(stored.name)) is None:
+        place = self._places.find(name, self._share and self._share.part(name))
+        if not self._operations.serves_quantized(self._dtype) or (whole := read(place.name)) is None:
             return None
-        rows, *columns = stored.part or (slice(None),)
+        rows, *columns = place.part or (slice(None),)
         part = whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
-        if part is not None and stored.order is not None:
-            part = part.rows(torch.tensor(stored.order))
+        if part is not None and place.order is not None:
+            part = part.rows(torch.tensor(place.order))
         return None if part is None else part.to(self._device)
 
     def summed(self, bias: bool, name: str) -> Linear:

@@ -131,12 +131,12 @@ class TieredStoreFactory:
         Raises SettingsError for a model whose attention the tiers do not compute.
         """
         check_model(shape)
-        shape = shape.full_attention
+        visits, shape = 1 + shape.borrowing[0], shape.full_attention
         settings, device = self.settings, self._device
         if settings.resident_layers >= shape.layers:
             return new_store(self._operations.kernel, shape, capacity, dtype, device, self._kv)
         if self._kv != EXACT:
-            return self._new_quantized_store(shape, capacity, dtype)
+            return self._new_quantized_store(shape, capacity, dtype, visits)
         format = self._page_format(shape, dtype)
         resident_layers = settings.resident_layers
         away = shape.layers - resident_layers
@@ -161,12 +161,13 @@ class TieredStoreFactory:
                 pages=pages,
                 open=self._device_pages((away, 2, format.numbers), dtype),
                 pinning=pinning,
+                last_visits=visits,
                 prefills_plainly=device.type == "cuda",
             )
         return TieredStore(shape, tiers)
 
     def _new_quantized_store(
-        self, shape: ModelShape, capacity: int, dtype: torch.dtype
+        self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int
     ) -> QuantizedTieredStore | DeviceQuantizedTieredStore:
         settings, device = self.settings, self._device
         format, numbers = self._stored_format(shape, dtype)
@@ -184,6 +185,7 @@ class TieredStoreFactory:
                 pages=pages,
                 open=self._device_bytes((size[0], 2, format.numbers)),
                 pinning=pinning,
+                last_visits=visits,
             )
         if self._operations.kernel is None:
             return DeviceQuantizedTieredStore(shape, capacity, dtype, tiers)

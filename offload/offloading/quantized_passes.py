@@ -65,7 +65,7 @@ class QuantizedPasses(QuantizedMemory):
         self._expect()
 
     def _expect(self) -> None:
-        self.tiers.ring.expect(prefetch_order(self.tiers.pages, self._num_streamed, 1))
+        self.tiers.ring.expect(prefetch_order(self.tiers.pages, self._num_streamed, 1, self.tiers.last_visits))
 
     def _reserve(self, pages: int) -> None:
         """Have slots for so many open pages."""

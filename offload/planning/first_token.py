@@ -72,7 +72,7 @@ def dequantizing(request: PlanRequest) -> float:
     shape, hardware = request.shape, request.hardware
     if hardware.shared or not request.is_quantized:
         return 0.0
-    moved = shape.layers * shape.layer_parameters * (request.bits.layers / 8 + 2 * request.itemsize)
+    moved = shape.layers * (shape.layer_bytes(request.bits) + shape.layer_parameters * 2 * request.itemsize)
     return moved / hardware.gpus / hardware.bandwidth / READ
 
 

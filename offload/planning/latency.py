@@ -113,10 +113,11 @@ class Passes:
     def _full_pass(self, rows: int, share: float) -> Pass:
         request, shape = self.request, self.request.shape
         count, gpus = request.sequences, request.hardware.gpus
-        kv = count * request.kv_bytes(request.tokens)
-        layers = shape.kv_layers - self.placed.resident_layers
         windows = count * shape.window_bytes(request.tokens, request.itemsize)
-        offloaded = (kv - windows) * (layers / shape.kv_layers)
+        each = (count * request.kv_bytes(request.tokens) - windows) / shape.kv_layers
+        layers, (grown_reads, window_reads) = shape.kv_layers - self.placed.resident_layers, shape.kv_reads
+        kv = windows * window_reads + each * shape.kv_layers * grown_reads
+        offloaded = each * (layers + shape.borrowing[0]) if layers else 0.0  # the last layer's are read again
         copied = 0.0 if request.has_one_memory else offloaded
         hosted = share * offloaded
         scoring = count * attention_flops(shape, request.tokens, rows)
@@ -150,7 +151,10 @@ class Passes:
         if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
             kind = request.kv
         windows = shape.window_bytes(request.tokens, request.itemsize)
-        kv = count * (windows + stored_bytes(shape.growing, kind, budget, request.itemsize))
+        grown_reads, window_reads = shape.kv_reads
+        kv = count * (
+            windows * window_reads + grown_reads * stored_bytes(shape.growing, kind, budget, request.itemsize)
+        )
         scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
         linears = self.linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
@@ -345,8 +349,7 @@ def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
 
 def attention_flops(shape: Dimensions, tokens: int, rows: int) -> float:
     """Return the floating-point operations of attention: two for q . k and two for p . v."""
-    keys = shape.kv_layers * tokens + shape.sliding_layers * min(tokens, shape.window_room)
-    return 4.0 * keys * shape.heads * shape.head_dim * rows
+    return 4.0 * shape.attention_products(tokens) * rows
 
 
 def candidates(request: PlanRequest) -> list[str]:

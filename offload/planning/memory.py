@@ -58,8 +58,9 @@ class MemoryEstimate:
     lookup: int  # the n-gram lookup index, which lies in host memory: 0 for a GPU
     draft_cache: int = 0  # of `draft`: the cache, which every sequence has
     rope: int = 0  # of `activations`: the RoPE tables, likewise
-    sliding_layers: int = 0  # of `layers`: those that attend to a window, whose keys and values `windows` has
+    kv_layers: int = 0  # of `layers`: those that have keys and values of all tokens; `windows` has those of windows
     windows: int = 0
+    host_weights: int = 0  # beside a GPU: of the layers' own embeddings
 
     @property
     def weights(self) -> int:
@@ -67,7 +68,7 @@ class MemoryEstimate:
 
     @property
     def kv(self) -> int:
-        return (self.layers - self.sliding_layers) * self.layer_kv + self.windows
+        return self.kv_layers * self.layer_kv + self.windows
 
     @property
     def total(self) -> int:
@@ -136,10 +137,13 @@ def estimate(
     if has_middle(settings, tokens):
         grown = share.growing
         retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
-        retrieval += share.ring_bytes(itemsize, tree_nodes(settings))  # a copy, with the tokens that are drafted
+        retrieval += share.ring_bytes(
+            tokens, itemsize, tree_nodes(settings)
+        )  # a copy, with the tokens that are drafted
         selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
         if settings.retrieval_kv != EXACT and on_cpu:  # groups of all tokens; a GPU has those of the budget
             retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
+    host_weights = 0 if on_cpu else shape.host_bytes(bits)
     prefill = 0
     if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
         prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu)
@@ -151,7 +155,7 @@ def estimate(
     return MemoryEstimate(
         tokens=tokens,
         layers=shape.layers,
-        outer_weights=shape.outer_bytes(bits) // gpus,
+        outer_weights=(shape.outer_bytes(bits) - host_weights) // gpus,
         layer_weights=shape.layer_bytes(bits) // gpus,
         layer_kv=_layer_kv(shape, tokens + tree_nodes(settings), prefill_chunk, itemsize, kv) // gpus,
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection) + dequantized,
@@ -162,8 +166,9 @@ def estimate(
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
         draft_cache=_draft_cache_bytes(draft, settings, itemsize),
         rope=rope_bytes(share, tokens, itemsize),
-        sliding_layers=shape.sliding_layers,
-        windows=shape.ring_bytes(itemsize, tree_nodes(settings)) // gpus,
+        kv_layers=shape.kv_layers,
+        host_weights=host_weights,
+        windows=shape.ring_bytes(tokens, itemsize, tree_nodes(settings), prefill_chunk) // gpus,
     )
 
 

@@ -81,7 +81,7 @@ class TierBytes:
         request, offloaded, page, size = self._request, self._kv_layers - kv, self._page, self._request.itemsize
         need, positions, count = self._need(kv), request.tokens + tree_nodes(request.speculation), request.sequences
         parts = {
-            "weights": (self._layers - weights) * need.layer_weights,
+            "weights": (self._layers - weights) * need.layer_weights + need.host_weights // self._gpus,
             "KV cache": count * host_page_bytes(self._share, offloaded - on_disk, positions, page, size, request.kv),
             "experts": away * self._experts,
             "staging": BOUNCE_BUFFERS * DISK_READ_BYTES if on_disk else 0,

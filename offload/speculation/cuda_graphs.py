@@ -33,7 +33,8 @@ def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
     # With several ranks there are no graphs: not every backend can record the collectives.
     # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores or sinks.
     shape = model.shape
-    has_limits = shape.caps_scores or shape.has_sinks
+    # Or where what the layers take follows from positions.
+    has_limits = shape.caps_scores or shape.has_sinks or not shape.takes_rows_alone
     is_fixed = model.keeps_weights and shape.experts is None and not (shape.sliding_layers or has_limits)
     on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1
     return StepGraphs(model, cache) if on_gpu and getattr(cache, "has_static_steps", False) else None

@@ -15,6 +15,7 @@ from offload.loading.hub import open_checkpoint
 from offload.loading.weights import load_model
 from offload.offloading import ExpertTier, WeightTier
 from offload.parallel import ALONE, split
+from offload.parallel.norm import JoinedNorm
 from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
@@ -104,18 +105,33 @@ def test_logits_are_those_of_the_whole_model(rank_pool, folders, name):
     assert sum(parts) < 1.2
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILY_CASES if not name.startswith("olmo")])
+@pytest.mark.parametrize("name", [name for name in FAMILY_CASES if not name.startswith("gemma4")])
 def test_every_family_is_sharded(rank_pool, tmp_path, name):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
     check_logits(rank_pool, str(tmp_path), vocab=True)
 
 
-def test_a_norm_over_all_heads_is_not_sharded(tmp_path):
-    make_hf_model("olmo2").save_pretrained(tmp_path)
+def test_a_norm_over_all_heads_sums_each_row_alone():
+    """Each token's bits are the same in any company."""
+    random = torch.Generator().manual_seed(0)
+    for heads, kv_heads in ((4, 1), (16, 16)):
+        q, k = (torch.randn(37, each, 128, generator=random) for each in (heads, kv_heads))
+        weights = tuple(torch.rand(each * 128, generator=random) for each in (heads, kv_heads))
+        norm = JoinedNorm(weights, (heads * 128, kv_heads * 128), True, ALONE)
+        whole, alone = norm(q, k, 1e-5), [norm(*each, 1e-5) for each in zip(q.split(1), k.split(1), strict=True)]
+        for index, (x, weight) in enumerate(zip((q, k), weights, strict=True)):
+            assert torch.equal(whole[index], torch.cat([each[index] for each in alone]))
+            expected = torch.nn.functional.rms_norm(x.flatten(1), weight.shape, weight, 1e-5).view(x.shape)
+            torch.testing.assert_close(whole[index], expected)
+
+
+def test_heads_of_two_kinds_are_not_sharded(tmp_path):
+    family, changes = FAMILY_CASES["gemma4"]
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
     for shape in (open_checkpoint(tmp_path).shape, read_shape(tmp_path / "config.json")):
         split(shape, 0, 1)
-        with pytest.raises(SettingsError, match="over all heads"):
+        with pytest.raises(SettingsError, match="heads of two kinds"):
             split(shape, 0, 2)
 
 

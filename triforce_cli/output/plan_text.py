@@ -102,7 +102,8 @@ def quantization_lines(plan: Plan) -> Iterator[str]:
     """Yield how many bits the weights take, and on a GPU how many tokens fit there because of that."""
     request, bits = plan.request, plan.request.bits
     what = "quantised" if request.quantize is None else f"rounded to {request.quantize} (--quantize)"
-    yield f"weights    {what}: {bits.layers:.3g} bits each, {bits.outer:.3g} in embedding and output head"
+    experts = "" if bits.experts is None else f", {bits.experts:.3g} in experts"
+    yield f"weights    {what}: {bits.layers:.3g} bits each{experts}, {bits.outer:.3g} in embedding and output head"
     if request.hardware.device == "cuda" and (tokens := plan.resident_tokens) is not None:
         unrounded = resident_tokens(replace(request, weight_bits=None))
         found, before = _fitting(tokens, request), _fitting(unrounded or 0, request)

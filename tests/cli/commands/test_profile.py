@@ -44,6 +44,13 @@ def test_profile_plans_a_model_without_its_weights(triforce):
     assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
 
 
+def test_experts_with_bits_of_their_own_are_said_apart(triforce):
+    args = ("profile", "--gpu", "4090", "--model", "gpt-oss-20b", *BF16)
+    found = json.loads(triforce(*args, "--json").stdout)["plan"]["weight_bits"]
+    assert found == {"layers": 16, "outer": 16, "experts": 4.5}
+    assert "16 bits each, 4.5 in experts, 16 in embedding and output head" in triforce(*args).stdout
+
+
 def test_quantised_weights_leave_room_for_the_kv_cache(triforce):
     args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", *BF16)
     plain, found = (json.loads(triforce(*args, *more, "--json").stdout)["plan"] for more in ((), ("--quantize", "q4")))
