@@ -127,7 +127,7 @@ def test_choices_prompts_seeds_and_stops(client, opened, loaded):
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        (COMPLETIONS, {"prompt": "a", "logprobs": 0}, "logprobs is not supported"),
+        (COMPLETIONS, {"prompt": "a", "echo": True}, "echo is not supported"),
         (COMPLETIONS, {"prompt": "a", "tempratur": 1}, "did you mean temperature?"),
         (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature is -1"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": True}, "give a whole number"),

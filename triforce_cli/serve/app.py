@@ -142,7 +142,9 @@ class Endpoints:
         scope = request.state.cache_scope
         with self._engine.reserved(wanted.sequences):
             settings = await self.encoding.run(self._model.encoder.sequences, wanted, scope)
-        answer, form = Answer(settings, self._model.tokenizer), Form(is_chat, self._model.name)
+        tokenizer = self._model.tokenizer
+        answer = Answer(settings, tokenizer)
+        form = Form(is_chat, self._model.name, None if wanted.logprobs is None else tokenizer.token_bytes)
         self._engine.submit(answer.sequences)  # in the places that were held: nothing else runs in between
         if wanted.stream:
             events = streamed(answer, form, wanted.choices, wanted.usage, wanted.statistics, self._report)
