@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from offload.events import DraftPrefilled, Finished, Prefilled, ScoredToken, Text, Thought
 from offload.metrics import Meter, acceptance, tokens_per_verification
 
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, event_text
 from .logprobs import TokenBytes, chat_logprobs, completion_logprobs
 from .sequence import Answer, ServedSequence
 
@@ -112,7 +111,7 @@ async def streamed(
 
     def chunk(index: int, *delta: Any, **more: Any) -> str:
         beside = {"statistics": statistics(answer.sequences[index].meter)} if with_statistics else {}
-        return _data(form.response([form.delta(index, *delta, **more)], chunk=True, **beside))
+        return event_text(form.response([form.delta(index, *delta, **more)], chunk=True, **beside))
 
     if form.is_chat:
         for index in range(len(answer.sequences)):
@@ -130,12 +129,8 @@ async def streamed(
     except Exception as error:
         if not isinstance(error, ApiError):
             report(error)
-        yield _data(api_error(error).body())
+        yield event_text(api_error(error).body())
         return
     if with_usage:
-        yield _data(form.response([], chunk=True, usage=usage([each.meter for each in answer.sequences], choices)))
+        yield event_text(form.response([], chunk=True, usage=usage([each.meter for each in answer.sequences], choices)))
     yield _DONE
-
-
-def _data(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
