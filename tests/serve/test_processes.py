@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -95,11 +97,14 @@ def ask_in_vain(server, body):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_streams_at_once(bookish, tmp_path, number):
-    """The first one lets them go on, and refuses new ones."""
+    """The first one lets them go on, and refuses new ones. What is no HTTP leaves nothing in the log."""
     with server_process(bookish, tmp_path, "--drain", "600") as server, ExitStack() as streams:
         both = [streams.enter_context(server.streaming(**wanted("Once", 4000))) for _ in range(2)]
         for texts in both:
             assert next(texts) is not None
+        with socket.create_connection((urlsplit(server.url).hostname, urlsplit(server.url).port)) as other:
+            other.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+            assert other.recv(1 << 16).startswith(b"HTTP/1.1 400")
         server.process.send_signal(number)
         until(lambda: refuses(server.url))
         for texts in both:
