@@ -14,6 +14,8 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 BOOK = "the house of the king, the house of the queen, " * 4
 QUESTION = "Whose house is the house of the king?"
+playwright.expect.set_options(timeout=30_000)  # milliseconds
+pause = {"seconds": 0.0}  # that the server takes after each event
 
 
 def browser_program(chromium):
@@ -43,7 +45,16 @@ def browser():
 def drafting(endless):
     """A server whose model drafts with every token."""
     opened = opened_model(endless, method="lookup")
-    with serving(opened, opened.model.load(), serve_options("a-key-of-this-test-0123")) as found:
+    engine = opened.model.load()
+    generate_batch = engine.generate_batch
+
+    def paced(requests, parallel):
+        for event in generate_batch(requests, parallel):
+            yield event
+            time.sleep(pause["seconds"])
+
+    engine.generate_batch = paced
+    with serving(opened, engine, serve_options("a-key-of-this-test-0123")) as found:
         yield found
 
 
@@ -106,7 +117,9 @@ def test_a_dropped_file_is_asked_about_and_the_answer_streams_with_its_rates(pag
     assert 0 <= row.locator("meter").evaluate("meter => meter.value") <= 1
 
 
-def test_the_stop_button_ends_the_answer_and_its_sequence(page, drafting):
+def test_the_stop_button_ends_the_answer_and_its_sequence(page, drafting, monkeypatch):
+    """The answer would take half a minute."""
+    monkeypatch.setitem(pause, "seconds", 0.05)
     playwright.expect(page.locator("#stop")).to_be_disabled()
     ask(page, "Once", 450)
     playwright.expect(page.locator("#answer")).to_have_text(re.compile(r"\S\S"))
