@@ -82,6 +82,7 @@ class BlockWriter:
         prompt, path = self._prompt, self._prompt.paths[index]
         need = kv.nbytes + _HEADER
         if self._size is None:
+            prompt.folder.sweep()  # what a process that was killed has left
             self._size = sum(block.size for block in prompt.folder.blocks())
         if self._size + need > prompt.folder.limit:
             self._make_room(need, index)

@@ -38,6 +38,7 @@ from .draft_runner import DraftRunner
 from .draft_trees import DraftTrees, draft_trees
 from .drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
 from .level import Level, speculate
+from .logprobs import LogprobsRecorder
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
@@ -144,11 +145,13 @@ def build(
     clock: Clock = time.perf_counter,
     group: Group = ALONE,
     horizon: int = HORIZON,
+    logprobs: LogprobsRecorder | None = None,
 ) -> Hierarchy:
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
     With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
-    drafts trees for the full cache, where they are faster than chains.
+    drafts trees for the full cache, where they are faster than chains. `logprobs` records the log-probabilities of the
+    tokens that are emitted.
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
@@ -165,7 +168,7 @@ def build(
         name = "target" if verifier is full else verifier.name
         return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
 
-    full = ModelVerifier("full", runners.full, sampler)
+    full = ModelVerifier("full", runners.full, sampler, logprobs)
     if runners.middle is None:
         top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
