@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ _IN_GROUPS_OF_3 = re.compile(r"[1-9]\d{0,2}(,\d{3})+")  # as messages write a nu
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Several values of one option, each once."""
+    """Several values of one option, each once. `str` writes them with the separator, as the option reads them."""
 
     values: tuple[Any, ...]
+    separator: str = field(default=",", compare=False)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values)
@@ -37,7 +38,7 @@ class Values:
         return len(self.values)
 
     def __str__(self) -> str:
-        return ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in self.values)
+        return self.separator.join(str(each).removesuffix(".0") for each in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ def parse_context(text: str) -> int | Values:
     """
     if _IN_GROUPS_OF_3.fullmatch(text.strip()):
         return Grouped(parse_tokens(text))
-    return parse_list(text, parse_tokens, CONTEXT)
+    found = parse_list(text, parse_tokens, CONTEXT)
+    is_one_number = isinstance(found, Values) and _IN_GROUPS_OF_3.fullmatch(str(found))
+    return replace(found, separator=", ") if is_one_number else found
 
 
 def parse_list(text: str, parse: Callable[[str], Any], name: str) -> Any:
