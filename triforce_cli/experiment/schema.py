@@ -75,7 +75,7 @@ class Value:
 class Check:
     """A rule for what was measured: every row of a method is `at_least` so much, or it rises or falls along a setting.
 
-    `row` names the rows that are to be `at_least` so much, by the values of settings that vary: all without it.
+    `row` names the rows that it is about, by the values of settings that vary: all without it.
     `tolerance` is by how much it may go the other way from one value to the next; `pair` is for the acceptance;
     `runs` is quick, full or both.
     """
@@ -97,7 +97,7 @@ class Check:
         require(self.direction in ("rises", "falls"), "direction", self.direction, "use rises or falls")
         require((self.measure == ACCEPTANCE) == (self.pair is not None), "pair", self.pair, "it goes with acceptance")
         require((self.at_least is None) != (self.along is None), "along", self.along, "give either at_least or along")
-        require(self.along is None or not self.row, "row", self.row, "it goes with at_least")
+        require(self.along not in self.row, "row", self.row, "leave out what `along` names")
         known = self.along is None or self.along in (*AXES, *option_names())
         require(known, "along", self.along, f"use one of: {', '.join(AXES)}")
 

@@ -175,7 +175,7 @@ def test_quick_runs_on_the_embedded_model(name, embedded_model_dir, triforce_her
         ("  model: no-such-model", "  model: 5", ("bench.model is 5, not text",)),
         ("at_least: 0.0", "along: chunk", ("judge.1: chunk does not vary in bench",)),
         ("at_least: 0.0", "at_least: 0.0, row: {budget: 9}", ("judge.1: no row of bench has budget 9",)),
-        ("at_least: 0.0", "along: budget, row: {budget: 32}", ("judge.1: row is", "at_least")),
+        ("at_least: 0.0", "along: budget, row: {budget: 32}", ("judge.1: row is", "leave out what")),
         ("at_least: 0.0", "runs: quick, along: chunk", ("judge.1: chunk does not vary in quick",)),
         (
             "acceptance, method: retrieval, pair",
@@ -227,6 +227,9 @@ def test_rules():
     assert of_1024.holds and "0.88" in of_1024.numbers
     assert judge_check(Check(**check, at_least=0.89, row={"budget": 1024}), rising).holds is False
     assert judge_check(Check(**check, along="budget"), rising[:1]).holds is None
+    worse = [{**each, "temperature": 0} for each in rising] + [{**row(4096, 0.1), "temperature": 1}]
+    assert judge_check(Check(**check, along="budget", tolerance=0.03, row={"temperature": 0}), worse).holds
+    assert judge_check(Check(**check, along="budget", tolerance=0.03, row={"temperature": 1}), worse).holds is None
     assert judge_check(Check(**check | {"method": "naive"}, at_least=0.5), rising).holds is None
     value = Value("v", "tbt_ms", 40, "s", row={"method": "retrieval", "budget": 64}, within=0.3)
     assert measured_value(value, rising) == 50 and measured_value(value, rising[:1]) is None
