@@ -40,12 +40,21 @@ class PlanCase:
     draft_acceptance: float | None = None
     sequences: int = 1
     static_batch: bool = False
+    tree: str = "chain"
+    memory_gib: float | None = None
 
     def __post_init__(self) -> None:
-        Speculation(self.method, self.draft or "lookup", budget=self.budget, gamma1=self.gamma1, gamma2=self.gamma2)
+        self.speculation  # checks the settings
         require(self.offload in OFFLOADS, "offload", self.offload, f"use one of: {', '.join(OFFLOADS)}")
+        require(self.memory_gib is None or self.memory_gib > 0, "memory_gib", self.memory_gib, "use a positive number")
         require(self.tokens > 0, "tokens", self.tokens, "use a positive number")
         require(self.sequences > 0, "sequences", self.sequences, "use a positive number")
+
+    @property
+    def speculation(self) -> Speculation:
+        """Return the settings of the method. Raises SettingsError."""
+        lengths = {"budget": self.budget, "gamma1": self.gamma1, "gamma2": self.gamma2, "tree": self.tree}
+        return Speculation(self.method, self.draft or "lookup", **lengths)
 
 
 @dataclass(frozen=True, slots=True)

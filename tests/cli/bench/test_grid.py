@@ -146,6 +146,21 @@ def test_the_command_of_a_dry_run_means_the_same_contexts(triforce_here):
         args = (*words[2:], "--dry-run")
 
 
+def test_the_sampling_of_trees_is_a_list_that_only_drawn_trees_read(triforce_here, tmp_path):
+    methods = ("streaming:none", "streaming:none:tree=k-ary:3x2", "lookup:tree=4")
+    args = (TEXT, "--new", "6", "--repeats", "1", "--temperature", "1", "--budget", "32", "--chunk", "8", "--sink", "4")
+    args += ("--methods", ",".join(methods), "--tree-sampling", "without-replacement,with-replacement")
+    code, out, err = triforce_here("bench", *args, "--points", tmp_path / "runs.jsonl", "--json")
+    assert code == 0, err
+    found = [(row["method"], row["tree_sampling"]) for row in json.loads(out)["points"]]
+    drawn = [(methods[1], each) for each in ("without-replacement", "with-replacement")]
+    assert found == [("ar", None), (methods[0], None), drawn[0], (methods[2], None), drawn[1]]
+    kept = {line["method"]: line["settings"].get("tree_sampling") for line in lines_of(tmp_path / "runs.jsonl")}
+    assert kept == {"ar": None, methods[0]: None, methods[1]: "with-replacement", methods[2]: None}
+    refused = triforce_here("bench", TEXT, "--methods", "lookup:tree=4", "--tree-sampling", "top-k,none")
+    assert refused[0] == 2 and "tree-sampling is 'none'" in refused[2]
+
+
 def test_an_interrupted_grid_goes_on_where_it_ended(triforce_here, tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     assert triforce_here("bench", *GRID, "--points", whole).returncode == 0

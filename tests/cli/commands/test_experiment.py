@@ -11,8 +11,8 @@ from offload.hardware import profiles
 from tests.support.paths import ROOT
 from triforce_cli.experiment.files import available, load
 from triforce_cli.experiment.judge import judge_check, judge_value, measured_value
-from triforce_cli.experiment.plans import Planned
-from triforce_cli.experiment.schema import Check, Value
+from triforce_cli.experiment.plans import Planned, plan_values
+from triforce_cli.experiment.schema import Check, PlanCase, Value
 
 TINY = """
 name: tiny
@@ -152,6 +152,8 @@ def test_quick_runs_on_the_embedded_model(name, embedded_model_dir, triforce_her
         ("prompts: 2", "prompts: two", ("line 19", "quick.prompts is 'two', not a whole number")),
         ("published: 2.31", "published: true", ("values.1.published is True, not a number",)),
         ("source: a paper, ", "", ("values.1: source is missing",)),
+        ("offload: none", "tree: bush", ("values.1.plan: tree is 'bush'",)),
+        ("offload: none", "memory_gib: 0", ("values.1.plan: memory_gib is 0",)),
         ("gpu: a100", "gpus: a100", ("unknown key values.1.plan.gpus", "did you mean gpu?")),
         ("  prompts: 2", "  only: [{budget: 64}]\n  prompts: 2", ("quick: only is {'budget': 64}",)),
         ("context: 90, m", "batch: 0, context: 90, m", ("quick: settings.batch is 0", "positive")),
@@ -236,6 +238,21 @@ def test_rules():
     assert judge_value(Planned(value, 10), 50).holds  # what is measured counts
     assert judge_value(Planned(value, 10), None).holds is False
     assert judge_value(Planned(value, None, "does not fit"), None).holds is None
+
+
+def test_a_tree_and_its_tokens_are_planned():
+    case = {"gpu": "rtx-4090", "model": "Llama-3.1-8B", "tokens": 512, "draft": "Llama-3.2-1B", "method": "naive"}
+    case |= {"draft_acceptance": 0.8, "memory_gib": 10}
+    chain, tree = (PlanCase(**case, tree=shape) for shape in ("chain", "64"))
+    values = [
+        Value("v", measure, plan=each) for each in (chain, tree) for measure in ("tbt_ms", "tokens_per_verification")
+    ]
+    planned = plan_values(values, None)
+    pairs = zip(planned[::2], planned[1::2], strict=True)
+    times, tokens = zip(*[(one.planned, two.planned) for one, two in pairs], strict=True)
+    assert times[1] < times[0] and tokens[1] > 1.2 * tokens[0]  # the weights are streamed: rows cost nothing
+    (whole,) = plan_values([Value("v", "tbt_ms", plan=PlanCase(**case | {"memory_gib": None}))], None)
+    assert whole.planned < 0.5 * times[0]
 
 
 def test_the_ideal_selection_is_judged_with_the_largest_budget():

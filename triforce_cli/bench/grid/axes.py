@@ -11,7 +11,8 @@ from typing import Any
 
 from offload.config import Speculation
 from offload.errors import SettingsError
-from offload.methods import METHODS
+from offload.levels import drafter_kind
+from offload.methods import LOOKUP, METHODS
 from offload.short_repr import short_repr
 from offload.units import parse_tokens
 
@@ -45,7 +46,8 @@ class Values:
 class Axis:
     """A setting that may vary, by its name among the settings, with its option.
 
-    `level` says which methods read it: "all", those that draft ("drafting"), or those with a middle level ("middle").
+    `level` says which methods read it: "all", those that draft ("drafting"), those with a middle level ("middle"), or
+    those that draw trees from a model's distributions ("trees").
     """
 
     name: str
@@ -60,7 +62,13 @@ class Axis:
     def is_read_by(self, speculation: Speculation) -> bool:
         """Return whether the axis has any influence on a method."""
         method = METHODS[speculation.method]
-        return {"all": True, "drafting": method.speculates, "middle": method.middle is not None}[self.level]
+        draws_trees = speculation.tree_shape.kind != "chain" and drafter_kind(speculation) != LOOKUP
+        return {
+            "all": True,
+            "drafting": method.speculates,
+            "middle": method.middle is not None,
+            "trees": method.speculates and draws_trees,
+        }[self.level]
 
 
 def parse_context(text: str) -> int | Values:
@@ -113,6 +121,7 @@ AXES = {
         Axis("temperature", "--temperature", float),
         Axis("top_p", "--top-p", float),
         Axis("tree", "--tree", _text, "drafting"),
+        Axis("tree_sampling", "--tree-sampling", _text, "trees"),
         Axis("gamma1", "--gamma1", int, "middle"),
         Axis("gamma2", "--gamma2", int, "drafting"),
         Axis("sink", "--sink", int, "drafting"),
