@@ -55,7 +55,7 @@ def _request(case: PlanCase, home: Path | None) -> PlanRequest:
         case.tokens,
         describe(profiles.load(case.gpu)),
         Placement(offload=case.offload, resident_layers=case.resident_layers, memory=memory),
-        case.speculation,
+        case.speculation(),
         draft=None if case.draft is None else dimensions(case.draft, home),
         acceptance=case.acceptance,
         draft_acceptance=case.draft_acceptance,

@@ -44,13 +44,12 @@ class PlanCase:
     memory_gib: float | None = None
 
     def __post_init__(self) -> None:
-        self.speculation  # checks the settings
+        self.speculation()  # checks the settings
         require(self.offload in OFFLOADS, "offload", self.offload, f"use one of: {', '.join(OFFLOADS)}")
         require(self.memory_gib is None or self.memory_gib > 0, "memory_gib", self.memory_gib, "use a positive number")
         require(self.tokens > 0, "tokens", self.tokens, "use a positive number")
         require(self.sequences > 0, "sequences", self.sequences, "use a positive number")
 
-    @property
     def speculation(self) -> Speculation:
         """Return the settings of the method. Raises SettingsError."""
         lengths = {"budget": self.budget, "gamma1": self.gamma1, "gamma2": self.gamma2, "tree": self.tree}

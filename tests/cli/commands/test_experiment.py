@@ -88,7 +88,8 @@ def test_the_list_names_all(triforce_here):
     code, out, _ = triforce_here("experiment", "list", "--json")
     found = json.loads(out)
     assert (code, found["type"], [each["name"] for each in found["experiments"]]) == (0, "experiments", available())
-    assert {each["name"]: each["kind"] for each in found["experiments"]}["off-chip"] == "planned"
+    kinds = {each["name"]: each["kind"] for each in found["experiments"]}
+    assert (kinds["off-chip"], kinds["budget"], kinds["link"]) == ("planned", "measured", "planned and measured")
     for option in (("--quick",), ("--output", "a.md"), ("--dry-run",), ("-f", "a.txt")):
         code, out, err = triforce_here("experiment", "list", *option)
         assert (code, out) == (2, "") and "is for one experiment" in err, err
