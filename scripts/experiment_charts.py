@@ -196,7 +196,7 @@ def _about(found: Mapping[str, Any]) -> str:
     prompts = found["measured"]["prompts"]
     longest = max(each["tokens"] for each in prompts)
     texts = f"{counted(len(prompts), 'text')} of up to {longest:,} tokens"
-    return f"triforce experiment {found['name']} --quick: SmolLM2-135M, {texts}, {found['date'][:10]}"
+    return f"triforce experiment {found['name']} --quick: {found['measured']['model']}, {texts}, {found['date'][:10]}"
 
 
 def _height(chart: Chart, value: float) -> float:
@@ -204,11 +204,14 @@ def _height(chart: Chart, value: float) -> float:
 
 
 def _ticks(chart: Chart, values: Sequence[float]) -> list[float]:
-    """Return ticks around all values: powers of ten, or multiples of the chart's step."""
+    """Return ticks around all values: 1, 2, 5 and 10 times powers of ten, or multiples of the chart's step."""
     if chart.is_log:
-        return [10.0**power for power in range(floor(log10(min(values))), ceil(log10(max(values))) + 1)]
-    low, high = floor(min(values) / chart.step), ceil(max(values) / chart.step)
-    return [number * chart.step for number in range(low, max(high, low + 1) + 1)]
+        powers = range(floor(log10(min(values))), ceil(log10(max(values))) + 1)
+        every = [part * 10.0**power for power in powers for part in (1, 2, 5)]
+        low, high = max(each for each in every if each <= min(values)), min(x for x in every if x >= max(values))
+        return [each for each in every if low <= each <= high]
+    low, high = floor(round(min(values) / chart.step, 6)), ceil(round(max(values) / chart.step, 6))
+    return [number * chart.step for number in range(min(low, high - 1), high + 1)]
 
 
 PICTURES = {f"experiment-{chart.experiment}": partial(draw, chart) for chart in CHARTS}
