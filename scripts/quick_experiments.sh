@@ -21,5 +21,6 @@ for name in "${names[@]}"; do
     resume=()
     grep -qE '^  kind: (quality|attention)' "experiments/$name.yaml" || resume=(--points "$points")
     "$python" -m triforce_cli experiment "$name" --quick --json "${resume[@]}" >"docs/benchmarks/.$name.part"
-    mv "docs/benchmarks/.$name.part" "docs/benchmarks/$(date +%F)-experiment-$name-$machine.json"
+    sed "s#$points#runs.jsonl#" "docs/benchmarks/.$name.part" >"docs/benchmarks/$(date +%F)-experiment-$name-$machine.json"
+    rm "docs/benchmarks/.$name.part"
 done

@@ -137,11 +137,17 @@ def test_another_model_is_not_judged_by_what_was_published(triforce_here, tiny, 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in available() if load(name).quick is not None])
 def test_quick_runs_on_the_embedded_model(name, embedded_model_dir, triforce_here, tmp_path):
-    report = tmp_path / "report.md"
-    dtype = load(name).quick.settings.get("dtype", "bfloat16")
+    report, experiment = tmp_path / "report.md", load(name)
+    dtype = experiment.quick.settings.get("dtype", "bfloat16")
     args = ("--model", embedded_model_dir, "--dtype", dtype, "--threads", "2", "--output", report)
-    code, _, err = triforce_here("experiment", name, "--quick", *args)
+    code, out, err = triforce_here("experiment", name, "--quick", "--json", *args)
     assert code == 0, err
+    found = json.loads(out)
+    assert {row["method"] for row in found["measured"]["points"]} >= set(experiment.quick.methods)
+    outcomes = {each["what"]: each["holds"] for each in found["verdicts"]}
+    rules = [check for check in experiment.judge if check.runs != "full"]
+    assert rules and all(outcomes[check.what] is not None for check in rules)
+    assert all(outcomes[check.what] for check in rules if check.measure not in ("speedup", "tokens_per_s")), outcomes
     text = report.read_text()
     assert "Measured on" in text and "| holds |" in text
 
