@@ -141,14 +141,10 @@ class Session:
             yield hierarchy.statistics()
             if self._link is not None:
                 yield self._link.statistics.event()
-<<<<<<< HEAD
             if self._model.experts_run is not None:
                 yield self._model.experts_run()
-            kept = (yield Tokens(tuple(run))) if run else None
-=======
             logprobs = () if recorder is None else recorder.first(len(run))
             kept = (yield Tokens(tuple(run), logprobs)) if run else None
->>>>>>> w-serve22
             if kept is not None:
                 self._cut(prompt + kept)
                 yield Finished("stop")

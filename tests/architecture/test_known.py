@@ -34,6 +34,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 PUBLISHED = {
     "Llama-2-7B-128K": (6.74, 512),
     "Llama-2-13B-128K": (13.02, 800),
+    "Llama-2-70B": (68.98, 320),
     "LWM-Text-Chat-128K": (6.74, 512),
     "LWM-Text-Chat-1M": (6.74, 512),
     "Llama-3.1-8B": (8.03, 128),
