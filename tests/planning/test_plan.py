@@ -82,7 +82,9 @@ def test_sums_caps_and_times_are_consistent(asked):
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
     assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
     size, piece = shape.kv_bytes(1, asked.itemsize), page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
-    rings = shape.ring_bytes(asked.itemsize)  # of layers with a window, as large for a short sequence
+    rings = shape.ring_bytes(
+        shape.window_room, asked.itemsize, chunk=asked.prefill_chunk
+    )  # of layers with a window, as large for a short sequence
     assert size * asked.tokens - slack <= kept["KV cache"] <= size * (asked.tokens + piece) + rings + slack
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
