@@ -13,16 +13,20 @@ import torch
 from torch import Tensor
 
 from .architecture.config import ModelShape
+from .architecture.layer_spec import FULL, LINEAR, SLIDING
 from .architecture.rope import Rope
 from .config import EXACT
 from .decoder_layer import Layer, LayerPass
 from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
 from .kv_cache.full import Attends, FullCache, KVCache
+from .kv_cache.states import States
 from .kv_cache.store import Store
 from .kv_cache.tree import Tree
 from .kv_cache.windows import Windows
 from .parallel import ALONE, Group
+
+_ATTEND = {FULL: "attend", SLIDING: "attend_window", LINEAR: "attend_linear"}  # by the kind of a layer
 
 
 class Model:
@@ -98,7 +102,13 @@ class Model:
             shape = self.shape.full_attention
             store = new_store(self.operations.kernel, shape, capacity, self.dtype, self.device, self.kv)
         rope = rope or self.rope(capacity)
-        return FullCache(store, rope, capacity, self._new_windows(rope.length))
+        return FullCache(store, rope, capacity, self._new_windows(rope.length), self.new_states())
+
+    def new_states(self) -> States | None:
+        """Return empty states for the layers with linear attention, if there are any."""
+        if self.shape.linear is None:
+            return None
+        return States(self.shape.linear, self.dtype, self.device, self.operations.kernel)
 
     def _new_windows(self, length: int) -> Windows | None:
         """Return an empty ring for the layers that attend to a window, if there are any."""
@@ -213,9 +223,9 @@ class Model:
         return parts[-1]
 
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends) -> Tensor:
-        is_sliding, number = self.shape.places[index]
-        attend = cache.attend_window if is_sliding else cache.attend
-        return self._passes[index % len(self._passes)].run(layer, x, partial(attend, number))
+        kind, number = self.shape.places[index]
+        attend = partial(getattr(cache, _ATTEND[kind]), number)
+        return self._passes[index % len(self._passes)].run(layer, x, attend)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ from .architecture.layer_spec import LayerSpec
 from .experts import ExpertWeights
 from .kernels.attention import with_sinks
 from .kernels.ops import Linear, Operations
+from .linear_attention import DeltaWeights
 
-Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer
+Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer, or `attend_linear` of one with linear attention
 _SWIGLU_ALPHA = 1.702
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -33,10 +34,13 @@ def _clamped_swiglu(x: Tensor, limit: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one decoder layer; q, k, v and gate, up are fused. A family has some of the norms."""
+    """The weights of one decoder layer; q, k, v and gate, up are fused. A family has some of the norms.
+
+    With gates of heads, `qkv` has their rows behind those of q.
+    """
 
     input_norm: Tensor | None  # [hidden]
-    qkv: Linear  # [(heads + 2 kv_heads) * head_dim, hidden]
+    qkv: Linear | None  # [(heads + 2 kv_heads) * head_dim, hidden]
     q_norm: Tensor | None  # [head_dim], or [heads * head_dim]
     k_norm: Tensor | None  # [head_dim], or [kv_heads * head_dim]
     o: Linear  # [hidden, heads * head_dim]
@@ -49,11 +53,14 @@ class Layer:
     mlp_post_norm: Tensor | None = None
     experts: ExpertWeights | None = None  # in place of gate_up and down
     sinks: Tensor | None = None  # [heads], in fp32
+    delta: DeltaWeights | None = None  # in place of qkv and the norms of q and k
 
     def linear_bytes(self, tokens: int = 1) -> float:
         """Return the bytes of the weights that a pass of `tokens` tokens multiplies with: of experts those expected."""
         linears = filter(None, (self.qkv, self.o, self.gate_up, self.down))
         dense = sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
+        if self.delta is not None:
+            dense += sum(tensor.nbytes for tensor in self.delta.tensors())
         return dense if self.experts is None else dense + self.experts.read_bytes(tokens)
 
 
@@ -94,20 +101,25 @@ class LayerPass:
 
     def _attended(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
         """Return the output of attention, `[tokens, heads, head_dim]`, for normalised rows."""
-        q, k, v = self._project(layer, x)
+        if layer.delta is not None:
+            return layer.delta.attended(x, self.shape.norm_eps, attend)
+        q, gate, k, v = self._project(layer, x)
+        if gate is not None:
+            return attend(q, k, v) * torch.sigmoid(gate)
         if layer.sinks is None:
             return attend(q, k, v)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         return with_sinks(attend(q, k, v, lse=lse), lse, layer.sinks)
 
-    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`."""
-        shape = self.shape
+    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Return q and its gate, if it has one, `[tokens, heads, head_dim]`; k and v `[tokens, kv_heads, head_dim]`."""
+        shape, gates = self.shape, self.shape.heads * self.spec.gates_heads
         heads = layer.qkv(x).view(len(x), -1, shape.head_dim)
-        q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        q, gate, k, v = heads.split((shape.heads, gates, shape.kv_heads, shape.kv_heads), dim=1)
         if layer.q_norm is not None:
             q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
-        return (q if self.spec.query_scale == 1.0 else q * self.spec.query_scale), k, v
+        q = q if self.spec.query_scale == 1.0 else q * self.spec.query_scale
+        return q, gate if gates else None, k, v
 
     def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has."""

@@ -15,9 +15,9 @@ from ..errors import UnsupportedModel
 from ..short_repr import short_repr, short_text
 from ..units import MOST_TOKENS
 from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
-from .dims import WINDOW_SLACK, Dimensions, Experts
+from .dims import WINDOW_SLACK, Dimensions, Experts, LinearAttention
 from .families import FAMILIES, Family
-from .layer_spec import LayerSpec, activation_of
+from .layer_spec import FULL, LINEAR, SLIDING, LayerSpec, activation_of
 from .text_part import text_config
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -77,31 +77,40 @@ class ModelShape(Dimensions):
     @cached_property
     def full_attention(self) -> ModelShape:
         """Return the part of the model whose layers attend to all tokens: a KV cache grows for these alone."""
-        return self._of_layers([spec for spec in self._every_spec if not spec.window], self.rope)
+        return self._of_layers(FULL, self.rope)
 
     @cached_property
     def sliding_attention(self) -> ModelShape:
         """Return the part of the model whose layers attend to a window."""
-        return self._of_layers([spec for spec in self._every_spec if spec.window], self.sliding_rope or self.rope)
+        return self._of_layers(SLIDING, self.sliding_rope or self.rope)
+
+    @cached_property
+    def attending(self) -> ModelShape:
+        """Return the part of the model whose layers do not have linear attention."""
+        if self.linear is None:
+            return self
+        specs = tuple(spec for spec in self._every_spec if spec.kind != LINEAR)
+        return replace(self, specs=specs, layers=len(specs), linear=None)
 
     @property
     def _every_spec(self) -> list[LayerSpec]:
         return [self.spec(layer) for layer in range(self.layers)]
 
-    def _of_layers(self, specs: list[LayerSpec], rope: Mapping[str, Any]) -> ModelShape:
+    def _of_layers(self, kind: str, rope: Mapping[str, Any]) -> ModelShape:
+        specs = [spec for spec in self._every_spec if spec.kind == kind]
         if len(specs) == self.layers and rope is self.rope:
             return self
-        sliding = sum(spec.window > 0 for spec in specs)
-        more = {"sliding_layers": sliding, "rope": rope, "sliding_rope": None}
+        sliding = len(specs) if kind == SLIDING else 0
+        more = {"sliding_layers": sliding, "rope": rope, "sliding_rope": None, "linear": None}
         return replace(self, specs=tuple(specs), layers=len(specs), **more)
 
     @cached_property
-    def places(self) -> list[tuple[bool, int]]:
-        """Return for each layer whether it attends to a window, and its number among the layers of its kind."""
-        numbers, found = [0, 0], []
+    def places(self) -> list[tuple[str, int]]:
+        """Return for each layer its kind, as `LayerSpec.kind`, and its number among the layers of that kind."""
+        numbers, found = dict.fromkeys((FULL, SLIDING, LINEAR), 0), []
         for spec in self._every_spec:
-            found.append((spec.window > 0, numbers[spec.window > 0]))
-            numbers[spec.window > 0] += 1
+            found.append((spec.kind, numbers[spec.kind]))
+            numbers[spec.kind] += 1
         return found
 
     @property
@@ -196,7 +205,6 @@ def shape_from_config(
     rope = _rope_parameters(values, check)
     specs = tuple(family.layers(values))
     _refuse_features(values, rope, specs)
-    experts = _experts(values, specs, check)
     heads, window = values["num_attention_heads"], None if family.has_layer_windows else window_in_use(values)
     context = longest_context(rope, values["max_position_embeddings"], family)
     dual_chunk = dual_chunk_tokens(config, check)
@@ -204,11 +212,10 @@ def shape_from_config(
         **family.features(values),
         mlp_matrices=family.mlp_matrices,
         joins_heads=family.joins_heads,
-        experts=experts,
         family=family.name,
         specs=specs,
         layers=values["num_hidden_layers"],
-        **_windows(specs, values["num_hidden_layers"]),
+        **_features_of_layers(values, specs, check),
         hidden=values["hidden_size"],
         heads=heads,
         kv_heads=values["num_key_value_heads"] or heads,
@@ -233,7 +240,7 @@ def shape_from_config(
 
 
 def checked_features(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
-    """Return the fields of `Dimensions` for the experts of a checked config, and for its layers with windows.
+    """Return the fields of `Dimensions` for the experts of a checked config, and for the kinds of its layers.
 
     `config` has the names of values that families share. Raises UnsupportedModel for features that the decoder does not
     compute, and CheckpointError.
@@ -242,8 +249,32 @@ def checked_features(config: Mapping[str, Any], check: ConfigCheck) -> dict[str,
     specs = FAMILIES[config["model_type"]].layers(values)
     _refuse_features(values, _rope_parameters(values, check), specs)
     _sliding_rope(values, check)
-    experts = _experts(values, specs, check)
-    return {"experts": experts, **_windows(specs, values["num_hidden_layers"])}
+    return _features_of_layers(values, specs, check)
+
+
+def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> dict[str, Any]:
+    """Return the fields of `Dimensions` that follow from the layers' specs. Raises as `checked_features`."""
+    layers = values["num_hidden_layers"]
+    every = [specs[layer % len(specs)] for layer in range(layers)]
+    sliding, linear = (sum(spec.kind == kind for spec in every) for kind in (SLIDING, LINEAR))
+    for count, what in ((sliding, "attend to a window"), (linear, "have linear attention")):
+        if count == layers:
+            raise UnsupportedModel(f"a model all of whose layers {what} is not supported", _SUPPORTED)
+    return {
+        "experts": _experts(values, specs, check),
+        "linear": _linear_attention(values, linear, check) if linear else None,
+        "gates_heads": any(spec.gates_heads for spec in every),
+        "sliding_layers": sliding,
+        "window_room": max(spec.window for spec in every) + WINDOW_SLACK if sliding else 0,
+    }
+
+
+def _linear_attention(values: Mapping[str, Any], layers: int, check: ConfigCheck) -> LinearAttention:
+    key_heads, value_heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
+    if value_heads % key_heads:
+        raise check.error("linear_num_key_heads", key_heads, f"a divisor of the {value_heads} value heads")
+    sizes = values["linear_key_head_dim"], values["linear_value_head_dim"], values["linear_conv_kernel_dim"]
+    return LinearAttention(key_heads, value_heads, *sizes, layers)
 
 
 def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> Experts | None:
@@ -254,7 +285,8 @@ def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: Confi
     count, per_token = values["num_experts"], values["num_experts_per_tok"]
     if per_token > count:
         raise check.error("num_experts_per_tok", per_token, f"at most the number of experts, {count}")
-    return Experts(count, per_token, values.get("moe_intermediate_size") or values["intermediate_size"], sparse)
+    width = values.get("moe_intermediate_size") or values["intermediate_size"]
+    return Experts(count, per_token, width, sparse, values.get("shared_expert_intermediate_size") or 0)
 
 
 def longest_context(rope: Mapping[str, Any], positions: int, family: Family) -> int:
@@ -300,15 +332,6 @@ def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, A
         hidden, heads = values["hidden_size"], values["num_attention_heads"]
         raise check.error("num_attention_heads", heads, f"a divisor of the hidden size of {hidden}")
     return values
-
-
-def _windows(specs: Sequence[LayerSpec], layers: int) -> dict[str, int]:
-    """Return how many layers attend to a window, and how many tokens they keep."""
-    windows = [specs[layer % len(specs)].window for layer in range(layers)]
-    sliding = sum(window > 0 for window in windows)
-    if sliding == layers:
-        raise UnsupportedModel("a model all of whose layers attend to a window is not supported", _SUPPORTED)
-    return {"sliding_layers": sliding, "window_room": max(windows) + WINDOW_SLACK if sliding else 0}
 
 
 def _rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+STATE_ROOM = 160  # tokens that linear attention can be rolled back: those of a block of a prompt on disk, and a draft
 WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollbacks
 
 
@@ -34,12 +35,14 @@ class Experts:
         per_token: how many of them a token is routed to.
         width: the intermediate size of each.
         layers: how many of the decoder's layers are sparse.
+        shared: the intermediate size of the expert that all tokens have beside those; 0 without one.
     """
 
     count: int
     per_token: int
     width: int
     layers: int
+    shared: int = 0
 
     def distinct(self, tokens: float) -> float:
         """Return the expected number of experts of a layer that `tokens` tokens read together."""
@@ -53,6 +56,54 @@ def expected_experts(count: int, per_token: int, tokens: float) -> float:
     others' (MoESD, arXiv 2505.19645). Where neighbouring tokens share more of them, they read fewer.
     """
     return count * (1 - (1 - per_token / count) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """The linear attention of a decoder's layers by the gated delta rule.
+
+    Attributes:
+        key_heads: heads of q and of k, each of which `value_heads / key_heads` value heads share.
+        value_heads: heads of v, each with a state of `key_dim * value_dim` numbers.
+        key_dim, value_dim: dimensions of a head.
+        kernel: inputs of the causal convolution before q, k and v: the token's own, and those before it.
+        layers: how many of the decoder's layers have it.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    layers: int
+
+    @property
+    def keys(self) -> int:
+        """Return the numbers of a token's q, and those of its k."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Return the numbers of a token's v."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Return the numbers of a token's q, k and v, which the convolution has as channels."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state_numbers(self) -> int:
+        """Return the numbers of the recurrent state of one layer."""
+        return self.values * self.key_dim
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Return the bytes that all layers keep for one sequence: see kv_cache/states.py.
+
+        These are states at three places, two of them with the inputs of STATE_ROOM tokens behind, for rollbacks.
+        """
+        inputs = (STATE_ROOM + self.kernel - 1) * self.width * itemsize + STATE_ROOM * 2 * self.value_heads * 4
+        return self.layers * (3 * 4 * self.state_numbers + 2 * inputs)
 
 
 @dataclass(frozen=True)
@@ -72,6 +123,8 @@ class Dimensions:
     window_room: int = field(default=0, kw_only=True)  # tokens whose keys and values they keep
     joins_heads: bool = field(default=False, kw_only=True)  # whether norms of q and k are over all heads together
     experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
+    linear: LinearAttention | None = field(default=None, kw_only=True)  # of the layers that have it
+    gates_heads: bool = field(default=False, kw_only=True)  # whether q_proj has as many rows more, for gates
 
     @property
     def group(self) -> int:
@@ -81,12 +134,19 @@ class Dimensions:
     @property
     def kv_layers(self) -> int:
         """Return how many layers have keys and values of all tokens."""
-        return self.layers - self.sliding_layers
+        return self.layers - self.sliding_layers - self.linear_layers
+
+    @property
+    def linear_layers(self) -> int:
+        """Return how many layers have linear attention."""
+        return self.linear.layers if self.linear else 0
 
     @property
     def growing(self) -> Dimensions:
         """Return the dimensions with these layers alone, for bytes of what grows with the sequence."""
-        return self if not self.sliding_layers else replace(self, layers=self.kv_layers, sliding_layers=0)
+        if self.kv_layers == self.layers:
+            return self
+        return replace(self, layers=self.kv_layers, sliding_layers=0, linear=None)
 
     def share(self, ranks: int) -> Dimensions:
         """Return the dimensions of the largest share of `ranks` devices, as parallel/shard.py divides a model.
@@ -107,16 +167,23 @@ class Dimensions:
     @property
     def mlp_widths(self) -> list[int]:
         """Return the intermediate sizes that there are: of an MLP, of an expert, or of both."""
-        return [self.intermediate] * (self.dense_layers > 0) + ([self.experts.width] if self.experts else [])
+        experts = [self.experts.width, self.experts.shared or self.experts.width] if self.experts else []
+        return [self.intermediate] * (self.dense_layers > 0) + list(dict.fromkeys(experts))
 
     def linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without routers."""
         heads = self.heads * self.head_dim
-        yield self.hidden, self.layers * (heads + 2 * self.kv_heads * self.head_dim)
-        yield heads, self.layers * self.hidden
+        attending = self.layers - self.linear_layers
+        yield self.hidden, attending * (heads * (1 + self.gates_heads) + 2 * self.kv_heads * self.head_dim)
+        yield heads, attending * self.hidden
+        if linear := self.linear:
+            yield self.hidden, linear.layers * (linear.width + linear.values + 2 * linear.value_heads)
+            yield linear.values, linear.layers * self.hidden
         mlps = [(self.intermediate, self.dense_layers)]
         if self.experts:
             mlps.append((self.experts.width, self.experts.layers * self.experts.count))
+            if self.experts.shared:
+                mlps.append((self.experts.shared, self.experts.layers))
         for width, count in mlps:
             yield self.hidden, count * (self.mlp_matrices - 1) * width
             yield width, count * self.hidden
@@ -128,7 +195,8 @@ class Dimensions:
 
     def _all_layers(self) -> int:
         """Return the number of parameters of all layers."""
-        routers = self.experts.layers * self.experts.count * self.hidden if self.experts else 0
+        choices = self.experts.count + (self.experts.shared > 0) if self.experts else 0  # and the shared one's gate
+        routers = self.experts.layers * choices * self.hidden if self.experts else 0
         return routers + sum(inputs * outputs for inputs, outputs in self.linears())
 
     def _read_by(self, tokens: float) -> float:

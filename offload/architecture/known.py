@@ -99,7 +99,7 @@ def _shape(config: Mapping[str, Any], file: Path, check: ConfigCheck) -> PlanSha
         heads=heads,
         kv_heads=number("num_key_value_heads", usual("num_key_value_heads", heads)),
         head_dim=number("head_dim", usual("head_dim", hidden // heads)),
-        intermediate=number("intermediate_size"),
+        intermediate=number("intermediate_size", config.get("moe_intermediate_size")),  # where all layers have experts
         vocab=number("vocab_size"),
         tied_embeddings=bool(tied),
         context=_context(config, check, number("max_position_embeddings")),

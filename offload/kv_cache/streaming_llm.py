@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.layer_spec import FULL, SLIDING
 from ..architecture.rope import Rope, rotate, rows_of
 from ..kernels.window_attention import Limits, attend_limited
+from .states import States
 from .static_step import StepInputs
 from .store import attend_stored, attend_tree, first_moved
 from .tree import InFlight, Tree, branches_of
@@ -56,13 +58,17 @@ class StreamingCache(InFlight):
         dtype: torch.dtype,
         device: torch.device,
         sliding_rope: Rope | None = None,
+        states: States | None = None,
     ) -> None:
-        """Make an empty cache; `sliding_rope`: of layers that attend to a window of the model's own."""
-        self.shape = shape
+        """Make an empty cache.
+
+        `sliding_rope`: of layers that attend to a window of the model's own; `states`: of layers with linear attention.
+        """
+        self.states = states
+        self.shape = shape = shape.attending
         self._sliding_rope = sliding_rope
-        self._of_kind = [
-            [i for i, (sliding, _) in enumerate(shape.places) if sliding is kind] for kind in (False, True)
-        ]
+        kinds = [kind for kind, _ in shape.places]
+        self._of_kind = {each: [i for i, kind in enumerate(kinds) if kind == each] for each in (FULL, SLIDING)}
         self.sink, self.window, self._most = sink, window, inflight
         self._room = sink + 2 * window + 2 * inflight  # about half of it is for rollback
         self.rope = rope
@@ -91,6 +97,8 @@ class StreamingCache(InFlight):
         assert 0 < tokens <= rows <= self._most, f"{rows} tokens at once where {self._most} are the most"
         self._enter(tokens, None)
         self._set_span(tokens, rows)
+        if self.states is not None:
+            self.states.begin(self._length, tokens)
 
     def _begin_tree(self, tokens: int, tree: Tree) -> None:
         assert 0 < tokens <= len(tree) <= self._most, f"{len(tree)} tokens at once where {self._most} are the most"
@@ -128,10 +136,10 @@ class StreamingCache(InFlight):
         return self.sink + kept
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        return self._attend(self._of_kind[False][layer], self._positions[0], q, k, v, lse)
+        return self._attend(self._of_kind[FULL][layer], self._positions[0], q, k, v, lse)
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        return self._attend(self._of_kind[True][layer], self._positions[1], q, k, v, lse)
+        return self._attend(self._of_kind[SLIDING][layer], self._positions[1], q, k, v, lse)
 
     def _attend(
         self, layer: int, rows: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
@@ -171,6 +179,8 @@ class StreamingCache(InFlight):
 
     def commit(self, keep: Sequence[int] | None = None) -> None:
         if keep is None:
+            if self.states is not None:
+                self.states.commit()
             self._length += self._inflight
             self._inflight = 0
         else:
@@ -191,6 +201,8 @@ class StreamingCache(InFlight):
         Committed tokens behind the sink are dropped.
         """
         assert length >= self._length >= min(self.sink, length), f"cannot skip from {self._length} to {length}"
+        if self.states is not None:
+            self.states.skip(self._length, length)
         self._dropped = max(length - self.sink, 0)
         self._length = length
         self._leave()
@@ -201,6 +213,10 @@ class StreamingCache(InFlight):
         # Unless a full window is left, or nothing was dropped, queries would see fewer tokens than they should.
         if self._dropped and length < self._dropped + self.sink + self.window:
             length = self._dropped = 0
+        if self.states is not None:
+            if not self.states.covers(length):
+                length = self._dropped = 0
+            self.states.truncate(length)
         self._length = length
         return length
 

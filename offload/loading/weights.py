@@ -13,9 +13,11 @@ from ..architecture.config import ModelShape
 from ..architecture.layer_spec import LayerSpec
 from ..decoder import Model
 from ..decoder_layer import Layer
-from ..experts import ExpertWeights
+from ..experts import ExpertWeights, SharedExpert
+from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import Linear, LocalLinear, Operations, TorchOperations
 from ..kernels.quantized import QuantizedTensor
+from ..linear_attention import DeltaWeights
 from ..offloading import StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
@@ -96,7 +98,7 @@ def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Line
 def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
     """Load the fused weights of one layer."""
     spec, prefix = shape.spec(index), f"model.layers.{index}."
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp"
+    attention, linear, mlp = f"{prefix}self_attn.", f"{prefix}linear_attn.", f"{prefix}mlp"
     has = set(layer_sizes(shape, spec))
 
     def norm(name: str, kind: str = "weight") -> Tensor | None:
@@ -104,10 +106,10 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
 
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
+        qkv=None if spec.is_linear else reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
         q_norm=norm("self_attn.q_norm"),
         k_norm=norm("self_attn.k_norm"),
-        o=reader.summed(spec.o_bias, f"{attention}o_proj"),
+        o=reader.summed(spec.o_bias, f"{linear}out_proj" if spec.is_linear else f"{attention}o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=None if spec.is_sparse else _gate_up(reader, spec, mlp),
         down=None if spec.is_sparse else reader.summed(spec.mlp_bias, f"{mlp}.down_proj"),
@@ -117,6 +119,19 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
         attention_post_norm=norm("post_self_attn_layernorm"),
         mlp_post_norm=norm("post_mlp_layernorm"),
         sinks=reader.wide(f"{attention}sinks") if spec.has_sinks else None,
+        delta=_load_delta(reader, shape, linear) if spec.is_linear else None,
+    )
+
+
+def _load_delta(reader: _WeightReader, shape: ModelShape, prefix: str) -> DeltaWeights:
+    """Load the weights of a layer's linear attention, but for those of the output."""
+    conv = reader.wide(f"{prefix}conv1d.weight").squeeze(1).T.contiguous()
+    decay = -reader.wide(f"{prefix}A_log").exp()
+    return DeltaWeights(
+        inputs=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in ("qkv", "z"))),
+        gates=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in "ba")),
+        rule=DeltaRule(shape.linear, conv, decay, reader.wide(f"{prefix}dt_bias")),
+        norm=reader.wide(f"{prefix}norm.weight"),
     )
 
 
@@ -134,7 +149,14 @@ def _load_experts(reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp
         down=tuple(reader.linear(down_bias, f"{name}.down_proj") for name in each),
         per_token=shape.experts.per_token,
         group=reader.group,
+        shared=_load_shared_expert(reader, spec, mlp) if spec.shares_expert else None,
     )
+
+
+def _load_shared_expert(reader: _WeightReader, spec: LayerSpec, mlp: str) -> SharedExpert:
+    name = f"{mlp}.shared_expert"
+    gate, down = reader.linear(False, f"{name}_gate"), reader.linear(False, f"{name}.down_proj")
+    return SharedExpert(gate, _gate_up(reader, spec, name), down)
 
 
 @contextmanager

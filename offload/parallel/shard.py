@@ -79,6 +79,11 @@ def split(shape: ModelShape, rank: int, size: int, vocab: bool | None = None) ->
             "this model cannot be shared by ranks: its norms of q and k are over all heads together",
             "use --tensor-parallel 1",
         )
+    if size > 1 and shape.linear is not None:
+        raise SettingsError(
+            "this model cannot be shared by ranks: some of its layers have linear attention",
+            "use --tensor-parallel 1",
+        )
     heads, kv_heads = _heads(shape, rank, size)
     columns = _columns(shape.intermediate, rank, size)
     expert_columns = _columns(shape.experts.width, rank, size) if shape.experts else range(0)

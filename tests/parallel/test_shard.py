@@ -82,18 +82,23 @@ def test_logits_are_those_of_the_whole_model(rank_pool, folders, name):
     assert sum(parts) < 1.2
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILY_CASES if not name.startswith("olmo")])
+NOT_SHARED = ("olmo2", "olmo3", "olmoe", "qwen3-next", "qwen3.5", "qwen3.5-moe")
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILY_CASES if name not in NOT_SHARED])
 def test_every_family_is_sharded(rank_pool, tmp_path, name):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
     check_logits(rank_pool, str(tmp_path), vocab=True)
 
 
-def test_a_norm_over_all_heads_is_not_sharded(tmp_path):
-    make_hf_model("olmo2").save_pretrained(tmp_path)
+@pytest.mark.parametrize(("name", "match"), [("olmo2", "over all heads"), ("qwen3.5", "linear attention")])
+def test_a_norm_over_all_heads_and_linear_attention_are_not_sharded(tmp_path, name, match):
+    family, changes = FAMILY_CASES[name]
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
     for shape in (open_checkpoint(tmp_path).shape, read_shape(tmp_path / "config.json")):
         split(shape, 0, 1)
-        with pytest.raises(SettingsError, match="over all heads"):
+        with pytest.raises(SettingsError, match=match):
             split(shape, 0, 2)
 
 
