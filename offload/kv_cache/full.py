@@ -316,9 +316,13 @@ class FullCache(InFlight):
         self._length, self._queries_end = end, -1
         self._leave()
 
-    def restore_states(self, states: Tensor) -> None:
-        """Let layers with linear attention go on behind the committed tokens, from what `States.dump` returned."""
-        self.states.load(self._length, states)
+    def restore_states(self, length: int, states: Tensor) -> None:
+        """Roll back to `length` tokens, where layers with linear attention go on from what `States.dump` returned.
+
+        Until then the cache is not intact behind tokens that were restored.
+        """
+        self.states.load(length, states)
+        self.truncate(length)
 
     def adopt(self, tokens: int) -> None:
         """Commit the first tokens of an empty cache, whose keys and values are in the store already."""
