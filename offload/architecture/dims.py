@@ -102,8 +102,9 @@ class LinearAttention:
 
         These are states at three places, two of them with the inputs of STATE_ROOM tokens behind, for rollbacks.
         """
-        inputs = (STATE_ROOM + self.kernel - 1) * self.width * itemsize + STATE_ROOM * 2 * self.value_heads * 4
-        return self.layers * (3 * 4 * self.state_numbers + 2 * inputs)
+        before = (self.kernel - 1) * self.width * itemsize
+        behind = STATE_ROOM * (self.width * itemsize + 2 * self.value_heads * 4)
+        return self.layers * (3 * (4 * self.state_numbers + before) + 2 * behind)
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,19 @@ class Dimensions:
     def window_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of `tokens` tokens that the layers with a window keep."""
         return self.sliding_layers * self.layer_kv_bytes(min(tokens, self.window_room), itemsize)
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Return the bytes of the states of the layers with linear attention, as `LinearAttention.state_bytes`."""
+        return self.linear.state_bytes(itemsize) if self.linear else 0
+
+    @property
+    def moved_state_bytes(self) -> int:
+        """Return the bytes of states that a pass reads and writes."""
+        return 2 * 4 * self.linear.layers * self.linear.state_numbers if self.linear else 0
+
+    def fixed_bytes(self, itemsize: int, nodes: int = 0) -> int:
+        """Return the bytes of what does not grow with a sequence: rings, with trees of `nodes`, and states."""
+        return self.ring_bytes(itemsize, nodes) + self.state_bytes(itemsize)
 
     def ring_bytes(self, itemsize: int, nodes: int = 0) -> int:
         """Return the bytes of the rings of the layers with a window, whatever is in them.

@@ -112,10 +112,10 @@ class Passes:
     def _full_pass(self, rows: int, share: float) -> Pass:
         request, shape = self.request, self.request.shape
         count, gpus = request.sequences, request.hardware.gpus
-        kv = count * request.kv_bytes(request.tokens)
+        kv = count * (request.kv_bytes(request.tokens) + shape.moved_state_bytes)
         layers = shape.kv_layers - self.placed.resident_layers
-        windows = count * shape.window_bytes(request.tokens, request.itemsize)
-        offloaded = (kv - windows) * (layers / shape.kv_layers)
+        fixed = count * (shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes)
+        offloaded = (kv - fixed) * (layers / shape.kv_layers)
         copied = 0.0 if self.placed.uses_disk else offloaded
         hosted = share * offloaded
         scoring = count * attention_flops(shape, request.tokens, rows)
@@ -147,8 +147,8 @@ class Passes:
         offloaded = request.shape.layers - self.placed.resident_layers
         if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
             kind = request.kv
-        windows = shape.window_bytes(request.tokens, request.itemsize)
-        kv = count * (windows + stored_bytes(shape.growing, kind, budget, request.itemsize))
+        fixed = shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
+        kv = count * (fixed + stored_bytes(shape.growing, kind, budget, request.itemsize))
         scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
         linears = self._linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
@@ -310,8 +310,8 @@ def _linears(
 
 
 def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
-    """Return whether passes are CUDA graphs; those of experts are not, whose kernels depend on the tokens."""
-    is_fixed = not streamed and shape.experts is None
+    """Return whether passes are CUDA graphs: not with experts, chosen by the tokens, or with linear attention."""
+    is_fixed = not streamed and shape.experts is None and shape.linear is None
     return request.hardware.gpus == 1 and is_fixed and (request.static_batch or request.sequences == 1)
 
 

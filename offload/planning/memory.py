@@ -58,8 +58,8 @@ class MemoryEstimate:
     lookup: int  # the n-gram lookup index, which lies in host memory: 0 for a GPU
     draft_cache: int = 0  # of `draft`: the cache, which every sequence has
     rope: int = 0  # of `activations`: the RoPE tables, likewise
-    sliding_layers: int = 0  # of `layers`: those that attend to a window, whose keys and values `windows` has
-    windows: int = 0
+    fixed_layers: int = 0  # of `layers`: those whose windows or states `fixed_kv` has, however long the sequence is
+    fixed_kv: int = 0
 
     @property
     def weights(self) -> int:
@@ -67,7 +67,7 @@ class MemoryEstimate:
 
     @property
     def kv(self) -> int:
-        return (self.layers - self.sliding_layers) * self.layer_kv + self.windows
+        return (self.layers - self.fixed_layers) * self.layer_kv + self.fixed_kv
 
     @property
     def total(self) -> int:
@@ -90,7 +90,7 @@ class MemoryEstimate:
         own = self.tokens - min(shared, self.tokens)
         return replace(
             self,
-            windows=count * self.windows,
+            fixed_kv=count * self.fixed_kv,
             layer_kv=self.layer_kv + (count - 1) * self.layer_kv * own // self.tokens,
             retrieval=count * self.retrieval,
             lookup=count * self.lookup,
@@ -136,7 +136,7 @@ def estimate(
     if has_middle(settings, tokens):
         grown = share.growing
         retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
-        retrieval += share.ring_bytes(itemsize, tree_nodes(settings))  # a copy, with the tokens that are drafted
+        retrieval += share.fixed_bytes(itemsize, tree_nodes(settings))  # a copy, with the tokens that are drafted
         selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
         if settings.retrieval_kv != EXACT:
             retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
@@ -158,8 +158,8 @@ def estimate(
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
         draft_cache=_draft_cache_bytes(draft, settings, itemsize),
         rope=rope_bytes(share, tokens, itemsize),
-        sliding_layers=shape.sliding_layers,
-        windows=shape.ring_bytes(itemsize, tree_nodes(settings)) // gpus,
+        fixed_layers=shape.layers - shape.kv_layers,
+        fixed_kv=shape.fixed_bytes(itemsize, tree_nodes(settings)) // gpus,
     )
 
 
@@ -204,7 +204,9 @@ def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int,
 
 def _draft_cache_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int) -> int:
     """Return the bytes of a draft model's cache; 0 if the method uses none."""
-    return draft.kv_bytes(draft_capacity(settings), itemsize) if draft and has_draft_model(settings) else 0
+    if draft is None or not has_draft_model(settings):
+        return 0
+    return draft.kv_bytes(draft_capacity(settings), itemsize) + draft.state_bytes(itemsize)
 
 
 def check_fit(need: MemoryEstimate, free: int) -> None:

@@ -184,7 +184,8 @@ def _gammas(plan: Plan) -> str:
 
 def _placement(plan: Plan) -> str:
     where, layers, shape = plan.placed, plan.request.shape.layers, plan.request.shape
-    grown = f"{shape.kv_layers} layers{' without a window' if shape.sliding_layers else ''}"
+    kind = " without a window" if shape.sliding_layers else " of full attention" if shape.linear else ""
+    grown = f"{shape.kv_layers} layers{kind}"
     if plan.offload == "none":
         text = f"none: {'everything' if where.weight_layers == layers else 'the KV cache'} on the device"
     elif where.uses_disk:
