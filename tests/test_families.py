@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+)
 
 from offload import GenerationConfig, Speculation, Tokens
 from offload.architecture.config import shape_from_config
@@ -267,6 +275,39 @@ def test_the_text_part_of_gemma_3_loads_from_a_config_without_usual_values(tmp_p
     assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
     shape = read_shape(tmp_path / "config.json")
     assert (shape.parameters, shape.kv_bytes(9, 2)) == (model.shape.parameters, model.shape.kv_bytes(9, 2))
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe"])
+def test_the_text_part_of_qwen3_5_loads_without_what_predicts_further_tokens(tmp_path, name):
+    family, changes = FAMILY_CASES[name]
+    text = make_hf_model(family, **changes).config.to_dict()
+    vision = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+    vision |= {"num_position_embeddings": 16}
+    config = AutoConfig.for_model(family.removesuffix("_text"), text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    reference = AutoModelForImageTextToText.from_config(config).eval()
+    reference.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        expected = reference(input_ids=IDS[None]).logits[0]
+    save_file({"mtp.fc.weight": torch.zeros(4, 4)}, tmp_path / "model-mtp.safetensors")
+    weights = load_file(tmp_path / "model.safetensors")
+    places = dict.fromkeys(weights, "model.safetensors") | {"mtp.fc.weight": "model-mtp.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    checkpoint = FolderCheckpoint(tmp_path)
+    assert checkpoint.skipped == 1 + sum("visual" in name for name in weights) > 5
+    model = load(checkpoint, False)
+    assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
+    assert read_shape(tmp_path / "config.json").parameters == model.shape.parameters
+
+
+def test_layers_that_predict_further_tokens_are_skipped_and_counted(tmp_path):
+    family, changes = FAMILY_CASES["qwen3-next"]
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"mtp.layers.0.mlp.gate.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    checkpoint = FolderCheckpoint(tmp_path)
+    check_tensors(checkpoint)
+    assert checkpoint.skipped == 1
 
 
 def test_a_scaled_residual_is_rounded_as_by_transformers_whatever_rows_are_beside_it():

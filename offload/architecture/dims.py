@@ -172,13 +172,16 @@ class Dimensions:
         return [self.intermediate] * (self.dense_layers > 0) + list(dict.fromkeys(experts))
 
     def linears(self) -> Iterator[tuple[int, int]]:
-        """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without routers."""
+        """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without small ones.
+
+        Those are routers, and the rates and decays of linear attention.
+        """
         heads = self.heads * self.head_dim
         attending = self.layers - self.linear_layers
         yield self.hidden, attending * (heads * (1 + self.gates_heads) + 2 * self.kv_heads * self.head_dim)
         yield heads, attending * self.hidden
         if linear := self.linear:
-            yield self.hidden, linear.layers * (linear.width + linear.values + 2 * linear.value_heads)
+            yield self.hidden, linear.layers * (linear.width + linear.values)
             yield linear.values, linear.layers * self.hidden
         mlps = [(self.intermediate, self.dense_layers)]
         if self.experts:
@@ -197,8 +200,10 @@ class Dimensions:
     def _all_layers(self) -> int:
         """Return the number of parameters of all layers."""
         choices = self.experts.count + (self.experts.shared > 0) if self.experts else 0  # and the shared one's gate
-        routers = self.experts.layers * choices * self.hidden if self.experts else 0
-        return routers + sum(inputs * outputs for inputs, outputs in self.linears())
+        small = self.experts.layers * choices * self.hidden if self.experts else 0
+        if self.linear:
+            small += self.linear.layers * 2 * self.linear.value_heads * self.hidden
+        return small + sum(inputs * outputs for inputs, outputs in self.linears())
 
     def _read_by(self, tokens: float) -> float:
         """Return the expected number of the layers' parameters that `tokens` tokens read together."""

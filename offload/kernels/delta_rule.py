@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..architecture.dims import LinearAttention
+from .native import Kernel
 
 CHUNK = 64  # tokens that are computed together
 _LEAST = 16  # tokens of which that is faster
@@ -30,25 +31,23 @@ class DeltaRule(NamedTuple):
 
 
 def run_delta_rule(
-    rule: DeltaRule, before: Tensor, rows: Tensor, gates: Tensor, state: Tensor, by_row: bool = False
+    rule: DeltaRule, before: Tensor, rows: Tensor, gates: Tensor, state: Tensor, kernel: Kernel | None = None
 ) -> Tensor:
     """Run tokens from a state, which is replaced by the one behind them; return `[tokens, value_heads, value_dim]`.
 
-    All is computed in fp32.
+    All is computed in fp32; by the native kernel, if there is one, in the same bits whatever tokens are beside one.
 
     Args:
         before: the inputs of the tokens before, `[kernel - 1, width]`; zeros before the first one.
         rows: q, k and v of all heads before the convolution, `[tokens, width]`.
         gates: of the rates b and of the decays, `[tokens, 2 * value_heads]` in fp32.
         state: `[value_heads, key_dim, value_dim]` in fp32.
-        by_row: whether a token's result must have the same bits whatever tokens are beside it.
     """
-    every, size = torch.cat((before, rows)), 1 if by_row else len(rows)
-    parts = []
-    for first in range(0, len(rows), size):
-        convolved = _convolved(rule.conv, every[first : first + size + len(before)])
-        parts.append(_run(rule, convolved, gates[first : first + size], state))
-    return torch.cat(parts)
+    every = torch.cat((before, rows))
+    if kernel is None:
+        return _run(rule, _convolved(rule.conv, every), gates, state)
+    out = state.new_empty((len(rows), rule.sizes.value_heads, rule.sizes.value_dim))
+    return kernel.delta(rule, every, gates, state, out)
 
 
 def _convolved(weight: Tensor, rows: Tensor) -> Tensor:
@@ -102,14 +101,14 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor, state
     With D_ts the decay from token s to t, what token t writes is u_t = b_t (v_t - D_t0 S^T k_t - the sum over s < t of
     D_ts (k_t k_s) u_s): a triangular system.
     """
-    total = decays.cumsum(1)
-    between = (total.unsqueeze(2) - total.unsqueeze(1)).tril().exp().tril()  # [heads, t, s]
-    from_start, rates = total.exp().unsqueeze(2), rates.unsqueeze(2)
+    total = decays.double().cumsum(1)  # behind a large one, the differences of others would be lost
+    between = (total.unsqueeze(2) - total.unsqueeze(1)).float().tril().exp().tril()  # [heads, t, s]
+    from_start, rates = total.float().exp().unsqueeze(2), rates.unsqueeze(2)
     system = rates * between * (k @ k.mT)
     wanted = rates * (v - from_start * (k @ state))
     written = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     out = from_start * (q @ state) + (between * (q @ k.mT)) @ written
-    to_end = (total[:, -1:] - total).exp().unsqueeze(2)
+    to_end = (total[:, -1:] - total).float().exp().unsqueeze(2)
     state *= from_start[:, -1:]
     state += (to_end * k).mT @ written
     return out

@@ -48,7 +48,7 @@ class States:
     ) -> None:
         """Make the states of an empty sequence."""
         self._made_of = sizes, dtype, device, kernel
-        self._sizes, self._before, self._by_row = sizes, sizes.kernel - 1, kernel is not None
+        self._sizes, self._before, self._kernel = sizes, sizes.kernel - 1, kernel
         self._spans = [Span(sizes, dtype, device)]  # in order
         self._free: Span | None = Span(sizes, dtype, device)
         self._recurrent = self._spans[0].recurrent.clone()
@@ -127,7 +127,7 @@ class States:
             at = first - span.start
             span.rows[layer, self._before + at : self._before + at + len(rows)] = rows
             span.gates[layer, at : at + len(rows)] = gates
-        out = run_delta_rule(rule, inputs, rows, gates, self._recurrent[layer], self._by_row)
+        out = run_delta_rule(rule, inputs, rows, gates, self._recurrent[layer], self._kernel)
         inputs.copy_(torch.cat((inputs, rows))[-self._before :])
         return out
 
@@ -185,7 +185,7 @@ class States:
         for layer in range(self._sizes.layers if count else 0):
             every = span.rows[layer, : self._before + count]
             parts = every[: self._before], every[self._before :], span.gates[layer, :count]
-            run_delta_rule(self._rules[layer], *parts, recurrent[layer], self._by_row)
+            run_delta_rule(self._rules[layer], *parts, recurrent[layer], self._kernel)
         return recurrent, span.rows[:, count : count + self._before]
 
     @torch.inference_mode()

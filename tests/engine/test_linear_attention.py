@@ -9,12 +9,16 @@ from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
+from offload.loading.quantized_checkpoint import QuantizedCheckpoint
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.offloading import TierSettings
 from tests.support.engine import ALL, GREEDY, fresh, run, tokens
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import native_kernel
+from tests.support.prompt_cache import engine_on
 
+CPU = torch.device("cpu")
 METHODS = [(method, draft) for method, draft in ALL if draft != "none" and method != "ar"]
 COUPLED = Sampling(temperature=1, coupled=True)
 PROMPT = ids(230)
@@ -30,7 +34,7 @@ def folder(tmp_path_factory):
 
 def load(folder, native=True):
     operations = NativeOperations(native_kernel()) if native and native_kernel() else TorchOperations()
-    return load_model(FolderCheckpoint(folder), torch.float32, torch.device("cpu"), lambda *_: None, operations)
+    return load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda *_: None, operations)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +100,41 @@ def test_trees_and_approximate_caches_are_refused_by_name(engine, wanted):
     method = "ar" if "approximate" in wanted else "lookup"
     with pytest.raises(SettingsError, match=f"--{next(iter(wanted))}"):
         run(engine, PROMPT, 5, method, **wanted)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_offloaded_keys_and_values_change_nothing(folder, plain, by_layers, native):
+    tiers = TierSettings("stream", 0, page_tokens=32, by_layers=by_layers, link_gb_s=1e3)
+    operations = NativeOperations(native_kernel()) if native and native_kernel() else TorchOperations()
+    offloading = engine_on(folder, None, tiers, operations)
+    for method in ("ar", "lookup", "retrieval"):
+        assert tokens(run(offloading, PROMPT, 40, method)) == plain[GREEDY][:40]
+
+
+@pytest.mark.skipif(not native_kernel(), reason="no kernel")
+def test_quantised_keys_and_values_are_rolled_back_alike(folder):
+    engine = engine_on(folder, None, operations=NativeOperations(native_kernel()), kv="q8")
+    expected = tokens(run(engine, PROMPT, 40, "ar"))
+    for method in ("lookup", "retrieval"):
+        assert tokens(run(engine, PROMPT, 40, method)) == expected
+
+
+@pytest.mark.skipif(not native_kernel(), reason="no kernel")
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
+def test_weights_may_be_rounded(tmp_path, name):
+    family, changes = FAMILY_CASES[name]
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
+    checkpoint, ids_ = FolderCheckpoint(tmp_path), torch.tensor(PROMPT[:60])
+    kinds = QuantizedCheckpoint(checkpoint, "q8").formats()
+    assert any("in_proj_qkv" in each for each in kinds)
+    assert not any(each.endswith(("in_proj_ba.weight", "in_proj_a.weight", "expert_gate.weight")) for each in kinds)
+    found = []
+    for each in (checkpoint, QuantizedCheckpoint(checkpoint, "q8")):
+        model = load_model(each, torch.bfloat16, CPU, lambda *_: None, NativeOperations(native_kernel()))
+        found.append(model.logits(model.forward(ids_, model.new_cache(60))))
+    exact, rounded = found
+    assert 0 < (rounded - exact).abs().mean() < 0.1 * exact.std()
 
 
 def test_torch_gives_the_same_tokens_with_a_margin(folder, plain):

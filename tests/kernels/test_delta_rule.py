@@ -1,4 +1,4 @@
-"""The gated delta rule against its definition in fp64, token by token, in chunks and row by row."""
+"""The gated delta rule against its definition in fp64: token by token, in chunks, and by the native kernel."""
 
 import pytest
 import torch
@@ -6,8 +6,16 @@ import torch.nn.functional as F
 
 from offload.architecture.dims import LinearAttention
 from offload.kernels.delta_rule import DeltaRule, run_delta_rule
+from offload.kernels.native import LEVELS, find_kernel
+from tests.support.offloading import native_kernel
 
-SIZES = LinearAttention(key_heads=2, value_heads=4, key_dim=8, value_dim=5, kernel=4, layers=1)
+SIZES = LinearAttention(key_heads=2, value_heads=4, key_dim=16, value_dim=48, kernel=4, layers=1)
+NATIVE = [] if native_kernel() is None else LEVELS[LEVELS.index(native_kernel().level) :]
+
+
+@pytest.fixture(params=[None, *NATIVE])
+def kernel(request):
+    return request.param and find_kernel(request.param)
 
 
 def random_rule(seed=0):
@@ -56,42 +64,43 @@ def by_definition(rule, rows, gates):
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 64, 150])
-def test_all_ways_compute_the_definition(count):
+def test_all_ways_compute_the_definition(count, kernel):
     rule, (rows, gates) = random_rule(), random_inputs(count)
     expected, last = by_definition(rule, rows, gates)
-    for by_row in (False, True):
-        before, state = empty()
-        found = run_delta_rule(rule, before, rows, gates, state, by_row)
-        assert (found - expected).abs().max() < 1e-4
-        assert (state - last).abs().max() < 1e-4
+    before, state = empty()
+    found = run_delta_rule(rule, before, rows, gates, state, kernel)
+    assert (found - expected).abs().max() < 1e-4
+    assert (state - last).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("by_row", [False, True])
-def test_tokens_go_on_from_the_state_and_the_inputs_before(by_row):
+def test_tokens_go_on_from_the_state_and_the_inputs_before(kernel):
     rule, (rows, gates) = random_rule(), random_inputs(150)
     expected, last = by_definition(rule, rows, gates)
     before, state = empty()
     every, found = torch.cat((before, rows)), []
     for first, end in ((0, 2), (2, 3), (3, 90), (90, 150)):
-        found.append(run_delta_rule(rule, every[first : first + 3], rows[first:end], gates[first:end], state, by_row))
+        found.append(run_delta_rule(rule, every[first : first + 3], rows[first:end], gates[first:end], state, kernel))
     assert (torch.cat(found) - expected).abs().max() < 1e-4
     assert (state - last).abs().max() < 1e-4
+    if kernel is not None:  # in the same bits as one pass
+        before, other = empty()
+        assert torch.equal(run_delta_rule(rule, before, rows, gates, other, kernel), torch.cat(found))
+        assert torch.equal(state, other)
 
 
-def test_rows_by_themselves_have_the_same_bits_whatever_is_beside_them():
-    rule, (rows, gates) = random_rule(), random_inputs(70)
+def test_inputs_in_bf16_are_those_numbers(kernel):
+    rule, (rows, gates) = random_rule(), random_inputs(20)
     before, state = empty()
-    whole = run_delta_rule(rule, before, rows, gates, state, by_row=True)
-    every, (_, other) = torch.cat((before, rows)), empty()
-    each = [run_delta_rule(rule, every[i : i + 3], rows[i : i + 1], gates[i : i + 1], other, True) for i in range(70)]
-    assert torch.equal(torch.cat(each), whole)
-    assert torch.equal(state, other)
+    found = run_delta_rule(rule, before.bfloat16(), rows.bfloat16(), gates, state, kernel)
+    expected, _ = by_definition(rule, rows.bfloat16(), gates)
+    assert (found - expected).abs().max() < 1e-4
 
 
-def test_decays_to_nothing_do_not_overflow():
+def test_decays_to_nothing_do_not_overflow(kernel):
     rule, (rows, gates) = random_rule(), random_inputs(64)
     rule = rule._replace(decay=torch.full((SIZES.value_heads,), -200.0))
     before, state = empty()
-    found = run_delta_rule(rule, before, rows, gates + 3, state)
-    expected, _ = by_definition(rule, rows, gates + 3)
+    gates = gates * 50
+    found = run_delta_rule(rule, before, rows, gates, state, kernel)
+    expected, _ = by_definition(rule, rows, gates)
     assert (found - expected).abs().max() < 1e-4

@@ -11,7 +11,7 @@ from offload.kv_cache.states import States
 from tests.support.offloading import native_kernel
 
 CPU = torch.device("cpu")
-SIZES = LinearAttention(key_heads=1, value_heads=2, key_dim=4, value_dim=4, kernel=4, layers=2)
+SIZES = LinearAttention(key_heads=1, value_heads=2, key_dim=16, value_dim=16, kernel=4, layers=2)
 
 
 class Sequence:
@@ -27,7 +27,7 @@ class Sequence:
         values = [[torch.randn(size, generator=self.random) for size in sizes] for _ in range(SIZES.layers)]
         self.rules = [DeltaRule(SIZES, conv, -decay.abs(), bias) for conv, decay, bias in values]
         self.inputs = [(torch.zeros(3, SIZES.width), torch.zeros(0, 4)) for _ in range(SIZES.layers)]
-        self.behind = [[torch.zeros(2, 4, 4)] for _ in range(SIZES.layers)]
+        self.behind = [[torch.zeros(2, 16, 16)] for _ in range(SIZES.layers)]
 
     def begin(self, count):
         self.states.begin(self.length, count)
@@ -58,7 +58,7 @@ class Sequence:
         for at in range(self.length, self.length + count):
             behind.append(behind[-1].clone())
             one = rows[at : at + 3], rows[at + 3 : at + 4], gates[at : at + 1]
-            found.append(run_delta_rule(self.rules[layer], *one, behind[-1], self.kernel is not None))
+            found.append(run_delta_rule(self.rules[layer], *one, behind[-1], self.kernel))
         return torch.cat(found)
 
     def roll_back(self, count):
