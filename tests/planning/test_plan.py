@@ -81,7 +81,8 @@ def test_sums_caps_and_times_are_consistent(asked):
     }
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
     assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
-    size, piece = shape.growing.kv_bytes(1, asked.itemsize), page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
+    size = shape.growing.kv_bytes(1, asked.itemsize)
+    piece = page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
     kv = kept["KV cache"] - shape.fixed_bytes(asked.itemsize)
     assert size * asked.tokens - slack <= kv <= size * (asked.tokens + piece) + slack
     assert 0 <= where.resident_layers <= shape.layers
