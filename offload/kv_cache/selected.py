@@ -132,8 +132,10 @@ class SelectedCache(InFlight, ABC):
 
     @property
     def is_intact(self) -> bool:
-        """Return whether the committed tokens can be continued; states are copied where they are not there."""
-        return self.windows is None or self.windows.covers(self._length)
+        """Return whether the committed tokens can be continued; states may be copied from the full cache."""
+        has_windows = self.windows is None or self.windows.covers(self._length)
+        has_states = self.states is None or self._length <= self._full.length or self.states.covers(self._length)
+        return has_windows and has_states
 
     def rows_of(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's rotations of the in-flight tokens."""

@@ -142,9 +142,10 @@ class States:
         """Forget what is behind position `length`, which is covered."""
         if length == 0 and not self._spans[0].covers(0):
             self._start_at(0, torch.zeros_like(self._recurrent), torch.zeros_like(self._inputs))
-        if not self._spans[-1].covers(length):
+        if self._spans[-1].start > length:
             self._drop_newest()
-        self._spans[-1].end = length
+        for span in self._spans:
+            span.end = min(span.end, length)
         if self._reached > length:
             self._reached = -1
 
@@ -174,7 +175,6 @@ class States:
             self._recurrent.copy_(recurrent)
             self._inputs.copy_(inputs)
             self._reached = position
-        self._spans[-1].end = position
 
     def _states_at(self, position: int) -> tuple[Tensor, Tensor]:
         """Return the recurrent states and the inputs before them at a position, computed from a span's inputs."""

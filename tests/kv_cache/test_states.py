@@ -94,6 +94,18 @@ def test_a_prompt_can_be_rolled_back_by_a_block_and_the_answer_by_some_tokens(se
     sequence.run(40)
 
 
+def test_inputs_of_rejected_tokens_are_not_used_later(sequence):
+    sequence.run(500)
+    for _ in range(30):
+        sequence.run(1)
+    sequence.roll_back(50)  # both spans have position 480, and inputs behind it
+    for _ in range(200):
+        sequence.run(1)
+    assert not sequence.states.covers(490)
+    sequence.roll_back(sequence.length - 480)
+    sequence.run(1)
+
+
 def test_a_sequence_that_starts_over_is_empty(sequence):
     for first in (250, 30):
         sequence.run(first)
