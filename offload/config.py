@@ -22,6 +22,7 @@ EXACT = "exact"
 KV_FORMATS = (EXACT, "q8", "q4", "fp8")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
+EXPERTS = ("auto", "device", "host", "stream")
 METHODS = tuple(methods.METHODS)
 SELF = "self"
 SELF_DRAFTS = (SELF, *(f"{SELF}:{level}" for level in QUANTIZE))
@@ -187,13 +188,17 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the full KV cache is stored, and how the offloaded part is attended to. It does not change the text.
+    """Where the full KV cache and experts are, and what computes those in host memory. It does not change the text.
 
     `offload`: none keeps all KV on the device; stream copies the KV in host memory over the link; host attends to it on
     the CPU; hybrid does both at once; auto is the plan's choice. `memory` and `host_memory` are the bytes to use, None
     for all free memory. `resident_layers` keep their KV on the device, None for as many as fit. `host_share` is the
     fraction of the other layers' KV that the host attends to, None to balance host and device. `link_gb_s` simulates a
     link of so many 10^9 bytes per second to a device on the CPU, to try offloading without a GPU.
+
+    `experts`: how the experts of a mixture run that lie in host memory: host computes them there; stream copies the
+    chosen ones over the link; device keeps them with the other weights; auto is the plan's choice. `expert_layers` keep
+    theirs on the device, None for as many as fit.
 
     `disk` is a folder: on a CPU, KV for which `host_memory` is too small lies in a file there, of at most `disk_limit`
     bytes (None: as much as is free), which has no name and is gone after the run.
@@ -205,6 +210,8 @@ class Placement:
     resident_layers: int | None = None
     host_share: float | None = None
     link_gb_s: float | None = None
+    experts: str = "auto"
+    expert_layers: int | None = None
     disk: str | None = None
     disk_limit: int | None = None
 
@@ -222,11 +229,18 @@ class Placement:
                 f"{name} is {short_repr(size)}",
                 "use a size such as 22GiB, or leave it out",
             )
-        layers, share, link = self.resident_layers, self.host_share, self.link_gb_s
+        share, link = self.host_share, self.link_gb_s
+        for name, layers in (("resident-layers", self.resident_layers), ("expert-layers", self.expert_layers)):
+            require(
+                layers is None or 0 <= layers <= 10_000,
+                f"{name} is {short_repr(layers)}",
+                "use 0 to 10,000, or leave it out",
+            )
+        require(self.experts in EXPERTS, f"experts is {short_repr(self.experts)}", f"use one of: {', '.join(EXPERTS)}")
         require(
-            layers is None or 0 <= layers <= 10_000,
-            f"resident-layers is {short_repr(layers)}",
-            "use 0 to 10,000, or leave it out",
+            self.expert_layers is None or self.experts != "device",
+            "expert-layers keeps some experts in host memory, and experts is device",
+            "use --experts host or stream, or leave --expert-layers out",
         )
         require(share is None or 0 <= share <= 1, f"host-share is {share}", "use a number from 0 to 1")
         require(

@@ -17,6 +17,7 @@ from .architecture.layer_spec import FULL, LINEAR, SLIDING
 from .architecture.rope import Rope
 from .config import EXACT
 from .decoder_layer import Layer, LayerPass
+from .events import ExpertsRun
 from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
 from .kv_cache.full import Attends, FullCache, KVCache
@@ -25,6 +26,7 @@ from .kv_cache.store import Store
 from .kv_cache.tree import Tree
 from .kv_cache.windows import Windows
 from .parallel import ALONE, Group
+from .row_inputs import NO_INPUTS, LayerEmbeddings, RowInputs, query_scales
 
 _ATTEND = {FULL: "attend", SLIDING: "attend_window", LINEAR: "attend_linear"}  # by the kind of a layer
 
@@ -43,6 +45,7 @@ class Model:
         group: Group = ALONE,
         norm_bias: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        layer_embeddings: LayerEmbeddings | None = None,
     ) -> None:
         """Create a model from its weights.
 
@@ -52,14 +55,16 @@ class Model:
             layers: a layer needs to be in memory only from when it is taken from the iterator until the next one is.
             group: the ranks that share the model; the linears sum over them, so that hidden rows are complete.
             dtype: that of the rows; None for that of `norm`.
+            layer_embeddings: those that each layer has of its own, if there are any.
         """
         self.shape = shape
         self.group = group
         self.operations = operations
         self.kv = EXACT  # the format of a new cache's keys and values
         self.barred: Tensor | None = None  # see `bar`
+        self.experts_run: Callable[[], ExpertsRun] | None = None  # what those in host memory have done; None without
         self._embedding = embedding
-        self._layers = layers
+        self._layers, self._layer_embeddings = layers, layer_embeddings
         self._norm, self._norm_bias = norm, norm_bias
         self.dtype = dtype or norm.dtype
         scale = shape.embedding_scale
@@ -102,7 +107,7 @@ class Model:
             shape = self.shape.full_attention
             store = new_store(self.operations.kernel, shape, capacity, self.dtype, self.device, self.kv)
         rope = rope or self.rope(capacity)
-        return FullCache(store, rope, capacity, self._new_windows(rope.length), self.new_states())
+        return FullCache(store, rope, capacity, self._new_windows(rope.length, capacity), self.new_states())
 
     def new_states(self) -> States | None:
         """Return empty states for the layers with linear attention, if there are any."""
@@ -110,12 +115,13 @@ class Model:
             return None
         return States(self.shape.linear, self.dtype, self.device, self.operations.kernel)
 
-    def _new_windows(self, length: int) -> Windows | None:
+    def _new_windows(self, length: int, capacity: int) -> Windows | None:
         """Return an empty ring for the layers that attend to a window, if there are any."""
         if (rope := self.sliding_rope(length)) is None:
             return None
         shape = self.shape.sliding_attention
-        return Windows(shape, rope, self.dtype, self.device, self.operations.kernel)
+        lends = self.shape.borrowing[1] > 0
+        return Windows(shape, rope, self.dtype, self.device, self.operations.kernel, lends, capacity)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
@@ -141,17 +147,29 @@ class Model:
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
-        return self.through_layers(self.embed(ids), cache)
+        return self.through_layers(self.embed(ids), cache, ids)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
         rows = self._embedding(ids)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
-    def through_layers(self, x: Tensor, cache: Attends) -> Tensor:
-        """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`."""
+    def _query_scales(self, cache: Attends) -> Tensor | None:
+        """Return the factors of the queries in the pass that `cache` has begun; None if there are none."""
+        scaling = self.shape.query_scaling
+        return None if scaling is None else query_scales(*scaling, cache.positions(), self.dtype)
+
+    def through_layers(self, x: Tensor, cache: Attends, ids: Tensor | None = None) -> Tensor:
+        """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`.
+
+        Models whose layers take more than rows need `ids` `[tokens]`.
+        """
+        inputs = NO_INPUTS
+        if ids is not None and not self.shape.takes_rows_alone:
+            own = self._layer_embeddings and self._layer_embeddings.rows(ids, x, self.shape.norm_eps)
+            inputs = RowInputs(self._query_scales(cache), own)
         for index, layer in enumerate(self._layers):
-            x = self._forward_layer(index, layer, x, cache)
+            x = self._forward_layer(index, layer, x, cache, inputs)
             self._progress = (len(x), index + 1)
         self._progress = (0, 0)
         return x
@@ -191,6 +209,7 @@ class Model:
             self.group,
             self._norm_bias,
             self.dtype,
+            self._layer_embeddings,
         )
 
     @property
@@ -214,18 +233,20 @@ class Model:
         with torch.inference_mode():
             cache.begin(len(ids), chunk=chunk)
             parts = [self.embed(part) for part in ids.split(chunk)]
+            assert self.shape.runs_by_layers, "layers that attend to another one's windows"
+            inputs = list(RowInputs(self._query_scales(cache)).split(chunk, len(ids)))
         for index, layer in enumerate(self._layers):
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
-                    parts[at] = self._forward_layer(index, layer, part, cache)
+                    parts[at] = self._forward_layer(index, layer, part, cache, inputs[at])
             yield index + 1
         cache.commit()
         return parts[-1]
 
-    def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends) -> Tensor:
+    def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:
         kind, number = self.shape.places[index]
         attend = partial(getattr(cache, _ATTEND[kind]), number)
-        return self._passes[index % len(self._passes)].run(layer, x, attend)
+        return self._passes[index % len(self._passes)].run(layer, x, attend, inputs.layer(index))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

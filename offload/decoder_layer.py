@@ -15,6 +15,8 @@ from .experts import ExpertWeights
 from .kernels.attention import with_sinks
 from .kernels.ops import Linear, Operations
 from .linear_attention import DeltaWeights
+from .parallel.norm import JoinedNorm
+from .row_inputs import NO_INPUTS, RowInputs
 
 Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer, or `attend_linear` of one with linear attention
 _SWIGLU_ALPHA = 1.702
@@ -54,10 +56,16 @@ class Layer:
     experts: ExpertWeights | None = None  # in place of gate_up and down
     sinks: Tensor | None = None  # [heads], in fp32
     delta: DeltaWeights | None = None  # in place of qkv and the norms of q and k
+    v_norm: Tensor | None = None  # [head_dim], of ones
+    input_gate: Linear | None = None  # [width, hidden], of the layer's own embeddings
+    input_projection: Linear | None = None  # [hidden, width]
+    input_post_norm: Tensor | None = None  # [hidden]
+    joined_norm: JoinedNorm | None = None  # in place of q_norm and k_norm, where ranks share the heads
+    scale: Tensor | None = None  # [1], of the rows behind the layer
 
     def linear_bytes(self, tokens: int = 1) -> float:
         """Return the bytes of the weights that a pass of `tokens` tokens multiplies with: of experts those expected."""
-        linears = filter(None, (self.qkv, self.o, self.gate_up, self.down))
+        linears = filter(None, (self.qkv, self.o, self.gate_up, self.down, self.input_gate, self.input_projection))
         dense = sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
         if self.delta is not None:
             dense += sum(tensor.nbytes for tensor in self.delta.tensors())
@@ -77,17 +85,21 @@ class LayerPass:
     shape: ModelShape
     do: Operations
 
-    def run(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
+    def run(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs = NO_INPUTS) -> Tensor:
         """Return the rows `[tokens, hidden]` behind a layer."""
         normed = self.norm(x, layer.input_norm, layer.input_norm_bias)
-        attended = self._attended(layer, normed, attend).reshape(len(x), -1)
+        attended = self._attended(layer, normed, attend, inputs).reshape(len(x), -1)
         x = self._add(x, layer.o, attended, layer.attention_post_norm)
         if not self.spec.is_parallel:
             normed = self.norm(x, layer.mlp_norm, layer.mlp_norm_bias)
         if layer.experts is not None:
-            mixed = layer.experts.mixed(normed, self.spec.router, self._activated)
+            mixed = layer.experts.mixed(normed, self.spec.router, self.activated)
             return self._add_rows(x, mixed, layer.mlp_post_norm)
-        return self._add(x, layer.down, self._activated(layer.gate_up(normed)), layer.mlp_post_norm)
+        x = self._add(x, layer.down, self.activated(layer.gate_up(normed)), layer.mlp_post_norm)
+        if inputs.embeddings is not None:
+            gated = _ACTIVATIONS[self.spec.activation](layer.input_gate(x)) * inputs.embeddings
+            x = self._add(x, layer.input_projection, gated, layer.input_post_norm)
+        return x if layer.scale is None else x.mul_(layer.scale)
 
     def norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """Return rows `[tokens, hidden]` normalised; those themselves without a weight."""
@@ -99,11 +111,13 @@ class LayerPass:
             return wide_rms_norm(x, weight, self.shape.norm_eps)
         return self.do.norm(x, weight, self.shape.norm_eps)
 
-    def _attended(self, layer: Layer, x: Tensor, attend: Attend) -> Tensor:
+    def _attended(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs) -> Tensor:
         """Return the output of attention, `[tokens, heads, head_dim]`, for normalised rows."""
         if layer.delta is not None:
             return layer.delta.attended(x, self.shape.norm_eps, attend)
         q, gate, k, v = self._project(layer, x)
+        if inputs.query_scales is not None:
+            q = q * inputs.query_scales
         if gate is not None:
             return attend(q, k, v) * torch.sigmoid(gate)
         if layer.sinks is None:
@@ -111,24 +125,34 @@ class LayerPass:
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         return with_sinks(attend(q, k, v, lse=lse), lse, layer.sinks)
 
-    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Return q and its gate, if it has one, `[tokens, heads, head_dim]`; k and v `[tokens, kv_heads, head_dim]`."""
-        shape, gates = self.shape, self.shape.heads * self.spec.gates_heads
-        heads = layer.qkv(x).view(len(x), -1, shape.head_dim)
-        q, gate, k, v = heads.split((shape.heads, gates, shape.kv_heads, shape.kv_heads), dim=1)
-        if layer.q_norm is not None:
-            q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
-        q = q if self.spec.query_scale == 1.0 else q * self.spec.query_scale
-        return q, gate if gates else None, k, v
+    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Return q and its gate `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`.
 
-    def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has."""
+        A gate that the layer does not have is None, as are borrowed k and v.
+        """
+        own, spec = self.shape.heads_of(self.spec), self.spec
+        queries, gates = self.shape.heads, self.shape.heads * spec.gates_heads
+        heads = layer.qkv(x).view(len(x), -1, own.head_dim)
+        kv_heads = (own.kv_heads,) * (len(spec.projections) - 1)
+        q, gate, *both = heads.split((queries, gates, *kv_heads), dim=1)
+        k, v = (both[0], both[-1]) if both else (None, None)
+        if layer.joined_norm is not None:
+            q, k = layer.joined_norm(q, k, self.shape.norm_eps)
+        elif layer.q_norm is not None:
+            q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
+        q = q if spec.query_scale == 1.0 else q * spec.query_scale
+        return q, gate if gates else None, k, self._norm_heads(v, layer.v_norm)
+
+    def _norm_heads(self, x: Tensor | None, weight: Tensor | None) -> Tensor | None:
+        """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has, if both are."""
+        if x is None or weight is None:
+            return x
         if weight.dtype != x.dtype:
             rows = x.reshape(len(x), -1, len(weight))
             return wide_rms_norm(rows, weight, self.shape.norm_eps).view(x.shape)
         return self.do.norm_heads(x.view(len(x), -1, len(weight)), weight, self.shape.norm_eps).view(x.shape)
 
-    def _activated(self, x: Tensor) -> Tensor:
+    def activated(self, x: Tensor) -> Tensor:
         """Return what `down` takes, `[tokens, intermediate]`."""
         if self.spec.swiglu_limit:
             return _clamped_swiglu(x, self.spec.swiglu_limit)

@@ -185,10 +185,10 @@ def families() -> Families:
     """Return the families that load: those whose layers the native kernel runs, and those that need torch for some."""
     configs: dict[str, dict] = {name: {} for name in FAMILIES}
     configs |= {name: {"text_config": {"model_type": text}} for name, text in WRAPPERS.items()}
-    native = {
-        name: shape_from_config({"model_type": name, "eos_token_id": None, **more}, {}).is_native
-        for name, more in configs.items()
-    }
+    native = {}
+    for name, more in configs.items():
+        shape = shape_from_config({"model_type": name, "eos_token_id": None, **more}, {})
+        native[name] = shape.is_native and not shape.family_spec.has_layer_windows  # models usually have some
     return Families(*(tuple(name for name, is_native in native.items() if is_native is each) for each in (True, False)))
 
 

@@ -24,6 +24,7 @@ from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from .prompt_cache.prefill import PromptCache
 from .prompt_checks import check_prompt, check_vocabulary, token_ids
 from .session import Session
+from .short_repr import short_repr
 from .speculation.lossless import Replay, replay
 from .speculation.runner import Runner
 from .speculation.sampling import Sampler
@@ -92,20 +93,23 @@ class Engine:
         sampling: Sampling,
         config: GenerationConfig,
         speculation: Speculation | None = None,
+        logprobs: int | None = None,
     ) -> Generator[Event, int | None]:
         """Prefill `ids`, then emit up to `config.max_new_tokens` tokens, one or more at a time.
 
         Yields Prefilled, then Speculated and Tokens for every verification, then one Finished. An end-of-sequence token
         ends the run and is not emitted. Without a seed in `config`, the seed is 0. The text layer handles stop strings
         (`text_stream.stream_text`): `send(n)` after Tokens keeps the first n of all emitted tokens and ends the run.
+        With `logprobs`, Tokens have the log-probabilities of each token and of so many of the likeliest at its place.
         Closing the iterator at any point is safe. Raises PromptError, when it is started, for ids outside the
-        vocabulary and for more tokens than the model's context, which do not matter to a cache that forgets.
+        vocabulary and for more tokens than the model's context, which do not matter to a cache that forgets; and
+        SettingsError for less than 0 log-probabilities.
         """
         settings = speculation or Speculation()
         ids = self._checked(ids, config, settings)
         session = self._session(len(ids) + config.max_new_tokens, tree_nodes(settings), settings)
         try:
-            events = self._events(session, ids, sampling, config, settings)
+            events = self._events(session, ids, sampling, config, settings, logprobs)
             yield from generate_on_one_thread(self._kernel_of_all_models(), events)
         finally:
             self.idle_session = session
@@ -152,14 +156,14 @@ class Engine:
         length, spare = len(ids) + config.max_new_tokens, tree_nodes(settings)
         if memory is None or settings.approximate is not None or settings.retrieval_kv != EXACT:
             session = self._new_session(length, spare, settings, scope=request.scope)
-            yield from self._events(session, ids, request.sampling, config, settings, lane)
+            yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
             return
         allocation, shared = memory.allocate(ids, length, spare, lane, request.scope)
         try:
             session = self._new_session(length, spare, settings, allocation.store, request.scope)
             allocation.runner = session.full
             session.full.adopt(ids[:shared])
-            yield from self._events(session, ids, request.sampling, config, settings, lane)
+            yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
         finally:
             memory.free(allocation)
 
@@ -170,10 +174,13 @@ class Engine:
         sampling: Sampling,
         config: GenerationConfig,
         settings: Speculation,
+        logprobs: int | None,
         executor: Executor = AT_ONCE,
     ) -> Events:
+        hint = "use 0 for the tokens' own alone, or leave it out"
+        require(logprobs is None or logprobs >= 0, f"logprobs is {short_repr(logprobs)}", hint)
         copy, breakers = self.prepare(ids, config, settings), self._breakers(sampling)
-        return session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy, executor)
+        return session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy, executor, logprobs)
 
     def _checked(self, ids: Sequence[int], config: GenerationConfig, settings: Speculation) -> list[int]:
         """Return the token ids of a request. Raises PromptError."""
@@ -306,4 +313,8 @@ class Engine:
         if self.stores is None:
             return where
         settings = self.stores.settings
+        if settings.experts != "device":
+            where += f", experts in host memory ({settings.experts})"
+        if settings.resident_layers >= self.model.shape.kv_layers and settings.weight_layers is None:
+            return where
         return f"{where}, KV offloaded ({settings.mode if settings.disk is None else 'disk'})"

@@ -47,10 +47,25 @@ class DraftPrefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms of probabilities at one position: `logprob` of the token there, `top` of the likeliest ones.
+
+    They are the model's own, before temperature, penalties and top-p. `top` has ids with theirs, the likeliest first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """Newly emitted tokens, in order: one from plain decoding, one or more from a verification."""
+    """Newly emitted tokens, in order: one from plain decoding, one or more from a verification.
+
+    `logprobs` are those of each token; empty unless they were asked for.
+    """
 
     ids: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +77,43 @@ class Transferred:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsRun:
+    """What the experts of `layers` layers in host memory have done so far, which run in one `way`: host or stream.
+
+    Attributes:
+        passes: layers of passes that ran some of them.
+        experts: that ran, each counted once a layer of a pass.
+        bytes: of weights that were read on the host, or copied to the device.
+        seconds: in which the host ran them; 0 where the device does.
+    """
+
+    way: str
+    layers: int
+    passes: int
+    experts: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token of the answer with its log-probabilities; its text begins `offset` characters into the answer's."""
+
+    id: int
+    offset: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
-    """Final text: whole characters, no part of a stop string."""
+    """Final text: whole characters, no part of a stop string.
+
+    `tokens` are those whose text ends in it, or with it; empty unless log-probabilities were asked for. A token that a
+    stop string cuts is one of them, one that lies in a stop string is not.
+    """
 
     text: str
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +225,16 @@ class Finished:
     reason: str
 
 
-Event = Pinned | Prefilled | Restored | DraftPrefilled | Tokens | Speculated | Transferred | Text | Thought | Finished
+Event = (
+    Pinned
+    | Prefilled
+    | Restored
+    | DraftPrefilled
+    | Tokens
+    | Speculated
+    | Transferred
+    | ExpertsRun
+    | Text
+    | Thought
+    | Finished
+)

@@ -38,7 +38,8 @@ from .loading.tensor_checks import check_tensors
 from .loading.tokenizer import Tokenizer
 from .loading.vocabulary import check_draft, tokens_containing
 from .loading.weights import Progress, load_model
-from .offloading import TieredStoreFactory, TierSettings, WeightTier, check_model, make_link
+from .offloading import ExpertTier, TieredStoreFactory, TierSettings, WeightTier, check_model, make_link
+from .offloading.link import Link
 from .parallel import ALONE, Group, Share, split
 from .planning.batch import fitting_sequences
 from .planning.memory import USABLE, MemoryEstimate, check_fit, estimate
@@ -198,7 +199,8 @@ class OpenModel:
         """Return whether the retrieval cache copies nothing where all KV is on the device."""
         if self.device.type == "cpu":
             return self.kernel != "off"
-        return self.config.kv == EXACT and find_spec("triton") is not None
+        is_exact = self.config.kv == self.speculation.retrieval_kv == EXACT
+        return is_exact and find_spec("triton") is not None
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
@@ -240,7 +242,7 @@ class OpenModel:
         link = weights = None
         if tiers is not None:
             link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)
-            weights = None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
+            weights = self._weight_tier(tiers, link)
         do = self._operations(self.shape)
         stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
         if stores is not None and capacity and self.device.type == "cuda":
@@ -251,12 +253,47 @@ class OpenModel:
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
 
+    def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
+        """Return where weights are that do not all stay on the device; None if they do."""
+        if tiers.experts == "device":
+            return None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
+        experts = ExpertTier(tiers.expert_layers, tiers.experts, link, self._host_operations)
+        return WeightTier(self.shape.layers, link, experts)
+
+    @property
+    def _host_operations(self) -> Operations:
+        return choose_operations(self.config.kernel, self.shape, self.dtype, torch.device("cpu"))
+
+    @property
+    def host_computes(self) -> bool:
+        """Return whether the native kernel can run experts on the host, beside the device."""
+        return self._host_operations.kernel is not None
+
+    def check_experts(self, way: str) -> None:
+        """Raise SettingsError for experts that cannot be in host memory and run in this way: host or stream."""
+        if way in ("host", "stream") and self.checkpoint.shape.experts is None:
+            raise SettingsError(
+                f"--experts {way} is for a mixture of experts, and {self.config.model} has one MLP in each layer",
+                "leave --experts out",
+            )
+        if way == "host" and not self.host_computes and self.weight_bits.is_quantized(self.dtype.itemsize):
+            raise SettingsError(
+                "--experts host needs the native kernel for quantised weights, and it cannot be used on this host",
+                "use --experts stream; triforce doctor says more about the kernel",
+            )
+
     def _check_tiers(self, tiers: TierSettings | None) -> None:
-        """Raise SettingsError for models and for quantised copies of keys and values that tiers do not have."""
+        """Raise SettingsError for models, experts and quantised copies of keys and values that tiers do not have."""
         if tiers is not None:
             check_model(self.checkpoint.shape)
+            self.check_experts(tiers.experts)
+            if tiers.experts != "device" and tiers.weight_layers is not None:
+                raise SettingsError(
+                    "experts in host memory do not go with other weights there",
+                    "leave weight_layers out, or use experts=device",
+                )
         copied = self.speculation.retrieval_kv
-        if tiers is not None and copied != EXACT:
+        if tiers is not None and copied != EXACT and self.device.type == "cpu":
             raise SettingsError(
                 f"--retrieval-kv {copied} is for keys and values in memory, and these are offloaded",
                 "leave --retrieval-kv out, or offloading",
@@ -318,10 +355,19 @@ class OpenModel:
                 f"--kv {self.config.kv} and --approximate {self.speculation.approximate} cannot be used together",
                 "leave one of the two out",
             )
-        copied = self.speculation.retrieval_kv
-        if copied != EXACT and (self.kernel == "off" or self.config.kv != EXACT):
+        if (copied := self.speculation.retrieval_kv) == EXACT:
+            return
+        if self.config.kv != EXACT:
             raise SettingsError(
-                f"--retrieval-kv {copied} needs the native kernel, and keys and values without --kv",
+                f"--retrieval-kv {copied} needs keys and values without --kv {self.config.kv}",
+                "leave one of the two out",
+            )
+        if (reason := self._why_no_kv()) is not None:
+            raise SettingsError(f"--retrieval-kv {copied} needs {reason}", "leave --retrieval-kv out")
+        if self.device.type != "cpu" and self.checkpoint.shape.caps_scores:
+            raise SettingsError(
+                f"--retrieval-kv {copied} does not work with {self.checkpoint.shape.family} on a GPU, which caps "
+                "attention scores",
                 "leave --retrieval-kv out",
             )
 

@@ -6,11 +6,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .events import (
     Event,
+    ExpertsRun,
     Finished,
     LevelStatistics,
     Prefilled,
@@ -62,6 +63,7 @@ class Summary:
     computed_tokens: int = 0  # of the prompt, that were run
     link_bytes: int | None = None  # transferred between host memory and the device; None without offloading
     link_utilisation: float | None = None  # share of the time that the link was busy
+    experts: Mapping[str, Any] | None = None  # what those in host memory did: the fields of `ExpertsRun`; None without
     load_s: float | None = None  # to find, check and load the model
     quantize: str | None = None  # the level to which the weights were rounded on loading
     self_draft: str | None = None  # the level of the quantised copy of the weights that drafted
@@ -94,6 +96,7 @@ class Meter:
         self.gaps: list[float] = []  # time between tokens, one for each token after the first event
         self.speculated: Speculated | None = None  # the latest
         self.transferred: Transferred | None = None
+        self.experts_run: ExpertsRun | None = None
         self.pieces: list[str] = []  # of the answer's text
         self.thoughts: list[str] = []  # pieces of what was thought before the answer
         self.thinking_tokens = 0
@@ -122,6 +125,8 @@ class Meter:
             self.speculated = event
         elif isinstance(event, Transferred):
             self.transferred = event
+        elif isinstance(event, ExpertsRun):
+            self.experts_run = event
         elif isinstance(event, Finished):
             self.finish_reason = event.reason
 
@@ -222,6 +227,7 @@ class Meter:
             computed_tokens=self.computed_tokens,
             link_bytes=None if self.transferred is None else self.transferred.bytes,
             link_utilisation=self.link_utilisation,
+            experts=None if self.experts_run is None else asdict(self.experts_run),
             **facts,
         )
 

@@ -25,6 +25,7 @@ from .sequence import TokenSequence
 from .speculation.approximate import approximate_runner, approximation
 from .speculation.draft_runner import DraftRunner
 from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, needs_no_copy, selected_cache
+from .speculation.logprobs import LogprobsRecorder
 from .speculation.ngram import LookupDrafter
 from .speculation.runner import Runner, SelectedRunner
 from .speculation.sampling import Sampler
@@ -60,7 +61,7 @@ class Session:
         else:
             if stores is not None:
                 store = stores.new_store(model.shape, capacity + spare, model.dtype)
-            by_layers = stores is not None and stores.settings.by_layers
+            by_layers = stores is not None and stores.settings.by_layers and model.shape.runs_by_layers
             self.full = Runner(model, model.new_cache(capacity + spare, model.rope(capacity), store), chunk, by_layers)
         self._link = None if stores is None else stores.link
         is_cached = prompts is not None and self.full.cache.is_dumpable
@@ -91,6 +92,7 @@ class Session:
         breakers: Collection[int] = (),
         copy: QuantizedCopy | None = None,
         executor: Executor = AT_ONCE,
+        logprobs: int | None = None,
     ) -> Generator[Event, int | None]:
         """See Engine.generate. With a `copy`, the retrieval cache is read with its weights.
 
@@ -110,9 +112,10 @@ class Session:
         model, kernel = self._model, self._model.operations.kernel
         sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel)
         sampler.observe_prompt(sequence.tokens)
-        more = {"group": self._model.group, "horizon": config.max_new_tokens}
+        recorder = None if logprobs is None else LogprobsRecorder(logprobs)
+        more = {"group": self._model.group, "horizon": config.max_new_tokens, "logprobs": recorder}
         hierarchy = build(runners, settings, sampler, executor.clock, **more)
-        yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids)
+        yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids, recorder)
 
     def _prefill(self) -> Generator[Event]:
         if self._prompts is None:
@@ -120,7 +123,12 @@ class Session:
         return self._prompts.prefill(self.sequence)
 
     def _decode(
-        self, hierarchy: Hierarchy, sampler: Sampler, limit: int, eos_ids: frozenset[int]
+        self,
+        hierarchy: Hierarchy,
+        sampler: Sampler,
+        limit: int,
+        eos_ids: frozenset[int],
+        recorder: LogprobsRecorder | None,
     ) -> Generator[Event, int | None]:
         """Decode up to `limit` tokens after the prompt."""
         sequence, prompt = self.sequence, len(self.sequence)
@@ -133,7 +141,10 @@ class Session:
             yield hierarchy.statistics()
             if self._link is not None:
                 yield self._link.statistics.event()
-            kept = (yield Tokens(tuple(run))) if run else None
+            if self._model.experts_run is not None:
+                yield self._model.experts_run()
+            logprobs = () if recorder is None else recorder.first(len(run))
+            kept = (yield Tokens(tuple(run), logprobs)) if run else None
             if kept is not None:
                 self._cut(prompt + kept)
                 yield Finished("stop")

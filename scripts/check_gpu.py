@@ -55,27 +55,31 @@ def complain(message: str, hint: str) -> int:
 
 
 def parts(device: str) -> Iterator[tuple[str, int, Part]]:
-    """Yield (name, time limit in seconds, function) of each part; together less than 9 minutes."""
+    """Yield (name, time limit in seconds, function) of each part; together less than 10 minutes."""
+    import gpu_experts
     import gpu_long
     import gpu_parts
     import gpu_prefill
     import gpu_quantized
+    import gpu_quantized_kv
     import gpu_steps
     import gpu_triforce
     from gpu_machine import Machine
 
     machine = Machine(device)
     long = gpu_long.LongContext(machine)
-    yield "tests", 100, partial(run_tests, device)
+    yield "tests", 90, partial(run_tests, device)
     yield "rates", 20, machine.rates
     yield "link", 15, partial(gpu_parts.link_rates, machine)
     yield "overlap", 25, partial(gpu_parts.overlap, machine)
     yield "decoding", 40, partial(gpu_parts.decoding, machine)
     yield "resident steps", 25, partial(gpu_steps.resident_steps, machine)
     yield "quantised linears", 19, partial(gpu_quantized.quantized_linears, machine)
+    yield "experts", 19, partial(gpu_experts.experts, machine)
+    yield "quantised KV", 40, partial(gpu_quantized_kv.quantised_kv, machine)
     yield "prefill", 60, partial(gpu_prefill.long_prefill, machine)
     with machine.capped():
-        yield "long context", 90, long.build
+        yield "long context", 80, long.build
         yield "verification", 75, long.verification
         yield "retrieval", 20, long.retrieval
         yield "triforce", 50, partial(gpu_triforce.triforce, machine, long)

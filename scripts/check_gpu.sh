@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks triforce on a CUDA GPU in under 9 minutes: tests marked cuda under torch's sanitizer, a long prefill, and the
+# Checks triforce on a CUDA GPU in under 10 minutes: tests marked cuda under torch's sanitizer, a long prefill, and the
 # steps of every level at 128K tokens, each beside its prediction. Leaves JSON and a Markdown table in FOLDER, and prints
 # the table last. docs/gpu.md says what is in it.
 #

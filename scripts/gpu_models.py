@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from offload.kernels.ops import TorchOperations
 from offload.kv_cache.full import FullCache
 from offload.loading.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.offloading import TieredStoreFactory
+from offload.offloading import TieredStoreFactory, WeightTier
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 
@@ -38,7 +39,7 @@ def llama(
 
 
 class RandomCheckpoint:
-    """A checkpoint whose weights are drawn on the device when they are read."""
+    """A checkpoint whose weights are drawn on the device when they are read, the same ones whenever that is."""
 
     path = Path("random")
 
@@ -48,21 +49,25 @@ class RandomCheckpoint:
 
     @contextmanager
     def tensors(self):
-        yield self._make
+        yield self
 
-    def _make(self, name: str, part: None = None) -> Tensor:
+    def __call__(self, name: str, part: None = None) -> Tensor:
         """Return a random weight; `part` (the share of a rank) is not supported."""
         size = self._sizes[name]
         if len(size) == 1:
             return torch.ones(size, dtype=self._dtype, device=self._device)
-        return torch.empty(size, dtype=self._dtype, device=self._device).normal_(std=0.02)
+        random = torch.Generator(self._device).manual_seed(crc32(name.encode()))
+        return torch.empty(size, dtype=self._dtype, device=self._device).normal_(std=0.02, generator=random)
+
+    def quantized(self, name: str) -> None:
+        """Return that no weight is quantised."""
 
 
-def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Model:
+def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device, tier: WeightTier | None = None) -> Model:
     """Return a seeded random decoder; a step takes as long as with trained weights."""
     torch.manual_seed(0)
     checkpoint = RandomCheckpoint(shape, dtype, device)
-    return load_model(checkpoint, dtype, device, lambda done, total: None, TorchOperations())
+    return load_model(checkpoint, dtype, device, lambda done, total: None, TorchOperations(), tier)
 
 
 def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: int = 64) -> FullCache:

@@ -1,10 +1,10 @@
 """Draw the pictures of the documentation into docs/images, as SVG. The same sources give the same bytes.
 
     python scripts/pictures.py
-    python scripts/pictures.py --output /tmp/pictures context acceptance
+    python scripts/pictures.py --output /tmp/pictures context experiment-budget
 
-Charts are drawn from docs/benchmarks/*.json (bench_context.py, bench_acceptance.py) and from plans of known models on
-the shipped profiles; diagrams from this code and the import contracts in pyproject.toml.
+Charts are drawn from docs/benchmarks/*.json (bench_context.py, bench_acceptance.py, quick_experiments.sh) and from
+plans of known models on the shipped profiles; diagrams from this code and the import contracts in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 
 from charts import acceptance, context, published
 from diagrams import hierarchy, packages, tiers
+from experiment_charts import PICTURES as EXPERIMENTS
 
 PICTURES = {draw.__name__: draw for draw in (hierarchy, tiers, packages, context, acceptance, published)}
+PICTURES |= EXPERIMENTS
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
 )
@@ -29,8 +31,9 @@ from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
+from offload.kv_cache.tree import tree_of
 from offload.loading.gguf import GGUFCheckpoint
-from offload.loading.layer_tensors import StoredTensors
+from offload.loading.layer_tensors import TensorPlaces
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.tensor_checks import check_tensors
 from offload.loading.weights import load_model
@@ -44,7 +47,9 @@ CPU = torch.device("cpu")
 IDS = id_tensor(150) % 266
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 267, "max_position_embeddings": 512}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+PLAIN = {"hidden_size_per_layer_input": 0}
 NO_GGUF = ("phi3-long", "qwen3-moe-mixed", "olmo3")  # factors stored as tensors, no dense layers, no windows
+NO_GGUF += ("ministral", "ministral3", "gemma4", "gemma4-large")  # written as others
 NO_GGUF += ("qwen3-next", "qwen3.5", "qwen3.5-moe")  # linear attention
 
 
@@ -102,9 +107,23 @@ def test_every_method_is_greedy_equal_to_plain_decoding(case, native):
     assert set(map(tuple, found.values())) == {tuple(found["ar"])}
 
 
+def test_queries_grow_with_the_depth_in_a_tree(tmp_path, native):
+    family, changes = FAMILY_CASES["ministral3"]
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
+    model = load(FolderCheckpoint(tmp_path), native)
+    cache, prompt, drafted = model.new_cache(80), IDS[:62], IDS[62:68]
+    model.forward(prompt, cache)
+    tree = tree_of((-1, 0, 0, 1, 2, 4))  # paths 0, 1, 3 and 0, 2, 4, 5: from position 64 on, the factor is another
+    found = model.forward_tree(drafted, cache, tree)
+    for path in ([0, 1, 3], [0, 2, 4, 5]):
+        chain = torch.cat((prompt, drafted[path]))
+        expected = model.forward(chain, model.new_cache(80))[len(prompt) :]
+        assert (found[path] - expected).abs().max() < 1e-4
+
+
 @pytest.mark.skipif(not native_kernel(), reason="no kernel")
-@pytest.mark.parametrize("name", ["olmo3", "gpt-oss"])
-def test_sequences_of_a_batch_have_windows_of_their_own(tmp_path, name):
+@pytest.mark.parametrize("name", ["olmo3", "gpt-oss", "ministral3", "gemma4"])
+def test_sequences_of_a_batch_have_windows_and_positions_of_their_own(tmp_path, name):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
     engine = Engine(load(FolderCheckpoint(tmp_path), True), (), 32)
@@ -151,6 +170,11 @@ def test_quantised_weights_stay_quantised_in_the_right_order(case, tmp_path):
         ("phi3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE type 'dynamic'"),
         ("granite", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("gemma4_text", {"enable_moe_block": True, "num_experts": 8}, "experts beside the MLP"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 99}, "vocab_size_per_layer_input"),
+        ("gemma4_text", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}} | PLAIN, "RoPE type 'linear'"),
+        ("gemma4_text", {"per_layer_config": {"00": {"head_dim": 64}}} | PLAIN, "single layers"),
+        ("gemma4_text", {"num_kv_shared_layers": 29} | PLAIN, "a layer of each kind"),
         ("gpt_oss", {"swiglu_alpha": 2.0, "num_key_value_heads": 2}, "swiglu_alpha"),
     ],
 )
@@ -233,8 +257,10 @@ def test_wrong_values_are_named_as_in_the_config(family, change, name):
         shape_from_config({"model_type": family} | change, {})
 
 
-def test_the_text_part_of_a_model_for_images_loads(tmp_path):
-    text = make_hf_model("mistral", sliding_window=None, head_dim=16).config.to_dict()
+@pytest.mark.parametrize("family", ["mistral", "ministral3"])
+def test_the_text_part_of_a_model_for_images_loads(tmp_path, family):
+    changes = FAMILY_CASES[family][1] if family in FAMILY_CASES else {"head_dim": 16}
+    text = make_hf_model(family, **changes, sliding_window=None).config.to_dict()
     vision = {
         "hidden_size": 32,
         "intermediate_size": 32,
@@ -310,6 +336,23 @@ def test_layers_that_predict_further_tokens_are_skipped_and_counted(tmp_path):
     assert checkpoint.skipped == 1
 
 
+def test_the_text_part_of_gemma_4_loads(tmp_path):
+    family, changes = FAMILY_CASES["gemma4"]
+    text = make_hf_model(family, **changes).config.to_dict() | {"pad_token_id": 0}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16}
+    config = Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
+    torch.manual_seed(0)
+    reference = Gemma4ForConditionalGeneration(config).eval()
+    reference.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        expected = reference(input_ids=IDS[None]).logits[0]
+    model = load(FolderCheckpoint(tmp_path), False)
+    assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
+    shape = read_shape(tmp_path / "config.json")
+    assert (shape.parameters, shape.kv_bytes(9, 2)) == (model.shape.parameters, model.shape.kv_bytes(9, 2))
+
+
 def test_a_scaled_residual_is_rounded_as_by_transformers_whatever_rows_are_beside_it():
     x, rows = (torch.randn(3, 90, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in (0, 1))
     layers = LayerPass(LayerSpec(residual_scale=0.22), None, TorchOperations())
@@ -331,9 +374,10 @@ def test_prompt_caches_tell_layers_apart(tmp_path):
 @pytest.mark.parametrize("family", ["cohere", "glm4"])
 def test_norms_of_all_heads_in_another_order_are_refused(family):
     shape = shape_from_config({"model_type": family}, {})
-    stored = StoredTensors(replace(shape, specs=tuple(replace(spec, qk_norm="projection") for spec in shape.specs)))
+    every = tuple(replace(spec, qk_norm="projection") for spec in shape.specs)
+    places = TensorPlaces(replace(shape, specs=every))
     with pytest.raises(UnsupportedModel, match="norms of q and k"):
-        stored.find("model.layers.0.self_attn.q_proj.weight")
+        places.find("model.layers.0.self_attn.q_proj.weight")
 
 
 def test_every_family_is_tested():

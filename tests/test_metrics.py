@@ -62,7 +62,7 @@ def test_what_never_happened_is_none():
     missing = {field.name for field in dataclasses.fields(summary) if getattr(summary, field.name) is None}
     assert missing == {
         *("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s"),
-        *("seed", "sampling", "method", "model", "peak_memory_bytes", "link_bytes", "link_utilisation"),
+        *("seed", "sampling", "method", "model", "peak_memory_bytes", "link_bytes", "link_utilisation", "experts"),
         *("verifications", "tokens_per_verification", "verify", "load_s", "restore_s", "restored_tokens_per_s"),
         *("quantize", "agreement", "self_draft", "self_agreement", "approximate", "kv", "batch_size"),
     }

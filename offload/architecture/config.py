@@ -15,12 +15,12 @@ from ..errors import UnsupportedModel
 from ..short_repr import short_repr, short_text
 from ..units import MOST_TOKENS
 from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
-from .dims import WINDOW_SLACK, Dimensions, Experts, LinearAttention
+from .dims import WINDOW_SLACK, Dimensions, Experts, Heads, LinearAttention
 from .families import FAMILIES, Family
 from .layer_spec import FULL, LINEAR, SLIDING, LayerSpec, activation_of
 from .text_part import text_config
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")  # of most families
 _SUPPORTED = f"what runs: {', '.join(FAMILIES)}, with RoPE {', '.join(ROPE_TYPES)}"
 _STORES_ORIGINAL = ("llama3", "yarn", "longrope")  # RoPE types with `original_max_position_embeddings`
 
@@ -77,40 +77,44 @@ class ModelShape(Dimensions):
     @cached_property
     def full_attention(self) -> ModelShape:
         """Return the part of the model whose layers attend to all tokens: a KV cache grows for these alone."""
-        return self._of_layers(FULL, self.rope)
+        return self._of_layers(FULL, self.rope, self._own_heads)
 
     @cached_property
     def sliding_attention(self) -> ModelShape:
-        """Return the part of the model whose layers attend to a window."""
-        return self._of_layers(SLIDING, self.sliding_rope or self.rope)
+        """Return the part of the model whose layers attend to a window, and have keys and values of it."""
+        return self._of_layers(SLIDING, self.sliding_rope or self.rope, self.sliding_heads or self._own_heads)
 
-    @cached_property
-    def attending(self) -> ModelShape:
-        """Return the part of the model whose layers do not have linear attention."""
-        if self.linear is None:
-            return self
-        specs = tuple(spec for spec in self._every_spec if spec.kind != LINEAR)
-        return replace(self, specs=specs, layers=len(specs), linear=None)
+    def heads_of(self, spec: LayerSpec) -> Heads:
+        """Return the heads of a layer."""
+        return self.sliding_heads if spec.window and self.sliding_heads else self._own_heads
+
+    @property
+    def _own_heads(self) -> Heads:
+        return Heads(self.kv_heads, self.head_dim)
 
     @property
     def _every_spec(self) -> list[LayerSpec]:
         return [self.spec(layer) for layer in range(self.layers)]
 
-    def _of_layers(self, kind: str, rope: Mapping[str, Any]) -> ModelShape:
-        specs = [spec for spec in self._every_spec if spec.kind == kind]
+    def _of_layers(self, kind: str, rope: Mapping[str, Any], heads: Heads) -> ModelShape:
+        specs = [spec for spec in self._every_spec if spec.kind == kind and not spec.borrows]
         if len(specs) == self.layers and rope is self.rope:
             return self
         sliding = len(specs) if kind == SLIDING else 0
-        more = {"sliding_layers": sliding, "rope": rope, "sliding_rope": None, "linear": None}
+        more = {"sliding_layers": sliding, "rope": rope, "sliding_rope": None, "sliding_heads": None, "linear": None}
+        more |= {"borrowing": (0, 0), "kv_heads": heads.kv_heads, "head_dim": heads.head_dim}
         return replace(self, specs=tuple(specs), layers=len(specs), **more)
 
     @cached_property
     def places(self) -> list[tuple[str, int]]:
-        """Return for each layer its kind, as `LayerSpec.kind`, and its number among the layers of that kind."""
-        numbers, found = dict.fromkeys((FULL, SLIDING, LINEAR), 0), []
+        """Return for each layer its kind, as `LayerSpec.kind`, and its number among the layers of that kind.
+
+        That of a layer that borrows is the one of the layer whose keys and values it attends to.
+        """
+        numbers, found = dict.fromkeys((FULL, SLIDING, LINEAR), -1), []
         for spec in self._every_spec:
+            numbers[spec.kind] += not spec.borrows
             found.append((spec.kind, numbers[spec.kind]))
-            numbers[spec.kind] += 1
         return found
 
     @property
@@ -126,7 +130,7 @@ class ModelShape(Dimensions):
     @property
     def is_native(self) -> bool:
         """Return whether the native kernel has all operations of the layers; torch runs what it lacks."""
-        return all(spec.is_native for spec in self.specs)
+        return self.takes_rows_alone and all(spec.is_native for spec in self.specs)
 
     @property
     def family_spec(self) -> Family:
@@ -135,8 +139,22 @@ class ModelShape(Dimensions):
 
     @property
     def rotary_dim(self) -> int:
-        """Return how many dimensions of a head RoPE rotates, the first ones."""
+        """Return how many dimensions of a head RoPE rotates, the first ones; proportional RoPE has angles of 0."""
+        if self.rope_type == "proportional":
+            return self.head_dim
         return int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0))
+
+    @property
+    def query_scaling(self) -> tuple[float, float] | None:
+        """Return (beta, tokens) if queries at position p are multiplied with 1 + beta * ln(1 + p // tokens)."""
+        if not self.family_spec.scales_queries or "llama_4_scaling_beta" not in self.rope:
+            return None
+        return self.rope["llama_4_scaling_beta"], self.rope.get("original_max_position_embeddings", self.max_positions)
+
+    @property
+    def takes_rows_alone(self) -> bool:
+        """Return whether layers take nothing that follows from tokens and positions beside the hidden rows."""
+        return self.query_scaling is None and not self.layer_input
 
     @property
     def rope_type(self) -> str:
@@ -203,27 +221,23 @@ def shape_from_config(
     check.check(config)
     values = _with_defaults(config, check)
     rope = _rope_parameters(values, check)
-    specs = tuple(family.layers(values))
+    specs, window = _specs_and_window(values, check)
     _refuse_features(values, rope, specs)
-    heads, window = values["num_attention_heads"], None if family.has_layer_windows else window_in_use(values)
-    context = longest_context(rope, values["max_position_embeddings"], family)
-    dual_chunk = dual_chunk_tokens(config, check)
+    heads, dual_chunk = values["num_attention_heads"], dual_chunk_tokens(config, check)
     shape = ModelShape(
         **family.features(values),
         mlp_matrices=family.mlp_matrices,
-        joins_heads=family.joins_heads,
         family=family.name,
         specs=specs,
         layers=values["num_hidden_layers"],
         **_features_of_layers(values, specs, check),
         hidden=values["hidden_size"],
         heads=heads,
-        kv_heads=values["num_key_value_heads"] or heads,
-        head_dim=values["head_dim"] or values["hidden_size"] // heads,
+        **_heads(values),
         intermediate=values["intermediate_size"],
         vocab=values["vocab_size"],
         norm_eps=values["rms_norm_eps"],
-        context=min(context, window or context, dual_chunk or context),
+        context=_context(values, rope, window, dual_chunk),
         sliding_window=window,
         tied_embeddings=values["tie_word_embeddings"],
         eos_ids=_eos_ids(values, generation, check),
@@ -240,16 +254,23 @@ def shape_from_config(
 
 
 def checked_features(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
-    """Return the fields of `Dimensions` for the experts of a checked config, and for the kinds of its layers.
+    """Return the fields of `PlanShape` for a checked config's context, heads, experts and kinds of layers.
 
     `config` has the names of values that families share. Raises UnsupportedModel for features that the decoder does not
     compute, and CheckpointError.
     """
     values = _with_defaults(config, check)
-    specs = FAMILIES[config["model_type"]].layers(values)
-    _refuse_features(values, _rope_parameters(values, check), specs)
+    specs, window = _specs_and_window(values, check)
+    rope, dual_chunk = _rope_parameters(values, check), dual_chunk_tokens(config, check)
+    _refuse_features(values, rope, specs)
     _sliding_rope(values, check)
-    return _features_of_layers(values, specs, check)
+    return {
+        "context": _context(values, rope, window, dual_chunk),
+        "dual_chunk": dual_chunk is not None,
+        **_features_of_layers(values, specs, check),
+        **_heads(values),
+        "layer_input": values.get("hidden_size_per_layer_input") or 0,
+    }
 
 
 def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> dict[str, Any]:
@@ -266,6 +287,9 @@ def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], c
         "gates_heads": any(spec.gates_heads for spec in every),
         "sliding_layers": sliding,
         "window_room": max(spec.window for spec in every) + WINDOW_SLACK if sliding else 0,
+        "borrowing": tuple(sum(spec.borrows and spec.kind == kind for spec in every) for kind in (FULL, SLIDING)),
+        "keys_are_values": any(spec.keys_are_values for spec in every),
+        "wide_layers": sum(spec.width_factor == 2 for spec in every),
     }
 
 
@@ -289,9 +313,12 @@ def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: Confi
     return Experts(count, per_token, width, sparse, values.get("shared_expert_intermediate_size") or 0)
 
 
-def longest_context(rope: Mapping[str, Any], positions: int, family: Family) -> int:
-    """Return how many positions a model of a family supports; see `positions_of`."""
-    return positions if family.counts_scaled_positions else positions_of(rope, positions)
+def _context(values: Mapping[str, Any], rope: Mapping[str, Any], window: int | None, dual_chunk: int | None) -> int:
+    """Return how many tokens a model supports with full attention."""
+    positions = values["max_position_embeddings"]
+    if not FAMILIES[values["model_type"]].counts_scaled_positions:
+        positions = positions_of(rope, positions)
+    return min(positions, window or positions, dual_chunk or positions)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -332,6 +359,30 @@ def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, A
         hidden, heads = values["hidden_size"], values["num_attention_heads"]
         raise check.error("num_attention_heads", heads, f"a divisor of the hidden size of {hidden}")
     return values
+
+
+def _specs_and_window(values: Mapping[str, Any], check: ConfigCheck) -> tuple[tuple[LayerSpec, ...], int | None]:
+    """Return the specs of the layers, and the window at which the context ends, None without one.
+
+    It ends there where all layers have the same window: up to it, they attend to all tokens.
+    """
+    family = FAMILIES[values["model_type"]]
+    specs = tuple(family.layers(values))
+    if not family.has_layer_windows:
+        return specs, window_in_use(values)
+    windows = {spec.window for spec in specs}
+    if 0 in windows or check.sliding_rope_of(values) is not None:
+        return specs, None
+    return tuple(replace(spec, window=0) for spec in specs), max(windows)
+
+
+def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Dimensions` for KV heads."""
+    if (family := FAMILIES[values["model_type"]]).heads is not None:
+        return family.heads(values)
+    heads = values["num_attention_heads"]
+    head_dim = values["head_dim"] or values["hidden_size"] // heads
+    return {"kv_heads": values["num_key_value_heads"] or heads, "head_dim": head_dim}
 
 
 def _rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:

@@ -66,6 +66,11 @@ NUMBERS = {
     "num_experts_per_tok": Limits(int, 1, 2**16, 8),
     "moe_intermediate_size": Limits(int, 1, 2**24, 768),
     "decoder_sparse_step": Limits(int, 1, 10_000, 1),
+    "global_head_dim": Limits(int, 2, 2**16, 512),
+    "num_global_key_value_heads": Limits(int, 1, 2**16, 4, null=True),
+    "num_kv_shared_layers": Limits(int, 0, 10_000, 18),
+    "hidden_size_per_layer_input": Limits(int, 0, 2**16, 256, null=True),
+    "vocab_size_per_layer_input": Limits(int, 1, 2**28, 262144),
     "swiglu_limit": Limits(float, 1e-3, 1e6, 7),
     "shared_expert_intermediate_size": Limits(int, 1, 2**24, 512),
     "full_attention_interval": Limits(int, 1, 10_000, 4),
@@ -75,6 +80,7 @@ NUMBERS = {
     "linear_num_key_heads": Limits(int, 1, 2**16, 16),
     "linear_num_value_heads": Limits(int, 1, 2**16, 32),
 }
+_OF_EXPERTS = ("num_experts", "moe_intermediate_size")
 ROPE_NUMBERS = {
     "rope_theta": Limits(float, 2, 1e30, 10000),
     "factor": Limits(float, 1, 2**20, 4),
@@ -84,13 +90,14 @@ ROPE_NUMBERS = {
     "beta_fast": Limits(float, 1e-3, 1e6, 32, null=True),
     "beta_slow": Limits(float, 1e-3, 1e6, 1, null=True),
     "attention_factor": Limits(float, 1e-3, 1e3, 1, null=True),
+    "llama_4_scaling_beta": Limits(float, 0, 1e3, 0.1),
     "mscale": Limits(float, 0, 1e3, 1, null=True),
     "mscale_all_dim": Limits(float, 0, 1e3, 1, null=True),
     "partial_rotary_factor": Limits(float, 0, 1, 1),
 }
 _SWITCHES = (
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window", "use_qk_norm"),
-    "norm_topk_prob",
+    *("norm_topk_prob", "attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
 )
 _DIVISOR = Limits(float, 1e-3, 1e6, 1)  # in the lists of longrope
 _BITS = (0, 1)
@@ -102,7 +109,7 @@ _OF_ROPE_TYPE = {  # the parameters that transformers reads, and those that it r
     "yarn": (
         (
             *("factor", "original_max_position_embeddings", "beta_slow", "beta_fast"),
-            *("attention_factor", "mscale", "mscale_all_dim"),
+            *("attention_factor", "mscale", "mscale_all_dim", "llama_4_scaling_beta"),
         ),
         ("factor",),
     ),
@@ -140,9 +147,12 @@ class ConfigCheck:
         Absent values are not checked: they have defaults. Raises CheckpointError with the name, the value and the
         values that are allowed.
         """
-        window = window_in_use(values)
+        window, family = window_in_use(values), _family(values)
         for name, limits in NUMBERS.items():
-            if name in values and not (name == "sliding_window" and window is None):
+            is_unused = name == "sliding_window" and window is None
+            if name in _OF_EXPERTS and values.get(name) is None:  # other families may have null
+                is_unused = family is not None and "num_experts" not in family.defaults
+            if name in values and not is_unused:
                 self._number(name, values[name], limits)
         for name in _SWITCHES:
             if name in values and not isinstance(values[name], bool):
@@ -152,6 +162,7 @@ class ConfigCheck:
         self._flags("no_rope_layers", values)
         self._numbers_of_layers("mlp_only_layers", values)
         self._layer_types(values)
+        self._per_layer_config(values)
         self._rope(self.rope_of(values))
         if sliding := self.sliding_rope_of(values):
             self._rope(sliding)
@@ -226,6 +237,20 @@ class ConfigCheck:
         is_list = isinstance(kinds, list) and len(kinds) >= values.get("num_hidden_layers", 0)
         if not is_list or any(kind not in family.layer_kinds for kind in kinds):
             raise self.error("layer_types", kinds, f"a list with {' or '.join(family.layer_kinds)} for every layer")
+
+    def _per_layer_config(self, values: Mapping[str, Any]) -> None:
+        """Check values of single layers, by the layers' numbers, or null."""
+        name = "per_layer_config"
+        by_layer = values.get(name)
+        if by_layer is None:
+            return
+        is_mapping = isinstance(by_layer, Mapping) and all(str(layer).isdecimal() for layer in by_layer)
+        if not is_mapping or not all(isinstance(own, Mapping) for own in by_layer.values()):
+            raise self.error(name, by_layer, "values by the layers' numbers")
+        for own in by_layer.values():
+            for each in ("head_dim", "num_key_value_heads"):
+                if each in own:
+                    self._number(each, own[each], replace(NUMBERS[each], null=False))
 
     def _divisors(self, name: str, value: Any) -> None:
         """Check a list of longrope."""

@@ -7,14 +7,23 @@ from dataclasses import dataclass, field, replace
 
 STATE_ROOM = 160  # tokens that linear attention can be rolled back: those of a block of a prompt on disk, and a draft
 WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollbacks
+# Of a layer's experts: where a pass reads as many, copying the others too costs less than not knowing them in advance.
+NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBits:
-    """Average bits of a weight in memory, scales included: of the layers, and of the embeddings and output head."""
+    """Average bits of a weight in memory, scales included.
+
+    Attributes:
+        layers: of the layers; without their experts, where those have others.
+        outer: of the embeddings and the output head.
+        experts: of the experts; None for as many as the layers.
+    """
 
     layers: float
     outer: float
+    experts: float | None = None
 
     @staticmethod
     def of_dtype(itemsize: int) -> WeightBits:
@@ -23,7 +32,12 @@ class WeightBits:
 
     def is_quantized(self, itemsize: int) -> bool:
         """Return whether any weights of a model that computes with `itemsize` bytes are quantised."""
-        return min(self.layers, self.outer) < 8 * itemsize
+        return min(self.layers, self.outer, self.of_experts) < 8 * itemsize
+
+    @property
+    def of_experts(self) -> float:
+        """Return the bits of the experts."""
+        return self.layers if self.experts is None else self.experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,10 @@ class Experts:
         """Return the expected number of experts of a layer that `tokens` tokens read together."""
         return expected_experts(self.count, self.per_token, tokens)
 
+    def reads_all(self, tokens: float) -> bool:
+        """Return whether `tokens` tokens read so many that a layer's experts are copied ahead, all of them."""
+        return reads_all(self.count, self.per_token, tokens)
+
 
 def expected_experts(count: int, per_token: int, tokens: float) -> float:
     """Return the expected number of experts, of `count`, that `tokens` tokens read together, each `per_token` of them.
@@ -56,6 +74,19 @@ def expected_experts(count: int, per_token: int, tokens: float) -> float:
     others' (MoESD, arXiv 2505.19645). Where neighbouring tokens share more of them, they read fewer.
     """
     return count * (1 - (1 - per_token / count) ** tokens)
+
+
+def reads_all(count: int, per_token: int, tokens: float) -> bool:
+    """Return whether `tokens` tokens read nearly all of `count` experts, each `per_token` of them."""
+    return expected_experts(count, per_token, tokens) >= NEARLY_ALL * count
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The KV heads of a layer, and the dimensions of each of its heads."""
+
+    kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +153,12 @@ class Dimensions:
     mlp_matrices: int = field(default=3, kw_only=True)  # gate, up and down; 2 without a gate
     sliding_layers: int = field(default=0, kw_only=True)  # layers that attend to a window
     window_room: int = field(default=0, kw_only=True)  # tokens whose keys and values they keep
-    joins_heads: bool = field(default=False, kw_only=True)  # whether norms of q and k are over all heads together
+    sliding_heads: Heads | None = field(default=None, kw_only=True)  # theirs, if they are others
+    # Layers that attend to keys and values of another layer: of those that attend to all tokens, and to a window.
+    borrowing: tuple[int, int] = field(default=(0, 0), kw_only=True)
+    keys_are_values: bool = field(default=False, kw_only=True)  # whether layers that attend to all tokens have no V
+    wide_layers: int = field(default=0, kw_only=True)  # layers whose MLP is twice as wide as `intermediate`
+    layer_input: int = field(default=0, kw_only=True)  # the width of the embeddings that each layer has; 0: none
     experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
     linear: LinearAttention | None = field(default=None, kw_only=True)  # of the layers that have it
     gates_heads: bool = field(default=False, kw_only=True)  # whether q_proj has as many rows more, for gates
@@ -133,9 +169,16 @@ class Dimensions:
         return self.heads // self.kv_heads
 
     @property
+    def unshared(self) -> str:
+        """Return why ranks cannot share the model; "" if they can."""
+        if self.linear is not None:
+            return "some of its layers have linear attention"
+        return "its layers have heads of two kinds" if self.sliding_heads else ""
+
+    @property
     def kv_layers(self) -> int:
         """Return how many layers have keys and values of all tokens."""
-        return self.layers - self.sliding_layers - self.linear_layers
+        return self.layers - self.sliding_layers - self.linear_layers - self.borrowing[0]
 
     @property
     def linear_layers(self) -> int:
@@ -143,11 +186,45 @@ class Dimensions:
         return self.linear.layers if self.linear else 0
 
     @property
+    def ring_layers(self) -> int:
+        """Return how many layers have keys and values of a window."""
+        return self.sliding_layers - self.borrowing[1]
+
+    @property
+    def runs_by_layers(self) -> bool:
+        """Return whether a prompt can be run layer by layer: not where layers attend to another one's windows.
+
+        Nor where each has embeddings of its own, which take as much memory as the keys of some layers.
+        """
+        return not any(self.borrowing) and not self.layer_input
+
+    @property
+    def kv_reads(self) -> tuple[float, float]:
+        """Return how often a pass reads keys and values of all tokens, and those of windows, in the mean."""
+        counts = zip((self.kv_layers, self.ring_layers), self.borrowing, strict=True)
+        full, sliding = (1 + borrowing / max(count, 1) for count, borrowing in counts)
+        return full, sliding
+
+    @property
     def growing(self) -> Dimensions:
         """Return the dimensions with these layers alone, for bytes of what grows with the sequence."""
         if self.kv_layers == self.layers:
             return self
-        return replace(self, layers=self.kv_layers, sliding_layers=0, linear=None)
+        nothing = {"sliding_layers": 0, "sliding_heads": None, "borrowing": (0, 0), "linear": None}
+        return replace(self, layers=self.kv_layers, **nothing)
+
+    @property
+    def _kinds(self) -> list[tuple[int, Heads, int]]:
+        """Return for both kinds of layers with KV how many there are, their heads, and outputs of their k and v."""
+        own = Heads(self.kv_heads, self.head_dim)
+        sliding = self.sliding_heads or own
+        counts = (self.layers - self.sliding_layers - self.linear_layers, self.sliding_layers)
+        found = []
+        for count, heads, borrowing, parts in zip(
+            counts, (own, sliding), self.borrowing, (1 if self.keys_are_values else 2, 2), strict=True
+        ):
+            found.append((count, heads, (count - borrowing) * parts * heads.kv_heads * heads.head_dim))
+        return found
 
     def share(self, ranks: int) -> Dimensions:
         """Return the dimensions of the largest share of `ranks` devices, as parallel/shard.py divides a model.
@@ -168,29 +245,39 @@ class Dimensions:
     @property
     def mlp_widths(self) -> list[int]:
         """Return the intermediate sizes that there are: of an MLP, of an expert, or of both."""
+        widths = [self.intermediate] * (self.dense_layers > 0) + [2 * self.intermediate] * (self.wide_layers > 0)
         experts = [self.experts.width, self.experts.shared or self.experts.width] if self.experts else []
-        return [self.intermediate] * (self.dense_layers > 0) + list(dict.fromkeys(experts))
+        return widths + list(dict.fromkeys(experts))
 
     def linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without small ones.
 
         Those are routers, and the rates and decays of linear attention.
         """
-        heads = self.heads * self.head_dim
-        attending = self.layers - self.linear_layers
-        yield self.hidden, attending * (heads * (1 + self.gates_heads) + 2 * self.kv_heads * self.head_dim)
-        yield heads, attending * self.hidden
+        for count, heads, keys_and_values in self._kinds:
+            queries = self.heads * heads.head_dim
+            yield self.hidden, count * queries * (1 + self.gates_heads) + keys_and_values
+            yield queries, count * self.hidden
         if linear := self.linear:
             yield self.hidden, linear.layers * (linear.width + linear.values)
             yield linear.values, linear.layers * self.hidden
-        mlps = [(self.intermediate, self.dense_layers)]
+        if self.layer_input:
+            yield self.hidden, self.layers * self.layer_input
+            yield self.layer_input, self.layers * self.hidden
+        yield from self._mlps(self.intermediate, self.dense_layers - self.wide_layers)
+        yield from self._mlps(2 * self.intermediate, self.wide_layers)
+        if self.experts and self.experts.shared:
+            yield from self._mlps(self.experts.shared, self.experts.layers)
+        yield from self.expert_linears()
+
+    def expert_linears(self) -> Iterator[tuple[int, int]]:
+        """Yield the inputs and outputs of all experts' linears, without shared experts, as `linears` does."""
         if self.experts:
-            mlps.append((self.experts.width, self.experts.layers * self.experts.count))
-            if self.experts.shared:
-                mlps.append((self.experts.shared, self.experts.layers))
-        for width, count in mlps:
-            yield self.hidden, count * (self.mlp_matrices - 1) * width
-            yield width, count * self.hidden
+            yield from self._mlps(self.experts.width, self.experts.layers * self.experts.count)
+
+    def _mlps(self, width: int, count: int) -> Iterator[tuple[int, int]]:
+        yield self.hidden, count * (self.mlp_matrices - 1) * width
+        yield width, count * self.hidden
 
     @property
     def layer_parameters(self) -> int:
@@ -220,7 +307,12 @@ class Dimensions:
     @property
     def outer_parameters(self) -> int:
         """Return the number of parameters of the embeddings and the output head; tied ones count once."""
-        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self._layer_inputs
+
+    @property
+    def _layer_inputs(self) -> int:
+        """Return the number of parameters from which the layers' own embeddings follow."""
+        return (self.vocab + self.hidden) * self.layers * self.layer_input
 
     @property
     def parameters(self) -> int:
@@ -235,22 +327,51 @@ class Dimensions:
     @property
     def read_parameters(self) -> int:
         """Return the number of parameters that a decode step reads; of the embeddings it reads one row."""
-        return self.active_layer_parameters + self.vocab * self.hidden
+        return self.active_layer_parameters + self._read_outside
+
+    @property
+    def _read_outside(self) -> int:
+        """Return the number of parameters outside of the layers that a pass reads whole."""
+        return self.vocab * self.hidden + self.hidden * self.layers * self.layer_input
 
     def layer_bytes(self, bits: WeightBits) -> int:
-        """Return the bytes of the weights of one layer."""
-        return int(self.layer_parameters * bits.layers / 8)
+        """Return the bytes of the weights of one layer; their mean, if layers differ."""
+        if self.experts is None or bits.experts is None:
+            return int(self.layer_parameters * bits.layers / 8)
+        return int(self._layer_bits(bits, self.experts.count) / 8 / self.layers)
+
+    def _layer_bits(self, bits: WeightBits, read: float) -> float:
+        """Return the bits of the weights of all layers, with `read` experts of each sparse one."""
+        each = self.experts.layers * self.expert_parameters
+        rest = self._all_layers() - self.experts.count * each
+        return rest * bits.layers + read * each * bits.of_experts
+
+    def expert_bytes(self, bits: WeightBits) -> int:
+        """Return the bytes of all experts of a sparse layer, without its router; 0 without experts."""
+        if self.experts is None:
+            return 0
+        return int(self.experts.count * self.expert_parameters * bits.of_experts / 8)
 
     def outer_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of the embeddings and the output head."""
         return int(self.outer_parameters * bits.outer / 8)
 
+    def host_bytes(self, bits: WeightBits) -> int:
+        """Return the bytes of those that lie in host memory wherever the model runs: the layers' own embeddings."""
+        return int(self.vocab * self.layers * self.layer_input * bits.outer / 8)
+
+    def attention_products(self, tokens: int) -> int:
+        """Return the numbers of keys that a query row of all layers is multiplied with, of `tokens` tokens."""
+        lengths = (tokens, min(tokens, self.window_room))
+        pairs = zip(self._kinds, lengths, strict=True)
+        return sum(count * length * self.heads * heads.head_dim for (count, heads, _), length in pairs)
+
     def read_bytes(self, bits: WeightBits, tokens: float = 1) -> int:
         """Return the bytes of weights that a pass of `tokens` tokens reads: of experts, as many as are expected."""
         layers = self.layers * self.layer_bytes(bits)
         if self.experts:
-            layers = int(self._read_by(tokens) * bits.layers / 8)
-        return layers + int(self.vocab * self.hidden * bits.outer / 8)
+            layers = int(self._layer_bits(bits, self.experts.distinct(tokens)) / 8)
+        return layers + int(self._read_outside * bits.outer / 8)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of all layers for `tokens` tokens."""
@@ -259,7 +380,7 @@ class Dimensions:
 
     def window_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of `tokens` tokens that the layers with a window keep."""
-        return self.sliding_layers * self.layer_kv_bytes(min(tokens, self.window_room), itemsize)
+        return self.ring_layers * self._ring_layer_bytes(min(tokens, self.window_room), itemsize)
 
     def state_bytes(self, itemsize: int) -> int:
         """Return the bytes of the states of the layers with linear attention, as `LinearAttention.state_bytes`."""
@@ -270,17 +391,23 @@ class Dimensions:
         """Return the bytes of states that a pass reads and writes."""
         return 2 * 4 * self.linear.layers * self.linear.state_numbers if self.linear else 0
 
-    def fixed_bytes(self, itemsize: int, nodes: int = 0) -> int:
-        """Return the bytes of what does not grow with a sequence: rings, with trees of `nodes`, and states."""
-        return self.ring_bytes(itemsize, nodes) + self.state_bytes(itemsize)
+    def fixed_bytes(self, tokens: int, itemsize: int, nodes: int = 0, chunk: int = 0) -> int:
+        """Return the bytes of rings, as `ring_bytes`, and of states: of what does not grow with every token."""
+        return self.ring_bytes(tokens, itemsize, nodes, chunk) + self.state_bytes(itemsize)
 
-    def ring_bytes(self, itemsize: int, nodes: int = 0) -> int:
-        """Return the bytes of the rings of the layers with a window, whatever is in them.
+    def ring_bytes(self, tokens: int, itemsize: int, nodes: int = 0, chunk: int = 0) -> int:
+        """Return the bytes of the rings of the layers with a window for `tokens` tokens, whatever is in them.
 
-        `nodes` are those of the largest tree in flight.
+        `nodes` are those of the largest tree in flight. Where other layers attend to a ring, it has the tokens of a
+        prefill `chunk`, too.
         """
-        room = self.window_room + max(nodes - WINDOW_SLACK, 0)
-        return self.sliding_layers * self.layer_kv_bytes(room, itemsize)
+        inflight = max(nodes, chunk if self.borrowing[1] else 0)
+        room = min(self.window_room + max(inflight - WINDOW_SLACK, 0), tokens + nodes)
+        return self.ring_layers * self._ring_layer_bytes(room, itemsize)
+
+    def _ring_layer_bytes(self, tokens: int, itemsize: int) -> int:
+        heads = self.sliding_heads or Heads(self.kv_heads, self.head_dim)
+        return 2 * heads.kv_heads * heads.head_dim * tokens * itemsize
 
     def layer_kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of one layer for `tokens` tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config import EXACT, Speculation
 from ..levels import KEPT_QUERIES, PADDING, TAIL, has_alternative, selected_chunk, tail_tokens
 from .dims import Dimensions
-from .kv_formats import GROUP
+from .kv_formats import GROUP, format_bytes
 from .tier_footprint import GATHERED_BYTES
 
 
@@ -25,13 +25,18 @@ def activation_bytes(
     if shape.linear:  # q, k, v and gates as they come and convolved, those of a key head for each of its value heads
         row += 4 * (3 * shape.linear.width + 6 * shape.linear.values)
     if shape.experts:  # a row for each expert of a token: what it takes, gate, up, their product, and outputs in fp32
-        each = (shape.hidden + 3 * shape.experts.width) * max(itemsize, 4 * copies) + shape.hidden * 4
-        row += shape.experts.per_token * each + 2 * shape.hidden * 4
+        row += expert_row_bytes(shape, max(itemsize, 4 * copies))
     if copies:
         widest = 2 * width * shape.hidden * 4 + 4 * 4 * shape.vocab
         return rope + widest + max(rows * 2 * row + prefill, decode)
     logits = 4 * 4 * shape.vocab * TAIL // 4  # of the longest draft: logits, sorted, and distributions
     return rope + max(rows * (row + 2 * 4 * shape.hidden) + prefill, logits + decode)
+
+
+def expert_row_bytes(shape: Dimensions, itemsize: int) -> int:
+    """Return the bytes of a token's activations in its experts."""
+    each = (shape.hidden + 3 * shape.experts.width) * itemsize + shape.hidden * 4
+    return shape.experts.per_token * each + 2 * shape.hidden * 4
 
 
 def rope_bytes(shape: Dimensions, tokens: int, itemsize: int) -> int:
@@ -74,7 +79,8 @@ def retrieval_bytes(
     selected = (
         table * (1 + has_alternative(settings, tokens))
         if in_place
-        else shape.kv_bytes(slots * chunk + tail_tokens(settings) + chunk + PADDING, itemsize)
+        else shape.layers * format_bytes(shape, settings.retrieval_kv, slots * chunk, itemsize)
+        + shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
     )
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
@@ -86,7 +92,7 @@ def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_p
     Of quantised keys and values, those of the full cache or of the retrieval cache alone, it is a group.
     """
     grain = PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1
-    if kv != EXACT or (settings.retrieval_kv != EXACT and in_place):
+    if kv != EXACT or (settings.retrieval_kv != EXACT and (in_place or device != "cpu")):
         grain = GROUP
     return selected_chunk(settings, grain, tokens=tokens)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
-from .config import checked_features, common_config, default_of, dual_chunk_tokens, longest_context, own_names
-from .config_checks import ConfigCheck, check_of_config, window_in_use
+from .config import checked_features, common_config, default_of, own_names
+from .config_checks import ConfigCheck, check_of_config
 from .dims import Dimensions
 from .families import FAMILIES
 from .known_models import KNOWN, PlanShape, draft_for
@@ -86,31 +86,16 @@ def _shape(config: Mapping[str, Any], file: Path, check: ConfigCheck) -> PlanSha
             raise CheckpointError(f"{name} is None in {file}", "correct config.json")
         return default if value is None else value
 
-    def usual(name: str, otherwise: int) -> int:
-        own = default_of(config["model_type"], name) if name not in config else None  # null is not absence
-        return own or otherwise
-
     tied = config.get("tie_word_embeddings", default_of(config["model_type"], "tie_word_embeddings"))
     hidden, heads = number("hidden_size"), number("num_attention_heads")
+    number("max_position_embeddings")
     return PlanShape(
-        **checked_features(config, check),
         layers=number("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=number("num_key_value_heads", usual("num_key_value_heads", heads)),
-        head_dim=number("head_dim", usual("head_dim", hidden // heads)),
         intermediate=number("intermediate_size", config.get("moe_intermediate_size")),  # where all layers have experts
         vocab=number("vocab_size"),
         tied_embeddings=bool(tied),
-        context=_context(config, check, number("max_position_embeddings")),
-        dual_chunk=dual_chunk_tokens(config, check) is not None,
         mlp_matrices=family.mlp_matrices,
-        joins_heads=family.joins_heads,
+        **checked_features(config, check),
     )
-
-
-def _context(config: Mapping[str, Any], check: ConfigCheck, positions: int) -> int:
-    family = FAMILIES[config["model_type"]]
-    context = longest_context(check.rope_of(config), positions, family)
-    context = min(context, dual_chunk_tokens(config, check) or context)
-    return context if family.has_layer_windows else min(context, window_in_use(config) or context)

@@ -72,6 +72,7 @@ def _hybrid(
 KNOWN = {
     "Llama-2-7B-128K": _known(*_LLAMA_2_7B),
     "Llama-2-13B-128K": _known(40, 5120, 40, 40, 13824, 32000),
+    "Llama-2-70B": _known(80, 8192, 64, 8, 28672, 32000, context=4096),
     "LWM-Text-Chat-128K": _known(*_LLAMA_2_7B),
     "LWM-Text-Chat-1M": _known(*_LLAMA_2_7B, context=1048576),
     "Llama-3.1-8B": _known(32, 4096, 32, 8, 14336, 128256),
@@ -125,7 +126,10 @@ KNOWN = {
 }
 # Known models with the same tokens, but for a few special ones: those of a line may draft for each other.
 VOCABULARIES = {
-    "Llama 2": ("Llama-68M", "Llama-2-7B-128K", "Llama-2-13B-128K", "LWM-Text-Chat-128K", "LWM-Text-Chat-1M"),
+    "Llama 2": (
+        *("Llama-68M", "Llama-2-7B-128K", "Llama-2-13B-128K", "Llama-2-70B"),
+        *("LWM-Text-Chat-128K", "LWM-Text-Chat-1M"),
+    ),
     "Llama 3": ("Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.3-70B"),
     "Qwen2.5": tuple(name for name in KNOWN if name.startswith("Qwen2.5-")),
     "Qwen3": tuple(name for name in KNOWN if name.startswith("Qwen3-")),
@@ -156,10 +160,7 @@ def published_bits(known: str | None) -> WeightBits | None:
     """
     if known is None or known not in VOCABULARIES["gpt-oss"]:
         return None
-    shape = KNOWN[known]
-    every = shape.parameters - shape.outer_parameters
-    experts = shape.experts.layers * shape.experts.count * shape.expert_parameters
-    return WeightBits((experts * _MXFP4_BITS + (every - experts) * 16) / every, 16)
+    return WeightBits(16, 16, experts=_MXFP4_BITS)
 
 
 def compatible(target: str, draft: str) -> bool:

@@ -25,12 +25,18 @@ class LayerSpec:
 
     Attributes:
         qk_norm: "head": each head of q and k is normalised; "projection": all heads together; "": they are not.
+        normalises_values: whether each head of v is normalised, too, without a weight.
+        keys_are_values: whether v is k as it is before its norm.
+        borrows: whether the layer has no k and v: it attends to those of the last layer before it that has, of those
+            that attend to all tokens, or of those that attend to a window, as it does itself.
         norm: "rms" for RMSNorm, "layer" for LayerNorm.
         pre_norms: whether the inputs of attention and of the MLP are normalised.
         post_norms: whether their outputs are, before they are added to the residual.
         is_parallel: whether attention and MLP have the same input, which one norm normalises.
         activation: "silu", "gelu", or "gelu_tanh", its approximation by tanh.
         is_gated: whether the MLP has a gate, whose activation is multiplied with `up`.
+        width_factor: how many times as wide as `intermediate` the MLP is.
+        has_scale: whether the rows behind the layer are multiplied with a learned number.
         router: of a mixture of experts, what the outputs of a token's experts are multiplied with: "all": their part of
             a softmax over all experts; "chosen": their softmax alone. "": there is one MLP.
         router_bias: whether it has a bias.
@@ -52,6 +58,9 @@ class LayerSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: str = ""
+    normalises_values: bool = False
+    keys_are_values: bool = False
+    borrows: bool = False
     norm: str = "rms"
     norm_bias: bool = False
     pre_norms: bool = True
@@ -59,6 +68,8 @@ class LayerSpec:
     is_parallel: bool = False
     activation: str = "silu"
     is_gated: bool = True
+    width_factor: int = 1
+    has_scale: bool = False
     router: str = ""
     router_bias: bool = False
     shares_expert: bool = False
@@ -78,6 +89,11 @@ class LayerSpec:
         return LINEAR if self.is_linear else SLIDING if self.window else FULL
 
     @property
+    def projections(self) -> str:
+        """Return which of q, k and v have a linear."""
+        return "q" if self.borrows else "qk" if self.keys_are_values else "qkv"
+
+    @property
     def is_sparse(self) -> bool:
         """Return whether the MLP is a mixture of experts, so that which linears a pass runs depends on its tokens."""
         return bool(self.router)
@@ -86,6 +102,8 @@ class LayerSpec:
     def is_native(self) -> bool:
         """Return whether the native kernel has all operations of the layer; torch runs what it lacks."""
         if self.is_sparse or self.has_sinks or self.gates_heads or self.is_linear:
+            return False
+        if self.normalises_values or self.borrows or self.has_scale:
             return False
         plain = self.norm == "rms" and not self.post_norms and self.activation == "silu" and self.is_gated
         plain = plain and not self.window and not self.soft_cap

@@ -57,6 +57,9 @@ _OWN = {
     "default": lambda inverse, rope: inverse,
     "linear": lambda inverse, rope: inverse / rope["factor"],
     "llama3": _llama3,
+    "proportional": lambda inverse, rope: (
+        inverse[: int(rope.get("partial_rotary_factor", 1.0) * len(inverse))] / rope.get("factor", 1.0)
+    ),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 WRAPPERS = {
     "mistral3": "mistral",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
@@ -19,6 +20,7 @@ _PREFIXES = {  # as transformers has saved such models before and after version 
 }
 
 _TEXT = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+_TEXT += ("model.embed_tokens_per_layer.", "model.per_layer_")
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:

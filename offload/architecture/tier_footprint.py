@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from ..config import EXACT
 from .dims import Dimensions
-from .kv_formats import format_bytes
+from .kv_formats import WINDOW, format_bytes
 
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 SLOTS = 2  # for open pages, of every offloaded layer
 DISK_READ_BYTES = 4 * 2**20  # that are read from disk at once: large enough for the full rate of an NVMe drive
+BOUNCE_BUFFERS = 3  # of so many bytes, in pinned memory, through which a GPU's pages on disk pass
 
 
 def disk_buffers(page_bytes: int) -> int:
@@ -64,6 +65,14 @@ def host_mean_key_bytes(shape: Dimensions, layers: int, tokens: int, chunk: int,
 def mean_key_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int) -> int:
     """Return the device bytes for one layer's mean keys, while a prefill makes them."""
     return shape.layer_kv_bytes(tokens // chunk, itemsize) // 2
+
+
+def state_bytes(shape: Dimensions, rows: int) -> int:
+    """Return the device bytes of attention's states over quantised keys and values, for a pass of `rows`.
+
+    Each row has two; of a window or less, as many as keys are split into at most. See GroupAccumulator.
+    """
+    return max(2 * rows, 17 * WINDOW) * shape.heads * (2 + shape.head_dim) * 4
 
 
 def accumulator_bytes(shape: Dimensions, rows: int, page: int, itemsize: int) -> int:

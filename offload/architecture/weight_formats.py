@@ -98,16 +98,15 @@ def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | N
 
 def rounded_bits(shape: Dimensions, level: str, itemsize: int = 2) -> WeightBits:
     """Return the bits of a model's weights rounded to a level; those that are not, take `itemsize` bytes."""
-    return WeightBits(
-        *(_average(sizes, level, itemsize) for sizes in (list(_layer_sizes(shape)), [_outer_size(shape)]))
-    )
+    parts = (list(_layer_sizes(shape.linears())), [_outer_size(shape)], list(_layer_sizes(shape.expert_linears())))
+    return WeightBits(*(_average(sizes, level, itemsize) if sizes else None for sizes in parts))
 
 
 Named = tuple[str, tuple[int, int]]  # of a matrix: its name, or any for one in a layer, and its size [outputs, inputs]
 
 
-def _layer_sizes(shape: Dimensions) -> Iterator[Named]:
-    for inputs, outputs in shape.linears():
+def _layer_sizes(linears: Iterator[tuple[int, int]]) -> Iterator[Named]:
+    for inputs, outputs in linears:
         yield "linears of a layer", (outputs, inputs)
 
 

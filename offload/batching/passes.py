@@ -40,6 +40,10 @@ class JointCache:
         parts = zip(self._caches, rows.split(self._sizes), gates.split(self._sizes), strict=True)
         return torch.cat([cache.attend_linear(layer, rule, *part) for cache, *part in parts])
 
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens, each in its own sequence."""
+        return torch.cat([cache.positions() for cache in self._caches])
+
     def _attend(
         self,
         caches: Sequence[Callable[..., Tensor]],
@@ -50,8 +54,9 @@ class JointCache:
         lse: Tensor | None,
     ) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        split = [x.split(self._sizes) for x in (q, k, v, out, *given(lse).values())]
-        for attend, *rows, target, each in zip(caches, *split, *[[None] * len(caches)] * (lse is None), strict=True):
+        nothing = [None] * len(caches)
+        split = [nothing if x is None else x.split(self._sizes) for x in (q, k, v, out, lse)]
+        for attend, *rows, target, each in zip(caches, *split, strict=True):
             target.copy_(attend(layer, *rows, **given(each)))
         return out
 

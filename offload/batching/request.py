@@ -27,6 +27,7 @@ class BatchRequest:
     `key` names its events. `text` turns the engine's events into those that are wanted, as `text_stream.stream_text`.
     `is_cancelled` is called before each pass, in the batch's thread; once it returns True, the sequence ends.
     Sequences share what is cached of a common beginning, in memory and on disk, within one `scope` only.
+    `logprobs` as of `Engine.generate`.
     """
 
     key: Hashable
@@ -37,3 +38,4 @@ class BatchRequest:
     text: Callable[[Events], Events] = _unchanged
     is_cancelled: Callable[[], bool] = never
     scope: str = ""
+    logprobs: int | None = None

@@ -1,19 +1,24 @@
 """How well a model continues a text: perplexity, agreement with another run of it, and the needle test.
 
-For modes that change the answer: rounded weights, quantised or dropped keys and values. Nothing here knows which. And
-how much of the attention the selections of the middle level keep.
+For modes that change the answer: rounded weights, quantised or dropped keys and values. Nothing here knows which. A
+baseline that is no way to decode is here as well: the sliding window with recomputation. And how much of the attention
+the selections of the middle level keep.
 """
 
 from .agreement import equal_tokens, mean_divergence, top1_agreement
 from .attention import Policy, recovered_attention
 from .needles import Needle, NeedleScore, make_needles, score_needle
-from .teacher_forcing import TextScores, perplexities, perplexity, score_text
+from .recomputation import Recomputed, continue_greedily
+from .teacher_forcing import Predictor, TextScores, perplexities, perplexity, score_text
 
 __all__ = [
     "Needle",
     "NeedleScore",
     "Policy",
+    "Predictor",
+    "Recomputed",
     "TextScores",
+    "continue_greedily",
     "equal_tokens",
     "make_needles",
     "mean_divergence",

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from ..events import Prefilled
 from ..sequence import common_prefix
-from ..speculation.runner import Runner
-from .teacher_forcing import score_text
+from .teacher_forcing import Predictor, score_text
 
 DIGITS = 7
 _NEEDLE = "\n\nThe pass key is {0}. Remember it. The pass key is {0}.\n\n"
@@ -70,8 +69,8 @@ def _make_needle(text: Sequence[int], encode: Encode, depth: float | None, key: 
     return Needle(depth, (*body, *question), tuple(answer))
 
 
-def score_needle(runner: Runner, needle: Needle) -> Generator[Prefilled, None, NeedleScore]:
+def score_needle(predictor: Predictor, needle: Needle) -> Generator[Prefilled, None, NeedleScore]:
     """Read the needle's text and score the pass key after the question; yields the progress of reading."""
-    scores = yield from score_text(runner, [*needle.prompt, *needle.answer], len(needle.answer))
+    scores = yield from score_text(predictor, [*needle.prompt, *needle.answer], len(needle.answer))
     found = scores.choices.tolist() == list(needle.answer)
     return NeedleScore(needle.depth, found, float(scores.log_probs.double().mean()))

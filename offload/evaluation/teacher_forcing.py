@@ -8,13 +8,27 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..decoder import Model
 from ..events import Prefilled
 from ..sequence import TokenSequence
-from ..speculation.runner import Runner
+
+
+class Predictor(Protocol):
+    """What predicts the tokens of a text: a Runner, whose cache decides what it sees, or Recomputed."""
+
+    @property
+    def model(self) -> Model: ...
+
+    def prefill(self, sequence: TokenSequence) -> Generator[Prefilled]:
+        """Read a sequence before its last token is predicted from; yield the progress."""
+
+    def rows(self, sequence: TokenSequence) -> Tensor:
+        """Return the hidden row `[1, hidden]` of the sequence's last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +51,7 @@ class TextScores:
 
 
 def score_text(
-    runner: Runner, ids: Sequence[int], last: int, keep: bool = False, reference: TextScores | None = None
+    predictor: Predictor, ids: Sequence[int], last: int, keep: bool = False, reference: TextScores | None = None
 ) -> Generator[Prefilled, None, TextScores]:
     """Run a text `ids` and score its `last` tokens, which leaves one before them at least.
 
@@ -46,15 +60,15 @@ def score_text(
     """
     assert 0 < last < len(ids), f"cannot score the last {last} of {len(ids)} tokens"
     sequence = TokenSequence(ids[: len(ids) - last])
-    yield from runner.prefill(sequence)
-    vocab = runner.model.shape.vocab
+    yield from predictor.prefill(sequence)
+    vocab = predictor.model.shape.vocab
     kept = torch.empty((last, vocab)) if keep else None
     log_probs, seconds = torch.empty(last), torch.empty(last, dtype=torch.float64)
     choices = torch.empty(last, dtype=torch.long)
     divergences = None if reference is None else torch.empty(last)
     for position, token in enumerate(ids[len(ids) - last :]):
         started = time.perf_counter()
-        logits = runner.model.logits(runner.rows(sequence))[0].float().cpu()
+        logits = predictor.model.logits(predictor.rows(sequence))[0].float().cpu()
         seconds[position] = time.perf_counter() - started
         row = logits.log_softmax(-1)
         log_probs[position], choices[position] = row[token], row.argmax()

@@ -54,6 +54,10 @@ class TorchLinear:
     def outputs(self) -> int:
         return len(self._weight)
 
+    @property
+    def formats(self) -> tuple[()]:
+        return ()
+
     def rows(self, ids: Tensor) -> Tensor:
         return self._weight[ids]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -49,6 +49,11 @@ class LocalLinear(Linear, Protocol):
     @property
     def outputs(self) -> int:
         """Return the number of outputs."""
+        ...
+
+    @property
+    def formats(self) -> tuple[Hashable, ...]:
+        """Return how its parts are quantised; linears of equal formats and sizes of `tensors` can be over the same."""
         ...
 
     def into(self, x: Tensor, y: Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.footprint import DEQUANTIZED_BYTES
+from ..architecture.weight_formats import QuantizedFormat
 from . import triton
 from .device_weight import DeviceWeight, pack_for_device
 from .quantized import QuantizedTensor
@@ -57,6 +58,10 @@ class QuantizedLinear:
 
     def into(self, x: Tensor, y: Tensor) -> None:
         self._write(x, y, False)
+
+    @property
+    def formats(self) -> tuple[QuantizedFormat | None, ...]:
+        return tuple(None if isinstance(part.weight, Tensor) else part.weight.format for part in self._parts)
 
     def rows(self, ids: Tensor) -> Tensor:
         ((weight,),) = self._parts

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.rope import rotate
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import key_view, move_tokens, value_view
@@ -43,8 +44,8 @@ class BlockRing:
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         rows: tuple[Tensor, Tensor],
         end: int,
         tree: Tree | None = None,
@@ -56,19 +57,22 @@ class BlockRing:
         if tree is not None:
             return self._attend(layer, q, k, v, rows, end, tree, held, lse)
         found = []
-        for first in range(0, len(q), self._most):  # more tokens at once would overwrite keys that are needed
-            some = slice(first, first + self._most)
+        # More tokens at once would overwrite keys that are needed, if they are not all there.
+        most = len(q) if end + len(q) <= self.room else self._most
+        for first in range(0, len(q), most):
+            some = slice(first, first + most)
             angles = tuple(x[some] for x in rows)
             part = None if lse is None else lse[some]
-            found.append(self._attend(layer, q[some], k[some], v[some], angles, end + first, lse=part))
+            both = (None, None) if k is None else (k[some], v[some])
+            found.append(self._attend(layer, q[some], *both, angles, end + first, lse=part))
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _attend(
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         rows: tuple[Tensor, Tensor],
         end: int,
         tree: Tree | None = None,
@@ -77,8 +81,11 @@ class BlockRing:
     ) -> Tensor:
         blocks, window = self._blocks[layer], self._windows[layer]
         rotated, out = (torch.empty(q.shape, dtype=q.dtype) for _ in range(2))
-        call = self._calls.append(blocks, end, q, k, v, rows, rotated, table=self._table)
-        self._kernel.append(call, q, k, v, rotated, self._table)
+        if k is None:
+            rotated = rotate(q, rows)
+        else:
+            call = self._calls.append(blocks, end, q, k, v, rows, rotated, table=self._table)
+            self._kernel.append(call, q, k, v, rotated, self._table)
         first = end - held  # the position of the first token in flight
         base = max(first - window + 1, 0) // PIECE * PIECE
         table = self._table[base // BLOCK :].expand(self._shape.kv_heads, -1)

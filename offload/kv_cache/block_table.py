@@ -14,7 +14,7 @@ from .full import FullCache
 from .in_place import InPlaceCache
 from .quantized_store import QuantizedStore
 from .selection import Refresh, Selector
-from .store import given
+from .store import append, given
 from .tree import Tree
 
 
@@ -58,5 +58,5 @@ class TableCache(InPlaceCache):
         return key, PassInputs(self.start, self.seen, self.rows, self.stored, parents)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        q = self._store.append(layer, self.start, q, k, v, self.rows_of(layer), self.stored)
+        q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree, **given(lse))

@@ -49,8 +49,9 @@ class ChunkTableCache(InPlaceCache):
         keys, values = self.store.layer(layer)
         rows = self.rows_of(layer)
         new = slice(self.start + self.stored, self.start + len(q))
-        keys[:, new] = rotate(k, rows)[self.stored :].transpose(0, 1)
-        values[:, new] = v[self.stored :].transpose(0, 1)
+        if k is not None:
+            keys[:, new] = rotate(k, rows)[self.stored :].transpose(0, 1)
+            values[:, new] = v[self.stored :].transpose(0, 1)
         table = self.table[layer, :, : self.selection.shape[1]]
         if self.tree is not None:
             return self._attend_tree(rotate(q, rows), keys, values, table)

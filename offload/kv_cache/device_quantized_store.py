@@ -16,7 +16,7 @@ from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, group_bytes
 from ..architecture.rope import rotate
 from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
-from ..kernels.triton.accumulate import attend_groups, attend_windowed
+from ..kernels.triton.group_accumulator import GroupAccumulator
 from .quantized_memory import SINK_BLOCKS, QuantizedMemory, Ring, window_capacity
 from .quantized_store import runs_of_windows
 from .store import PlainStore
@@ -81,7 +81,11 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _quantize_groups(self, layer: int, groups: range, slots: list[int]) -> None:
         for some, part in self._quantized(layer, groups, slots):
-            self.groups[layer][:, some.start : some.stop] = part
+            self._store_groups(layer, some, part)
+
+    def _store_groups(self, layer: int, groups: range, part: Tensor) -> None:
+        """Store quantised groups `[kv_heads, n, bytes]` of a layer."""
+        self.groups[layer][:, groups.start : groups.stop] = part
 
     def _quantized(self, layer: int, groups: range, slots: list[int]) -> Iterator[tuple[range, Tensor]]:
         """Yield groups of a layer, whose blocks begin at these slots, quantised `[kv_heads, n, bytes]`."""
@@ -90,8 +94,12 @@ class DeviceQuantizedStore(QuantizedMemory):
             tokens = slice(slot * BLOCK, slot * BLOCK + len(some) * GROUP)
             yield some, quantize_groups(*(x[:, tokens].unflatten(1, (-1, GROUP)) for x in both), self.kind)
 
+    def _groups_of(self, layer: int, groups: range) -> Tensor:
+        """Return quantised groups of a layer, `[kv_heads, n, bytes]` on the device."""
+        return self.groups[layer][:, groups.start : groups.stop]
+
     def _dequantized(self, layer: int, groups: range) -> tuple[Tensor, Tensor]:
-        return self._dequantize(self.groups[layer][:, groups.start : groups.stop])
+        return self._dequantize(self._groups_of(layer, groups))
 
     def _dequantize(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values `[n, tokens, head_dim]` of groups `[n, groups, bytes]`."""
@@ -128,7 +136,7 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _dequantized_keys(self, layer: int, groups: range) -> Tensor:
         """Return a layer's keys `[kv_heads, tokens, head_dim]` in fp32 of quantised groups."""
-        some = self.groups[layer][:, groups.start : groups.stop]
+        some = self._groups_of(layer, groups)
         return dequantize_keys(some, self.shape.head_dim, self.kind).flatten(1, 2)
 
     def near(self, capacity: int) -> PlainStore:
@@ -137,9 +145,13 @@ class DeviceQuantizedStore(QuantizedMemory):
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Copy chunks as in `Store`, of whole groups; tokens of the ring and the sink as they are."""
         each = torch.arange(size // GROUP, device=self.device)
-        some = self.groups.flatten(0, 1)[rows.unsqueeze(1), chunks.unsqueeze(1) * len(each) + each]
+        some = self._groups_at(rows, chunks.unsqueeze(1) * len(each) + each)
         tokens = chunks.unsqueeze(1) * size + torch.arange(size, device=self.device)
         return self._with_exact(rows, tokens, self._dequantize(some))
+
+    def _groups_at(self, rows: Tensor, groups: Tensor) -> Tensor:
+        """Return groups `[n, count, bytes]` on the device: those of number `groups` `[n, count]` of rows `[n]`."""
+        return self.groups.flatten(0, 1)[rows.unsqueeze(1), groups]
 
     def _with_exact(self, rows: Tensor, tokens: Tensor, rounded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return keys and values of tokens `[n, size]` of rows: `rounded`, but as they are in the ring and the sink."""
@@ -153,30 +165,43 @@ class DeviceQuantizedStore(QuantizedMemory):
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
         if tree is not None:
             return self._attend_tree(layer, q, start, tree)
-        runs = [self._attend_window(layer, q[some], at) for at, some in _runs_of_one_kind(start, len(q))]
+        runs = [self._attend_window(layer, q[some], at) for at, some in runs_of_one_kind(start, len(q))]
         return torch.cat(runs) if len(runs) > 1 else runs[0]
 
     def _attend_window(self, layer: int, q: Tensor, start: int) -> Tensor:
         """Attend with tokens of one window, all of them of the sink or behind it."""
+        result = GroupAccumulator(q, self.shape.kv_heads, self.kind)
+        self._attend_exact(layer, result, slice(0, len(q)), start)
+        result.attend_groups(slice(0, len(q)), self.groups[layer], 1, start // WINDOW * WINDOW // GROUP)
+        return result.output()
+
+    def _attend_exact(self, layer: int, result: GroupAccumulator, rows: slice, start: int) -> None:
+        """Begin rows of one window, from position `start` on, with the tokens that they see as they are."""
         begin = 0 if start < SINK else max(start // WINDOW * WINDOW, SINK)
         sink = (self._sink_table, SINK) if begin else None
-        exact = (*self._plain_layer(layer), sink, self._slot(begin // BLOCK) * BLOCK, start - begin)
-        return attend_windowed(q, *exact, self.groups[layer], self.kind, start // WINDOW * WINDOW // GROUP)
+        tail = self._slot(begin // BLOCK) * BLOCK
+        result.attend_exact(rows, *self._plain_layer(layer), sink, tail, start - begin)
+
+    def _attend_rounded(self, layer: int, q: Tensor, stop: int) -> Partial:
+        """Attend to quantised groups 1 to `stop` alone, of which every row sees all."""
+        result = GroupAccumulator(q, self.shape.kv_heads, self.kind)
+        result.attend_groups(slice(0, len(q)), self.groups[layer], 1, stop)
+        return result.partial()
 
     def _attend_tree(self, layer: int, q: Tensor, start: int, tree: Tree) -> Tensor:
         """Attend to a tree. Tokens behind the end of the window see it quantised, each as its path has it."""
         first = start // WINDOW * WINDOW
         before = [*range(min(start, SINK)), *range(max(first, SINK), start)]
-        own = self._attend_exact(layer, q, start, before, tree)
+        own = self._attend_masked(layer, q, start, before, tree)
         for row, token in enumerate(range(len(tree) - len(q), len(tree))):
             if start + tree.depths[token] >= first + WINDOW:
                 part = self._attend_path(layer, q[row : row + 1], start, tree.path_to(token))
                 own.out[row], own.lse[row] = part.out[0], part.lse[0]
         if first <= SINK:
             return own.out.to(q.dtype)
-        return merge([attend_groups(q, self.groups[layer], self.kind, 1, first // GROUP), own]).out
+        return merge([self._attend_rounded(layer, q, first // GROUP), own]).out
 
-    def _attend_exact(self, layer: int, q: Tensor, start: int, before: list[int], tree: Tree) -> Partial:
+    def _attend_masked(self, layer: int, q: Tensor, start: int, before: list[int], tree: Tree) -> Partial:
         """Attend to tokens before a tree and to the tree, as they are."""
         key = start, len(tree), self._ring.size
         if self._places is None or self._places[0] != key:  # the same in all layers
@@ -198,7 +223,7 @@ class DeviceQuantizedStore(QuantizedMemory):
         return attend(q, keys, values)
 
 
-def _runs_of_one_kind(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
+def runs_of_one_kind(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
     """Yield tokens by their windows, as `runs_of_windows` does, those of the sink apart."""
     of_sink = min(max(SINK - start, 0), tokens)
     if of_sink:

@@ -68,6 +68,10 @@ class EvictingCache:
     def store(self) -> ObservableStore:
         return self._stored.store
 
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens among those that are kept."""
+        return self._stored.positions()
+
     @property
     def nbytes(self) -> int:
         """Return the bytes of keys and values, without those in the store."""

@@ -16,13 +16,14 @@ from torch import Tensor
 from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
 from ..kernels.delta_rule import DeltaRule
+from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .block_store import BlockStore
 from .states import States
 from .static_step import StoreStep
-from .store import PlainStore, Store, given
+from .store import PlainStore, Store, append, given
 from .tree import InFlight, Tree
 from .windows import Windows
 
@@ -30,12 +31,13 @@ from .windows import Windows
 class Attends(Protocol):
     """Attention as a decoder layer calls it."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         """Store the in-flight keys and values, and attend causally to them and to all committed ones.
 
         Of a tree in flight, each token attends to its ancestors and itself instead.
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, not rotated yet;
-        returns `[tokens, heads, head_dim]`. `layer` counts the layers that attend to all tokens.
+        returns `[tokens, heads, head_dim]`. `layer` counts the layers that attend to all tokens, and have k and v.
+        Without k and v, attends to those that the pass has stored in that layer.
         `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp; only models with sinks give it.
         """
         ...
@@ -49,6 +51,10 @@ class Attends(Protocol):
 
         `rows` and `gates` are those of `run_delta_rule`, as is what it returns.
         """
+        ...
+
+    def positions(self) -> Tensor:
+        """Return the positions in the sequence of the tokens of the pass under way, `[tokens]`, on the device."""
         ...
 
 
@@ -152,6 +158,10 @@ class FullCache(InFlight):
         self.followers: WeakSet[Follower] = WeakSet()
 
     @property
+    def device(self) -> torch.device:
+        return self.store.device
+
+    @property
     def length(self) -> int:
         return self._length
 
@@ -188,8 +198,8 @@ class FullCache(InFlight):
                 self._tree_queries[:, : self._held] = kept[:, : self._held]
 
     def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Tensor:
-        q = self.store.append(layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
-        if self._queries is not None:
+        q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
+        if self._queries is not None and k is not None:
             self.store.copy_rows(q, self._tree_queries[layer, self._held : self._held + len(q)])
         return self.store.attend(layer, q, self._length, self.tree, **given(lse))
 
@@ -201,13 +211,14 @@ class FullCache(InFlight):
 
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int]:
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
-        start = self._length if self._next is None or self._next[0] != layer else self._next[1]
+        is_next = self._next is not None and self._next[0] == layer and self._next[1] < self._length + self._inflight
+        start = self._next[1] if is_next else self._length
         self._next = layer, start + len(q)
         rows = self.rows
         if len(q) < self._inflight:
             rows = tuple(row[start - self._length :][: len(q)] for row in rows)
-        q = self.store.append(layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
-        if self._queries is not None:
+        q = append(self.store, layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
+        if self._queries is not None and k is not None:
             self._num_queries = min(len(q), KEPT_QUERIES)
             self.store.copy_rows(q[-self._num_queries :], self._queries[layer, : self._num_queries])
         return q, start
@@ -300,19 +311,25 @@ class FullCache(InFlight):
         return self.windows is None or self.windows.holds(start)
 
     def dump(self, start: int, end: int) -> Tensor:
-        """Return a copy of tokens as `Store.dump` does, of the layers with a window behind the others."""
+        """Return a copy of tokens as `Store.dump` does, of the layers with a window behind the others.
+
+        It is flat where those have other heads.
+        """
         kv = self.store.dump(start, end)
-        return kv if self.windows is None else torch.cat((kv, self.windows.dump(start, end)))
+        if self.windows is None:
+            return kv
+        window = self.windows.dump(start, end)
+        return torch.cat((kv, window) if kv.shape[1:] == window.shape[1:] else (kv.flatten(), window.flatten()))
 
     def restore(self, tokens: int, kv: Tensor) -> None:
         """Commit tokens without running them, from what `dump` returned."""
         end = self._length + tokens
         assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
-        grown = self.store.shape.layers
-        self.store.load(self._length, kv[:grown])
+        kv, window = self._parts(kv, tokens)
+        self.store.load(self._length, kv)
         if self.windows is not None:
-            self.windows.load(self._length, end, kv[grown:])
+            self.windows.load(self._length, end, window)
         self._length, self._queries_end = end, -1
         self._leave()
 
@@ -323,6 +340,18 @@ class FullCache(InFlight):
         """
         self.states.load(length, states)
         self.truncate(length)
+
+    def _parts(self, kv: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return what `dump` has put together, in the shapes of the store and of the windows."""
+        if kv.dim() > 1:
+            return kv[: self.store.shape.layers], kv[self.store.shape.layers :]
+        shapes = self.store.shape, self.windows.shape
+        parts = kv.split([2 * each.layers * each.kv_heads * each.head_dim * tokens for each in shapes])
+        inner = [(tokens // BLOCK, -1) if self.windows.has_blocks else (tokens, 2, each.head_dim) for each in shapes]
+        grown, window = (
+            part.view(each.layers, each.kv_heads, *size) for part, each, size in zip(parts, shapes, inner, strict=True)
+        )
+        return grown, window
 
     def adopt(self, tokens: int) -> None:
         """Commit the first tokens of an empty cache, whose keys and values are in the store already."""

@@ -31,8 +31,8 @@ class PlainRing:
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         rows: tuple[Tensor, Tensor],
         end: int,
         tree: Tree | None = None,
@@ -41,13 +41,16 @@ class PlainRing:
     ) -> Tensor:
         """Store keys and values of tokens from position `end` on, and attend as `KVCache.attend`.
 
-        `rows` are their rotations, and `lse` as there. Of a tree, whose tokens are the last ones, the first `held` are
-        stored before them.
+        `rows` are their rotations, and `lse` as there. Without k and v, they are stored already. Of a tree, whose
+        tokens are the last ones, the first `held` are stored before them.
         """
         limits, first = self._limits[layer], end - held
-        q, k, v = rotate(q, rows), rotate(k, rows).transpose(0, 1), v.transpose(0, 1)
-        before = self._slots(max(first - limits.window + 1, 0), end)
+        q, before = rotate(q, rows), self._slots(max(first - limits.window + 1, 0), end)
         stored = (self._keys[layer], self._values[layer])
+        if k is None:
+            k, v = (x.index_select(1, self._slots(end, end + len(q))) for x in stored)
+        else:
+            k, v = rotate(k, rows).transpose(0, 1), v.transpose(0, 1)
         both = [torch.cat((old.index_select(1, before), new), 1) for old, new in zip(stored, (k, v), strict=True)]
         newest = min(len(q), self.room)
         places = self._slots(end + len(q) - newest, end + len(q))

@@ -10,7 +10,7 @@ from .block_table import TableCache
 from .full import FullCache
 from .quantized_groups import QuantizedGroups
 from .selection import Refresh, Selector
-from .store import given
+from .store import append, given
 
 
 class QuantizedTableCache(TableCache):
@@ -53,6 +53,6 @@ class QuantizedTableCache(TableCache):
         self._known |= wanted
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        q = self._store.append(layer, self.start, q, k, v, self.rows_of(layer), self.stored)
+        q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         groups = self._groups.layer(layer)
         return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree, groups, **given(lse))

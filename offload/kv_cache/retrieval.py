@@ -13,7 +13,7 @@ from .full import FullCache
 from .selected import SelectedCache
 from .selection import Refresh, Selector
 from .static_step import StoreStep
-from .store import PlainStore, given
+from .store import PlainStore, Store, append, given
 from .tree import Tree
 
 
@@ -32,11 +32,15 @@ class CopiedCache(SelectedCache):
     ) -> None:
         super().__init__(full, selector, refresh, budget, chunk, tail)
         shape = full.store.shape
-        self.store = full.store.near(self._slots * chunk + self._room + PADDING)
+        self.store = self._new_store()
         assert chunk % self.store.grain == 0, "a slot is a multiple of the store's grain"
         self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
         self.exact_end = 0
         self.copied_chunks = 0  # since creation, of all layers and heads
+
+    def _new_store(self) -> Store:
+        """Return an empty store for the selected chunks, and for the tail behind them."""
+        return self._full.store.near(self._slots * self._chunk + self._room + PADDING)
 
     @property
     def has_static_steps(self) -> bool:
@@ -104,11 +108,15 @@ class CopiedCache(SelectedCache):
         self.selection = self.selection.clone()
         self.selection[row, slot] = -1  # an interrupt must not leave a slot with a wrong chunk number
         for part in self._parts(len(row)):
-            self.store.put(
-                row[part], slot[part], self._chunk, *self._full.store.gather(row[part], chunk[part], self._chunk)
+            self._put(
+                row[part], slot[part], *self._full.store.gather(row[part], chunk[part], self._chunk)
             )  # without a name for the copies, which would outlive the next ones' allocation
         self.selection[row, slot] = chunk
         self.copied_chunks += len(row)
+
+    def _put(self, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store gathered chunks in slots."""
+        self.store.put(rows, slots, self._chunk, keys, values)
 
     def _parts(self, chunks: int) -> Iterator[slice]:
         """Yield parts of so many chunks, so that the copy in between does not grow with the budget."""
@@ -118,7 +126,7 @@ class CopiedCache(SelectedCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         position = self.position
-        q = self.store.append(layer, position + self._held, q, k, v, self.rows_of(layer))
+        q = append(self.store, layer, position + self._held, q, k, v, self.rows_of(layer))
         return self.store.attend(layer, q, position, self.tree, **given(lse))
 
     def _compact(self, keep: Sequence[int]) -> None:

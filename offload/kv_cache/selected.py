@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..architecture.rope import rows_of
@@ -40,6 +41,10 @@ class SelectedCache(InFlight, ABC):
         self.states = None if full.states is None else full.states.like()
         self._states_end = -1  # the full cache's length when they were copied from its; -1: to be copied
         full.keep_queries()
+
+    @property
+    def device(self) -> torch.device:
+        return self._full.device
 
     @property
     def length(self) -> int:

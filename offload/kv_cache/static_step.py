@@ -25,7 +25,7 @@ class StepInputs:
         self.angles: Angles = tuple(like.new_zeros((rows, 1, head_dim)) for _ in range(2))
         self._counter = torch.zeros(rows + 1, dtype=torch.long, device=like.device)
         self.positions = self._counter[:-1]  # [rows], of the rows' own keys among all
-        self._seen = self._counter[1:2]  # how many keys the first row sees; each further row sees one more
+        self.seen = self._counter[1:2]  # how many keys the first row sees; each further row sees one more
         self._visible: Tensor | None = None  # [rows, capacity], the same as a mask, where Triton does not attend
         if not triton.serves(like.new_empty((rows, 1, head_dim))):
             self._visible = torch.ones((rows, capacity), dtype=torch.bool, device=like.device)
@@ -45,7 +45,7 @@ class StepInputs:
         Returns as `q`.
         """
         if self._visible is None:
-            return attend_growing(q, keys, values, self._seen)
+            return attend_growing(q, keys, values, self.seen)
         rows, heads, head_dim = q.shape
         grouped = q.view(rows, len(keys), -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, rows, head_dim]
         expanded = (x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values))
@@ -90,4 +90,8 @@ class StoreStep:
         q = rotate(q, rows)
         if self._queries is not None:
             self._queries[layer, : len(q)] = q
-        return inputs.attend(q, keys, values)
+        return self._attend(layer, q, keys, values)
+
+    def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend in a layer with rotated queries to the keys `[kv_heads, capacity, head_dim]` that they see."""
+        return self._inputs.attend(q, keys, values)

@@ -226,6 +226,20 @@ class PlainStore(Store):
         return self._keys[layer][:, start:end].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32)
 
 
+def append(
+    store: Store,
+    layer: int,
+    start: int,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    rows: tuple[Tensor, Tensor],
+    *stored: int,
+) -> Tensor:
+    """Return rotated queries as `Store.append`, which stores k and v; without them, nothing is stored."""
+    return rotate(q, rows) if k is None else store.append(layer, start, q, k, v, rows, *stored)
+
+
 def first_moved(keep: Sequence[int]) -> int:
     """Return the first index that `Store.compact` moves, or how many there are."""
     return next((at for at, index in enumerate(keep) if at != index), len(keep))

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.layer_spec import FULL, SLIDING
 from ..architecture.rope import Rope, rotate, rows_of
 from ..kernels.window_attention import Limits, attend_limited
 from .states import States
@@ -65,17 +64,19 @@ class StreamingCache(InFlight):
         `sliding_rope`: of layers that attend to a window of the model's own; `states`: of layers with linear attention.
         """
         self.states = states
-        self.shape = shape = shape.attending
+        self.shape = shape.full_attention
         self._sliding_rope = sliding_rope
-        kinds = [kind for kind, _ in shape.places]
-        self._of_kind = {each: [i for i, kind in enumerate(kinds) if kind == each] for each in (FULL, SLIDING)}
         self.sink, self.window, self._most = sink, window, inflight
         self._room = sink + 2 * window + 2 * inflight  # about half of it is for rollback
         self.rope = rope
         self._dropped = 0  # tokens between the sink and the oldest of the others
         self.span = Span(0, 0, 0, 0)
-        size = (shape.layers, shape.kv_heads, self._room, shape.head_dim)
-        self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
+        kinds = (self.shape, *([shape.sliding_attention] if shape.sliding_layers else []))
+        self._kinds = [_KindOfLayers(kind, self._room, dtype, device) for kind in kinds]
+
+    @property
+    def device(self) -> torch.device:
+        return self._kinds[0].keys.device
 
     @property
     def length(self) -> int:
@@ -84,7 +85,7 @@ class StreamingCache(InFlight):
     @property
     def nbytes(self) -> int:
         """Return the bytes of keys and values."""
-        return self._keys.nbytes + self._values.nbytes
+        return sum(kind.keys.nbytes + kind.values.nbytes for kind in self._kinds)
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         if tree is None:
@@ -106,7 +107,7 @@ class StreamingCache(InFlight):
         # Once a tree is begun, its tokens must not move.
         self._set_span(len(tree), len(tree) if self._held else self._most)
         position = self.span.position
-        depths = tree.on(self._keys.device).depths + position
+        depths = tree.on(self.device).depths + position
 
         def rotations(rope: Rope) -> tuple[Tensor, Tensor]:
             rows = rope.rows(0, position + tree.deepest + 1)
@@ -130,30 +131,32 @@ class StreamingCache(InFlight):
         stored = self._length - self._dropped
         kept = self.window + (self._room - self.sink - self.window) // 4
         source = slice(stored - kept, stored)
-        for tensor in (self._keys, self._values):
+        for tensor in self._tensors():
             tensor[:, :, self.sink : self.sink + kept] = tensor[:, :, source].clone()
         self._dropped += source.start - self.sink
         return self.sink + kept
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        return self._attend(self._of_kind[FULL][layer], self._positions[0], q, k, v, lse)
+        return self._attend(0, layer, q, k, v, lse)
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        return self._attend(self._of_kind[SLIDING][layer], self._positions[1], q, k, v, lse)
+        return self._attend(1, layer, q, k, v, lse)
 
     def _attend(
-        self, layer: int, rows: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
+        self, number: int, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None
     ) -> Tensor:
-        """Attend in layer number `layer` of all; `rows` are the rotations of its kind of layers."""
+        """Attend in layer number `layer` of those of a kind: 0 for those that attend to all tokens, 1 to a window."""
+        kind, rows = self._kinds[number], self._positions[number]
         sink, start, _, stop = self.span
-        keys, values = self.layer(layer)
+        keys, values = kind.keys[layer], kind.values[layer]
         new = slice(stop - len(q), stop)
-        keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
+        if k is not None:
+            keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
         keys, values = (torch.cat((x[:, :sink], x[:, start:stop]), dim=1) for x in (keys, values))
-        cos, sin = rows_of(self.shape, layer, rows)
+        cos, sin = rows_of(kind.shape, layer, rows)
         keys = rotate(keys, (cos.squeeze(1), sin.squeeze(1)))
         q = rotate(q, (cos[-len(q) :], sin[-len(q) :]))
-        if cap := self.shape.spec(layer).soft_cap:
+        if cap := kind.shape.spec(layer).soft_cap:
             tree = self.tree and branches_of(self.tree, q.device, self._held)
             return attend_limited(q, keys, values, Limits(cap=cap), tree, lse)
         if self.tree is None:
@@ -161,8 +164,14 @@ class StreamingCache(InFlight):
         return attend_tree(q, keys, values, self.tree, lse)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys, not rotated, and values `[kv_heads, room, head_dim]` as views, to be written to."""
-        return self._keys[index], self._values[index]
+        """Return keys, not rotated, and values `[kv_heads, room, head_dim]` as views, to be written to.
+
+        `index` counts the layers that attend to all tokens.
+        """
+        return self._kinds[0].keys[index], self._kinds[0].values[index]
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for kind in self._kinds for tensor in (kind.keys, kind.values)]
 
     def fits(self, rows: int) -> bool:
         return rows <= self._most
@@ -174,8 +183,8 @@ class StreamingCache(InFlight):
         return StreamingStep(self, rows)
 
     def clear(self) -> None:
-        self._keys.zero_()
-        self._values.zero_()
+        for tensor in self._tensors():
+            tensor.zero_()
 
     def commit(self, keep: Sequence[int] | None = None) -> None:
         if keep is None:
@@ -189,7 +198,7 @@ class StreamingCache(InFlight):
     def _commit_path(self, keep: Sequence[int]) -> None:
         assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
         first, moved = self.span.first, first_moved(keep)
-        for tensor in (self._keys, self._values) if moved < len(keep) else ():
+        for tensor in self._tensors() if moved < len(keep) else ():
             at = torch.tensor([first + index for index in keep[moved:]], device=tensor.device)
             tensor[:, :, first + moved : first + len(keep)] = tensor.index_select(2, at)
         self._length += len(keep)
@@ -219,6 +228,15 @@ class StreamingCache(InFlight):
             self.states.truncate(length)
         self._length = length
         return length
+
+
+class _KindOfLayers:
+    """Keys and values `[layers, kv_heads, room, head_dim]` of the layers of one kind."""
+
+    def __init__(self, shape: ModelShape, room: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        size = (shape.layers, shape.kv_heads, room, shape.head_dim)
+        self.keys, self.values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
 
 
 class StreamingStep:

@@ -125,6 +125,12 @@ class InFlight:
         """Run the tokens as `Attends.attend_linear`, for a layer number `layer` of those with linear attention."""
         return self.states.attend(layer, rule, rows, gates)
 
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens, as `Attends.positions`."""
+        if self.tree is None:
+            return torch.arange(self._length, self._length + self._inflight, device=self.device)
+        return self.tree.on(self.device).depths[self._held :] + self._length
+
     @property
     def held(self) -> int:
         """Return how many tokens of a tree are in flight from passes that have ended; 0 if they are lost."""

@@ -17,7 +17,7 @@ from ..architecture.families import FAMILIES, GGUFNames
 from ..errors import CheckpointError, UnsupportedModel
 from ..short_repr import short_text
 from .gguf_header import check_metadata
-from .layer_tensors import layer_sizes, stored_sizes
+from .layer_tensors import checkpoint_sizes, layer_sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,7 @@ class GGUFTensors:
 
     def unused(self, shape: ModelShape) -> Iterator[str]:
         """Yield the names of tensors of a model's layers that the decoder does not use."""
-        layers = {spec: stored_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
+        layers = {spec: checkpoint_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
         for name in self._tensors:
             match = _LAYER.match(name)
             if match is None or match["stem"] in _FREQUENCIES or int(match["layer"]) >= shape.layers:

@@ -24,6 +24,7 @@ _GEMMA = "Gemma Terms of Use; gated: accept them on the model's page, then `hf a
 HUB_MODELS = {
     "Llama-2-7B-128K": HubModel("NousResearch/Yarn-Llama-2-7b-128k", _LLAMA_2),
     "Llama-2-13B-128K": HubModel("NousResearch/Yarn-Llama-2-13b-128k", _LLAMA_2),
+    "Llama-2-70B": HubModel("meta-llama/Llama-2-70b-chat-hf", _GATED.format("2")),
     "LWM-Text-Chat-128K": HubModel("LargeWorldModel/LWM-Text-Chat-128K", _LLAMA_2),
     "LWM-Text-Chat-1M": HubModel("LargeWorldModel/LWM-Text-Chat-1M", _LLAMA_2),
     "Llama-3.1-8B": HubModel("meta-llama/Llama-3.1-8B-Instruct", _LLAMA_3_1),

@@ -25,16 +25,16 @@ _ROTATED_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
     """Return the sizes of a layer's tensors, by the decoder's names."""
-    hidden, width = shape.hidden, shape.intermediate
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    linears = {
-        "self_attn.q_proj": (q * (1 + spec.gates_heads), hidden, spec.qkv_bias),
-        "self_attn.k_proj": (kv, hidden, spec.qkv_bias),
-        "self_attn.v_proj": (kv, hidden, spec.qkv_bias),
-        "self_attn.o_proj": (hidden, q, spec.o_bias),
-    }
+    hidden, width, heads = shape.hidden, shape.intermediate * spec.width_factor, shape.heads_of(spec)
+    q, kv = shape.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+    rows = {"q": q * (1 + spec.gates_heads), "k": kv, "v": kv}
+    linears = {f"self_attn.{x}_proj": (rows[x], hidden, spec.qkv_bias) for x in spec.projections}
+    linears["self_attn.o_proj"] = (hidden, q, spec.o_bias)
     if spec.is_linear:
         linears = _linear_projections(shape)
+    if shape.layer_input:
+        linears["per_layer_input_gate"] = (shape.layer_input, hidden, False)
+        linears["per_layer_projection"] = (hidden, shape.layer_input, False)
     mlps = ["mlp"]
     if spec.is_sparse:
         width = shape.experts.width
@@ -58,9 +58,13 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
         sizes["self_attn.sinks"] = (shape.heads,)
     if spec.is_linear:
         sizes |= _linear_vectors(shape.linear)
+    if shape.layer_input:
+        sizes["post_per_layer_input_norm.weight"] = (hidden,)
+    if spec.has_scale:
+        sizes["layer_scalar"] = (1,)
     if spec.qk_norm:
-        each = (shape.head_dim, shape.head_dim) if spec.qk_norm == "head" else (q, kv)
-        sizes |= {f"self_attn.{x}_norm.weight": (size,) for x, size in zip("qk", each, strict=True)}
+        each = {"q": heads.head_dim, "k": heads.head_dim} if spec.qk_norm == "head" else {"q": q, "k": kv}
+        sizes |= {f"self_attn.{x}_norm.weight": (each[x],) for x in spec.projections if x != "v"}
     return sizes
 
 
@@ -87,21 +91,21 @@ def _norms(spec: LayerSpec) -> list[str]:
     return pre * spec.pre_norms + ["post_self_attn_layernorm", "post_mlp_layernorm"] * spec.post_norms
 
 
-def stored_sizes(shape: ModelShape, sizes: Sizes) -> Sizes:
+def checkpoint_sizes(shape: ModelShape, sizes: Sizes) -> Sizes:
     """Return the sizes of a layer's tensors as the family stores them, from those by the decoder's names."""
     found: Sizes = {}
     for name, (rows, *columns) in sizes.items():
         module, _, kind = name.rpartition(".")
-        stored = f"{shape.family_spec.stored(module)}.{kind}"
-        found[stored] = (rows + found.get(stored, (0,))[0], *columns)
+        own = f"{shape.family_spec.checkpoint_name(module)}.{kind}" if module else kind
+        found[own] = (rows + found.get(own, (0,))[0], *columns)
     return found
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where a tensor is stored.
+class TensorPlace:
+    """Where a checkpoint has a tensor.
 
-    `part` is the part of the stored tensor, None for all of it, and `order` the order of its rows, None as stored.
+    `part` is the part of that tensor, None for all of it, and `order` the order of its rows, None for as they are.
     """
 
     name: str
@@ -110,7 +114,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class StoredTensors:
+class TensorPlaces:
     """Finds the decoder's tensors in a checkpoint of a whole model's `shape`."""
 
     shape: ModelShape
@@ -120,16 +124,16 @@ class StoredTensors:
         spec = next(spec for spec in self.shape.specs if not spec.is_linear)
         return {name: size[0] for name, size in layer_sizes(self.shape, spec).items()}
 
-    def find(self, name: str, part: Part | None = None) -> Stored:
-        """Return where a tensor, or `part` of it, is stored."""
+    def find(self, name: str, part: Part | None = None) -> TensorPlace:
+        """Return where a tensor, or `part` of it, is."""
         match = _LAYER.fullmatch(name)
         if match is None:
-            return Stored(name, part)
+            return TensorPlace(name, part)
         prefix, module, kind = match["prefix"], match["module"], match["kind"]
-        stored = self.shape.family_spec.stored(module)
+        own = self.shape.family_spec.checkpoint_name(module)
         if self.shape.family_spec.groups_linear_rows and module.startswith("linear_attn.in_proj"):
-            return Stored(f"{prefix}{stored}.{kind}", None, _grouped_rows(self.shape.linear, module))
-        fused = self.shape.family_spec.fused.get(stored)
+            return TensorPlace(f"{prefix}{own}.{kind}", None, _grouped_rows(self.shape.linear, module))
+        fused = self.shape.family_spec.fused.get(own)
         is_rotated = module in _ROTATED or module in _ROTATED_NORMS
         rows = self._rows[f"{module}.{kind}"] if fused or is_rotated else 0
         start, end, _ = slice(None).indices(rows) if part is None else part[0].indices(rows)
@@ -137,7 +141,7 @@ class StoredTensors:
             first = sum(self._rows[f"{other}.{kind}"] for other in fused[: fused.index(module)])
             part = (slice(first + start, first + end),)
         order = self._order(module, end - start) if is_rotated else None
-        return Stored(f"{prefix}{stored}.{kind}", part, order)
+        return TensorPlace(f"{prefix}{own}.{kind}", part, order)
 
     def _order(self, module: str, rows: int) -> list[int] | None:
         """Return the rows of q or k, of whole heads, or of their norms, in the decoder's order; None for as stored.

@@ -7,16 +7,19 @@ from math import prod
 
 from ..architecture.dims import WeightBits
 
+_PARTS = ("layers", "outer", "experts")
+
 
 def average_bits(sizes: Mapping[str, Sequence[int]], quantized: Mapping[str, float], itemsize: int) -> WeightBits:
-    """Return the average bits of a weight, inside and outside of the layers.
+    """Return the average bits of a weight, inside and outside of the layers, and of experts if those have others.
 
     `sizes` are those of all tensors, `quantized` the bits of those that are; the others take `itemsize` bytes.
     """
-    bits, counts = {True: 0.0, False: 0.0}, {True: 0, False: 0}  # of tensors in layers, and of others
+    bits, counts = dict.fromkeys(_PARTS, 0.0), dict.fromkeys(_PARTS, 0)
     for name, size in sizes.items():
         if len(size) > 1:
-            in_layer = name.startswith("model.layers.")
-            counts[in_layer] += prod(size)
-            bits[in_layer] += prod(size) * quantized.get(name, 8 * itemsize)
-    return WeightBits(*(bits[part] / max(counts[part], 1) for part in (True, False)))
+            part = "outer" if not name.startswith("model.layers.") else "experts" if ".experts." in name else "layers"
+            counts[part] += prod(size)
+            bits[part] += prod(size) * quantized.get(name, 8 * itemsize)
+    layers, outer, experts = (bits[part] / max(counts[part], 1) for part in _PARTS)
+    return WeightBits(layers, outer, experts if counts["experts"] and experts != layers else None)

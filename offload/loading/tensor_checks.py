@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from ..architecture.config import ModelShape
 from ..errors import CheckpointError
 from ..units import counted
-from .layer_tensors import layer_sizes, stored_sizes
+from .layer_tensors import checkpoint_sizes, layer_sizes
 from .safetensors import Checkpoint
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
@@ -21,10 +21,14 @@ def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]
     They are yielded lazily: the number of layers comes from a config that may be wrong by orders of magnitude.
     """
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
-    layers = {spec: stored_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
+    layers = {spec: checkpoint_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
     for i in range(shape.layers):
         yield from ((f"model.layers.{i}.{name}", size) for name, size in layers[shape.spec(i)].items())
     yield "model.norm.weight", (shape.hidden,)
+    if width := shape.layer_input:
+        yield "model.embed_tokens_per_layer.weight", (shape.vocab, shape.layers * width)
+        yield "model.per_layer_model_projection.weight", (shape.layers * width, shape.hidden)
+        yield "model.per_layer_projection_norm.weight", (width,)
     if shape.specs[0].norm_bias:
         yield "model.norm.bias", (shape.hidden,)
     if not shape.tied_embeddings:

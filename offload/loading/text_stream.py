@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from ..events import Event, Finished, Text, Thought, Tokens
+from ..events import Event, Finished, Logprobs, ScoredToken, Text, Thought, Tokens
 from .harmony import Harmony
+from .scored_text import ScoredText
 from .thinking import Thinking
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -98,20 +99,21 @@ class StopStrings:
 class TextPieces(NamedTuple):
     """What became final: thinking, the answer's text, and whether that met a stop string.
 
-    `thought_tokens` were generated while the model thought.
+    `thought_tokens` were generated while the model thought; `tokens` are those of the text, as in Text.
     """
 
     thought: str
     text: str
     met: bool
     thought_tokens: int = 0
+    tokens: tuple[ScoredToken, ...] = ()
 
     def events(self) -> Iterator[Event]:
         """Yield the events for it."""
         if self.thought or self.thought_tokens:
             yield Thought(self.thought, self.thought_tokens)
-        if self.text:
-            yield Text(self.text)
+        if self.text or self.tokens:
+            yield Text(self.text, self.tokens)
 
 
 class TextLayer:
@@ -123,41 +125,59 @@ class TextLayer:
         """Without `thinking`, all text is the answer."""
         self._decoder, self._stops = StreamDecoder(decode), StopStrings(stops)
         self._thinking = thinking
+        self._scored = ScoredText()
 
-    def feed(self, ids: Sequence[int]) -> tuple[int, TextPieces]:
-        """Return the number of tokens up to a stop string in the answer, and what became final with them."""
+    def feed(self, ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> tuple[int, TextPieces]:
+        """Return the number of tokens up to a stop string in the answer, and what became final with them.
+
+        `logprobs` are those of the tokens, or empty.
+        """
         thought = text = ""
         thought_tokens = 0
         for used, token in enumerate(ids, 1):
             was_open = self._is_open
-            more, safe, met = self._let_through(self._decoder.feed(token))
-            thought_tokens += was_open or self._is_open
+            more, answer, safe, met = self._let_through(self._decoder.feed(token))
+            is_thought = was_open or self._is_open
+            thought_tokens += is_thought
             thought, text = thought + more, text + safe
+            if logprobs:
+                self._score(None if is_thought else token, logprobs[used - 1], len(answer), len(safe))
             if met:
-                return used, TextPieces(thought, text, True, thought_tokens)
-        return len(ids), TextPieces(thought, text, False, thought_tokens)
+                return used, TextPieces(thought, text, True, thought_tokens, self._scored.cut())
+        return len(ids), TextPieces(thought, text, False, thought_tokens, self._scored.emitted())
+
+    def _score(self, token: int | None, logprobs: Logprobs, known: int, emitted: int) -> None:
+        """Note a token of the answer, or of the thinking, None, with the characters of the answer that came with it."""
+        if token is not None:
+            self._scored.feed(token, logprobs, known, emitted)
+            return
+        self._scored.advance(known, emitted)
+        self._scored.drop_silent()
 
     def flush(self) -> TextPieces:
         """Return what is pending when no more tokens come."""
-        thought, text, met = self._let_through(self._decoder.flush())
+        thought, _, text, met = self._let_through(self._decoder.flush())
         if self._thinking is not None:
             more, rest = self._thinking.flush()
             thought += more
             if not met:
                 safe, met = self._stops.feed(rest)
                 text += safe
-        return TextPieces(thought, text if met else text + self._stops.flush(), met)
+        if met:
+            self._scored.advance(0, len(text))
+            return TextPieces(thought, text, True, tokens=self._scored.cut())
+        return TextPieces(thought, text + self._stops.flush(), False, tokens=self._scored.rest())
 
     @property
     def _is_open(self) -> bool:
         return self._thinking is not None and self._thinking.is_open
 
-    def _let_through(self, text: str) -> tuple[str, str, bool]:
-        """Return the thinking and the answer of a piece of text, and whether the answer has met a stop string."""
+    def _let_through(self, text: str) -> tuple[str, str, str, bool]:
+        """Return the thinking and the answer of a piece of text, what of the answer is safe, and whether it stops."""
         thought = ""
         if self._thinking is not None:
             thought, text = self._thinking.feed(text)
-        return (thought, *self._stops.feed(text))
+        return (thought, text, *self._stops.feed(text))
 
 
 def stream_text(events: Generator[Event, int | None], layer: TextLayer) -> Generator[Event, None]:
@@ -177,9 +197,9 @@ def stream_text(events: Generator[Event, int | None], layer: TextLayer) -> Gener
             if not isinstance(event, Tokens):
                 yield event
                 continue
-            used, pieces = layer.feed(event.ids)
+            used, pieces = layer.feed(event.ids, event.logprobs)
             kept += used
-            yield Tokens(event.ids[:used])
+            yield Tokens(event.ids[:used], event.logprobs[:used])
             yield from pieces.events()
             if pieces.met:
                 yield events.send(kept)

@@ -14,6 +14,7 @@ from .conversation import ChatMessage, encode_conversation
 from .harmony import CHANNEL, Harmony
 from .text_pieces import PIECE, can_cut, pieces
 from .thinking import CLOSING, OPENING, Thinking
+from .token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -212,6 +213,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, without special tokens."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """What returns the bytes of a token; other threads may use it while this one decodes."""
+        return TokenBytes(self._backend)
 
     def decoder(self, marks: Sequence[str]) -> Callable[[Sequence[int]], str]:
         """Return `decode`, but with the special tokens `marks` as they are."""

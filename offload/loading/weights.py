@@ -12,19 +12,22 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.layer_spec import LayerSpec
 from ..decoder import Model
-from ..decoder_layer import Layer
+from ..decoder_layer import Layer, LayerPass
 from ..experts import ExpertWeights, SharedExpert
 from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import Linear, LocalLinear, Operations, TorchOperations
 from ..kernels.quantized import QuantizedTensor
 from ..linear_attention import DeltaWeights
-from ..offloading import StreamedLayers, WeightTier
+from ..offloading import ExpertMover, StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
-from .layer_tensors import StoredTensors, layer_sizes
+from ..parallel.norm import JoinedNorm
+from ..row_inputs import LayerEmbeddings
+from .layer_tensors import TensorPlaces, layer_sizes
 from .safetensors import Checkpoint, TensorReader
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
+_CPU = torch.device("cpu")
 
 
 def load_model(
@@ -51,16 +54,26 @@ def load_model(
         reader = _WeightReader(read, dtype, device, do, group, share, checkpoint.shape)
         embedding, head = _load_ends(reader, shape)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
-        outside = _WeightReader(read, dtype, torch.device("cpu"), do, group, share, checkpoint.shape)
+        outside = _WeightReader(read, dtype, _CPU, do, group, share, checkpoint.shape)
+        mover = None if tier is None or tier.experts is None else ExpertMover(tier.experts, device)
         loaded = []
         for index in range(shape.layers):
-            loaded.append(_load_layer(reader if index < resident else outside, shape, index))
+            if mover is not None and shape.spec(index).is_sparse and mover.takes_next():
+                host = _WeightReader(read, dtype, _CPU, mover.operations(do), group, share, checkpoint.shape)
+                loaded.append(_load_apart(reader, host, shape, index, mover))
+            else:
+                loaded.append(_load_layer(reader if index < resident else outside, shape, index))
             progress(index + 1, shape.layers)
         layers = loaded
         if resident < shape.layers:
             layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
         norm, bias = _final_norm(reader, shape)
-        return Model(shape, do, embedding, layers, norm, head, group, bias, dtype)
+        own = _layer_embeddings(reader, outside, shape)
+        model = Model(shape, do, embedding, layers, norm, head, group, bias, dtype, own)
+        if mover is not None:
+            mover.finish()
+            model.experts_run = mover.statistics.event
+        return model
 
 
 def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tensor], Tensor], Linear]:
@@ -75,6 +88,17 @@ def _final_norm(reader: _WeightReader, shape: ModelShape) -> tuple[Tensor, Tenso
     """Load weight and bias of the norm behind the last layer."""
     bias = reader.stacked("model.norm.bias") if shape.specs[0].norm_bias else None
     return reader.norm("model.norm.weight"), bias
+
+
+def _layer_embeddings(reader: _WeightReader, outside: _WeightReader, shape: ModelShape) -> LayerEmbeddings | None:
+    """Load what gives each layer its own embeddings, if they have them; the table by the reader to host memory."""
+    if not shape.layer_input:
+        return None
+    return LayerEmbeddings(
+        table=outside.table("model.embed_tokens_per_layer"),
+        projection=reader.linear(False, "model.per_layer_model_projection"),
+        norm=reader.wide("model.per_layer_projection_norm.weight"),
+    )
 
 
 def load_layers(
@@ -95,8 +119,16 @@ def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Line
         return reader.gathered(reader.linear(False, name))
 
 
-def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
-    """Load the fused weights of one layer."""
+def _load_apart(reader: _WeightReader, host: _WeightReader, shape: ModelShape, index: int, mover: ExpertMover) -> Layer:
+    """Load a sparse layer whose experts are in host memory: by `host`, and everything else by `reader`."""
+    spec = shape.spec(index)
+    experts = _load_experts(host, shape, spec, f"model.layers.{index}.mlp", reader)
+    moved = mover.moved(experts, lambda do: LayerPass(spec, shape, do).activated)
+    return _load_layer(reader, shape, index, moved)
+
+
+def _load_layer(reader: _WeightReader, shape: ModelShape, index: int, experts: ExpertWeights | None = None) -> Layer:
+    """Load the fused weights of one layer; `experts`, if they are loaded already."""
     spec, prefix = shape.spec(index), f"model.layers.{index}."
     attention, linear, mlp = f"{prefix}self_attn.", f"{prefix}linear_attn.", f"{prefix}mlp"
     has = set(layer_sizes(shape, spec))
@@ -104,21 +136,30 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int) -> Layer:
     def norm(name: str, kind: str = "weight") -> Tensor | None:
         return reader.norm(f"{prefix}{name}.{kind}") if f"{name}.{kind}" in has else None
 
+    joined = spec.qk_norm == "projection" and reader.group.size > 1
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=None if spec.is_linear else reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in "qkv")),
-        q_norm=norm("self_attn.q_norm"),
-        k_norm=norm("self_attn.k_norm"),
+        qkv=None
+        if spec.is_linear
+        else reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in spec.projections)),
+        q_norm=None if joined else norm("self_attn.q_norm"),
+        k_norm=None if joined else norm("self_attn.k_norm"),
+        joined_norm=reader.joined_norm(*(f"{attention}{x}_norm.weight" for x in "qk")) if joined else None,
         o=reader.summed(spec.o_bias, f"{linear}out_proj" if spec.is_linear else f"{attention}o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=None if spec.is_sparse else _gate_up(reader, spec, mlp),
         down=None if spec.is_sparse else reader.summed(spec.mlp_bias, f"{mlp}.down_proj"),
-        experts=_load_experts(reader, shape, spec, mlp) if spec.is_sparse else None,
+        experts=experts or (_load_experts(reader, shape, spec, mlp) if spec.is_sparse else None),
         input_norm_bias=norm("input_layernorm", "bias"),
         mlp_norm_bias=norm("post_attention_layernorm", "bias"),
         attention_post_norm=norm("post_self_attn_layernorm"),
         mlp_post_norm=norm("post_mlp_layernorm"),
         sinks=reader.wide(f"{attention}sinks") if spec.has_sinks else None,
+        v_norm=reader.ones(shape.heads_of(spec).head_dim) if spec.normalises_values and not spec.borrows else None,
+        input_gate=reader.linear(False, f"{prefix}per_layer_input_gate") if shape.layer_input else None,
+        input_projection=reader.linear(False, f"{prefix}per_layer_projection") if shape.layer_input else None,
+        input_post_norm=norm("post_per_layer_input_norm"),
+        scale=reader.stacked(f"{prefix}layer_scalar") if spec.has_scale else None,
         delta=_load_delta(reader, shape, linear) if spec.is_linear else None,
     )
 
@@ -139,17 +180,23 @@ def _gate_up(reader: _WeightReader, spec: LayerSpec, mlp: str) -> LocalLinear:
     return reader.linear(spec.mlp_bias, *(f"{mlp}.{x}_proj" for x in ("gate", "up")[not spec.is_gated :]))
 
 
-def _load_experts(reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str) -> ExpertWeights:
-    """Load the experts of one layer, one after the other; a rank's columns of each."""
+def _load_experts(
+    reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str, always: _WeightReader | None = None
+) -> ExpertWeights:
+    """Load the experts of one layer, one after the other, a rank's columns of each.
+
+    What all tokens have, the router and a shared expert, is loaded by the reader `always`, if that is another one.
+    """
+    always = always or reader
     each = [f"{mlp}.experts.{i}" for i in range(shape.experts.count)]
     down_bias = spec.mlp_bias and reader.group.rank == 0  # the ranks' outputs are summed
     return ExpertWeights(
-        router=reader.linear(spec.router_bias, f"{mlp}.gate"),
+        router=always.linear(spec.router_bias, f"{mlp}.gate"),
         gate_up=tuple(_gate_up(reader, spec, name) for name in each),
         down=tuple(reader.linear(down_bias, f"{name}.down_proj") for name in each),
         per_token=shape.experts.per_token,
         group=reader.group,
-        shared=_load_shared_expert(reader, spec, mlp) if spec.shares_expert else None,
+        shared=_load_shared_expert(always, spec, mlp) if spec.shares_expert else None,
     )
 
 
@@ -175,7 +222,8 @@ def streamed_model(
         embedding, head = _load_ends(reader, shape)
         layers = (_load_layer(reader, shape, index) for index in range(shape.layers))
         norm, bias = _final_norm(reader, shape)
-        yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype)
+        own = _layer_embeddings(reader, reader, shape)
+        yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype, own)
 
 
 class _WeightReader:
@@ -196,7 +244,7 @@ class _WeightReader:
         self._dtype = dtype
         self._device = device
         self.group, self._share = group, share
-        self._names, self._shape = StoredTensors(shape), shape
+        self._places, self._shape = TensorPlaces(shape), shape
 
     def stacked(self, *names: str) -> Tensor:
         """Return the tensors concatenated along their rows, in newly allocated memory."""
@@ -217,11 +265,21 @@ class _WeightReader:
         """Return a tensor in fp32."""
         return self._tensor(name).to(self._device, torch.float32)
 
+    def joined_norm(self, *names: str) -> JoinedNorm:
+        """Return norms of q and k over the heads of all ranks, from this rank's parts of their weights."""
+        shape = self._shape
+        widths = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        return JoinedNorm(tuple(map(self.norm, names)), widths, self._share.counts_keys, self.group)
+
+    def ones(self, size: int) -> Tensor:
+        """Return the weight of a norm without one, in fp32."""
+        return torch.ones(size, device=self._device)
+
     def _tensor(self, name: str) -> Tensor:
         """Return a tensor, or this rank's part of it, in the decoder's order of rows."""
-        stored = self._names.find(name, self._share and self._share.part(name))
-        tensor = self._read(stored.name, stored.part)
-        return tensor if stored.order is None else tensor[torch.tensor(stored.order)]
+        place = self._places.find(name, self._share and self._share.part(name))
+        tensor = self._read(place.name, place.part)
+        return tensor if place.order is None else tensor[torch.tensor(place.order)]
 
     def linear(self, bias: bool, *names: str) -> LocalLinear:
         """Return the named linears as one, with their rows concatenated; quantised if they can be."""
@@ -244,13 +302,13 @@ class _WeightReader:
 
     def _quantized(self, name: str, read: Callable[[str], QuantizedTensor | None]) -> QuantizedTensor | None:
         """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
-        stored = self._names.find(name, self._share and self._share.part(name))
-        if not self._operations.serves_quantized(self._dtype) or (whole := read(stored.name)) is None:
+        place = self._places.find(name, self._share and self._share.part(name))
+        if not self._operations.serves_quantized(self._dtype) or (whole := read(place.name)) is None:
             return None
-        rows, *columns = stored.part or (slice(None),)
+        rows, *columns = place.part or (slice(None),)
         part = whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
-        if part is not None and stored.order is not None:
-            part = part.rows(torch.tensor(stored.order))
+        if part is not None and place.order is not None:
+            part = part.rows(torch.tensor(place.order))
         return None if part is None else part.to(self._device)
 
     def summed(self, bias: bool, name: str) -> Linear:

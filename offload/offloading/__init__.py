@@ -1,6 +1,7 @@
 """Tiers of memory for the full KV cache: resident on the device, streamed over the link, attended to on the host."""
 
 from .disk_link import DiskFailed, DiskLink
+from .expert_tier import ExpertMover, ExpertTier
 from .factory import TieredStoreFactory, TierSettings, check_model
 from .host_memory import make_link
 from .link import LINK_COST, LinkStatistics, SimulatedLink, TransferFailed
@@ -10,6 +11,8 @@ __all__ = [
     "LINK_COST",
     "DiskFailed",
     "DiskLink",
+    "ExpertMover",
+    "ExpertTier",
     "LinkStatistics",
     "SimulatedLink",
     "StreamedLayers",

@@ -21,8 +21,12 @@ def read_grains(tiers: Tiers, layer: Tensor, page: Tensor, head: Tensor, grain: 
     grains = tiers.format.grains(torch.empty((1, 1), dtype=pages.dtype).expand(1, pages.shape[2]))  # for its shape
     heads, each, *numbers = grains.shape[1:]
     picked = torch.empty((layer.numel(), *numbers), dtype=pages.dtype)
-    within = (head * each + grain).flatten()
-    groups = _by_page((layer * pages.shape[1] + page).flatten())
+    within, keys = (head * each + grain).flatten(), (layer * pages.shape[1] + page).flatten()
+    is_near = layer.flatten() < pages.memory_layers
+    if pages.memory_layers:
+        near = tiers.format.grains(pages.memory).flatten(0, 3)
+        picked[is_near] = near[keys[is_near] * heads * each + within[is_near]]
+    groups = [(key, at) for key, at in _by_page(keys) if not is_near[at[0]]]
     few = pages.page_bytes // SMALL_READ_BYTES
     _read_small(tiers, [(key, at) for key, at in groups if len(at) < few], within, picked)
     _read_whole(tiers, [(key, at) for key, at in groups if len(at) >= few], within, picked, heads * each)

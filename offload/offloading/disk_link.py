@@ -62,12 +62,17 @@ class DiskLink(BackgroundLink):
         self.statistics.busy_s += busy
 
     def _failure(self, ticket: Ticket) -> TransferFailed:
-        error = ticket.error
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        return DiskFailed(
-            f"the KV cache on disk could not be read or written ({ticket.size:,} bytes): {reason}",
-            "the text so far is complete; check the disk and its free space, or give --disk a folder on another one",
-        )
+        return disk_failure(ticket)
+
+
+def disk_failure(ticket: Ticket) -> DiskFailed:
+    """Return the error that a ticket's copies from or to a disk have failed."""
+    error = ticket.error
+    reason = (isinstance(error, OSError) and error.strerror) or error
+    return DiskFailed(
+        f"the KV cache on disk could not be read or written ({ticket.size:,} bytes): {reason}",
+        "the text so far is complete; check the disk and its free space, or give --disk a folder on another one",
+    )
 
 
 def _neighbours(ticket: Ticket, submitted: queue.SimpleQueue[Ticket | None]) -> tuple[list[Ticket], Any]:

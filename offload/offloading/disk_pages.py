@@ -25,32 +25,41 @@ class FileRange:
 
 
 class DiskPages:
-    """Pages of a number of layers in a file, each layer's one behind the other.
+    """Pages of a number of layers in a file, each layer's one behind the other; those of the first may be in memory.
 
     Indexed by layer and page, as a tensor `[layers, pages, numbers]`, but gives ranges of the file, for a link to copy.
     """
 
-    def __init__(self, file: ScratchFile, size: tuple[int, int, int], dtype: torch.dtype) -> None:
-        self.file, self.shape, self.dtype = file, size, dtype
+    def __init__(
+        self, file: ScratchFile, size: tuple[int, int, int], dtype: torch.dtype, memory: Tensor | None = None
+    ) -> None:
+        """`size` is that of all pages; `memory` `[first layers, pages, numbers]` has those that are not in the file."""
+        self.file, self.shape, self.dtype, self.memory = file, size, dtype, memory
+        self.memory_layers = 0 if memory is None else len(memory)
         self.page_bytes = size[2] * dtype.itemsize
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, at: tuple[int | slice, int | slice]) -> FileRange | list[FileRange]:
-        """Return a layer's page, a layer's run of pages as one range, or a page in several layers as a list."""
+    def __getitem__(self, at: tuple[int | slice, int | slice]) -> FileRange | Tensor | list[FileRange | Tensor]:
+        """Return a layer's page, a layer's run of pages as one range, or a page in several layers as a list.
+
+        Of a layer in memory, they are tensors.
+        """
         layer, page = at
         if isinstance(layer, slice):
             return [self[each, page] for each in range(len(self))[layer]]
+        if layer < self.memory_layers:
+            return self.memory[layer, page]
         first, end, _ = page.indices(self.shape[1]) if isinstance(page, slice) else (page, page + 1, 1)
         return FileRange(self.file, self._offset(layer, first), (end - first) * self.page_bytes)
 
     def part(self, layer: int, page: int, start: int, size: int) -> FileRange:
-        """Return `size` bytes of a page, from its byte `start` on."""
+        """Return `size` bytes of a page in the file, from its byte `start` on."""
         return FileRange(self.file, self._offset(layer, page) + start, size)
 
     def _offset(self, layer: int, page: int) -> int:
-        return (layer * self.shape[1] + page) * self.page_bytes
+        return ((layer - self.memory_layers) * self.shape[1] + page) * self.page_bytes
 
     def new_memory(self, layers: int) -> Tensor:
         """Return uninitialised memory for a page of so many layers, `[layers, numbers]`, aligned for the file."""

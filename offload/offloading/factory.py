@@ -15,7 +15,7 @@ from ..architecture.footprint import page_tokens
 from ..architecture.tier_footprint import disk_buffers
 from ..config import EXACT
 from ..errors import SettingsError
-from ..kernels.native import KernelUnavailable, find_kernel
+from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
 from ..kv_cache.block_store import host_memory
@@ -23,6 +23,7 @@ from ..kv_cache.factory import new_store
 from ..kv_cache.store import Store
 from ..scratch_file import ALIGNMENT, ScratchFile
 from .balance import HOST_ROWS, Balance
+from .device_quantized_store import DeviceQuantizedTieredStore
 from .disk_pages import DiskPages
 from .host_attention import HostAttention, HostThread
 from .host_memory import begin_allocation, make_link
@@ -30,6 +31,7 @@ from .link import Link
 from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
 from .pinning import Pinning
 from .prefetch import PrefetchRing
+from .quantized_host import QuantizedHostAttention
 from .quantized_pages import QuantizedPageFormat
 from .quantized_store import QuantizedTieredStore
 from .store import TieredStore
@@ -51,9 +53,12 @@ class TierSettings:
         overlap: prefetch while the device computes.
         by_layers: prefill layer by layer, so that no page is read back.
         weight_layers: layers whose weights stay on the device; None for all.
+        experts: how experts run that are in host memory: host or stream; device: they are with the other weights.
+        expert_layers: layers whose experts stay on the device nevertheless.
         link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
         host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
-        disk: a folder; pages of layers that are not resident lie in a file there instead of host memory. On a CPU.
+        disk: a folder; pages of layers that are not resident lie in a file there instead of host memory.
+        host_layers: of these layers, those whose pages are in host memory nevertheless.
     """
 
     mode: str = "stream"
@@ -64,9 +69,12 @@ class TierSettings:
     overlap: bool = True
     by_layers: bool = True
     weight_layers: int | None = None
+    experts: str = "device"
+    expert_layers: int = 0
     link_gb_s: float | None = None
     host_bandwidth: float | None = None
     disk: Path | None = None
+    host_layers: int = 0
 
     def buffers_for(self, page_bytes: int) -> int:
         """Return how many pages of so many bytes are prefetched."""
@@ -89,7 +97,7 @@ class TieredStoreFactory:
         operations: the model's operations, for the resident layers.
         link: None for a simulated link of `settings.link_gb_s`, the device's own, or that to the disk.
         new_file: makes the file on disk, from the arguments of ScratchFile.
-        kv: the format of keys and values; quantised ones are on a CPU, and prompts are read chunk by chunk.
+        kv: the format of keys and values; with quantised ones, prompts are read chunk by chunk.
     """
 
     def __init__(
@@ -101,7 +109,6 @@ class TieredStoreFactory:
         new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
         kv: str = EXACT,
     ) -> None:
-        assert kv == EXACT or device.type == "cpu", "a combination that does not run"
         assert settings.disk is None or settings.mode == "stream", "pages on disk are streamed"
         self.settings = settings if kv == EXACT else replace(settings, by_layers=False)
         self._new_file, self._kv = new_file, kv
@@ -113,8 +120,10 @@ class TieredStoreFactory:
         """Begin to pin host memory for a store of such a capacity, while something else is done."""
         shape = shape.full_attention
         if self.settings.resident_layers < shape.layers:
-            size = self._pages_size(shape, capacity, self._page_format(shape, dtype))
-            self._reserved = begin_allocation(size, dtype, self._device)
+            format, dtype = self._stored_format(shape, dtype)
+            layers, *size = self._pages_size(shape, capacity, format)
+            layers = layers if self.settings.disk is None else min(self.settings.host_layers, layers)
+            self._reserved = begin_allocation((layers, *size), dtype, self._device)
 
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
         """Return an empty store for a sequence of up to `capacity` tokens: of the layers that attend to all of them.
@@ -122,12 +131,12 @@ class TieredStoreFactory:
         Raises SettingsError for a model whose attention the tiers do not compute.
         """
         check_model(shape)
-        shape = shape.full_attention
+        visits, shape = 1 + shape.borrowing[0], shape.full_attention
         settings, device = self.settings, self._device
         if settings.resident_layers >= shape.layers:
             return new_store(self._operations.kernel, shape, capacity, dtype, device, self._kv)
         if self._kv != EXACT:
-            return self._new_quantized_store(shape, capacity, dtype)
+            return self._new_quantized_store(shape, capacity, dtype, visits)
         format = self._page_format(shape, dtype)
         resident_layers = settings.resident_layers
         away = shape.layers - resident_layers
@@ -152,27 +161,50 @@ class TieredStoreFactory:
                 pages=pages,
                 open=self._device_pages((away, 2, format.numbers), dtype),
                 pinning=pinning,
+                last_visits=visits,
                 prefills_plainly=device.type == "cuda",
             )
         return TieredStore(shape, tiers)
 
-    def _new_quantized_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> QuantizedTieredStore:
-        page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
-        format = QuantizedPageFormat(shape, page, self._kv)
+    def _new_quantized_store(
+        self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int
+    ) -> QuantizedTieredStore | DeviceQuantizedTieredStore:
+        settings, device = self.settings, self._device
+        format, numbers = self._stored_format(shape, dtype)
         size = self._pages_size(shape, capacity, format)
+        pages, pinning = self._pages(size, numbers)
         with torch.inference_mode(False):
-            buffers = host_memory((self.settings.buffers_for(format.numbers), format.numbers), torch.uint8).unbind()
+            buffers = self._device_bytes((settings.buffers_for(format.numbers), format.numbers)).unbind()
             tiers = QuantizedTiers(
                 format=format,
                 link=self.link,
-                ring=PrefetchRing(self.link, buffers, self.settings.overlap),
-                balance=Balance(self._share),
-                host=None if self.settings.mode == "stream" else HostThread(self._device, self.settings.host_bandwidth),
-                resident_layers=self.settings.resident_layers,
-                pages=self._pages(size, torch.uint8)[0],
-                open=host_memory((size[0], 2, format.numbers), torch.uint8),
+                ring=PrefetchRing(self.link, buffers, settings.overlap),
+                balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
+                host=None if settings.mode == "stream" else self._quantized_host(format, shape, dtype),
+                resident_layers=settings.resident_layers,
+                pages=pages,
+                open=self._device_bytes((size[0], 2, format.numbers)),
+                pinning=pinning,
+                last_visits=visits,
             )
+        if self._operations.kernel is None:
+            return DeviceQuantizedTieredStore(shape, capacity, dtype, tiers)
         return QuantizedTieredStore(self._operations.kernel, shape, capacity, dtype, tiers)
+
+    def _quantized_host(self, format: QuantizedPageFormat, shape: ModelShape, dtype: torch.dtype) -> HostThread:
+        bandwidth = self.settings.host_bandwidth
+        if self._operations.kernel is not None:  # the store attends by its kernel
+            return HostThread(self._device, bandwidth)
+        return QuantizedHostAttention(format, shape, _host_kernel(shape, dtype), self._device, bandwidth)
+
+    def _stored_format(
+        self, shape: ModelShape, dtype: torch.dtype
+    ) -> tuple[PageFormat | QuantizedPageFormat, torch.dtype]:
+        """Return the format of pages, and the type of their numbers."""
+        if self._kv == EXACT:
+            return self._page_format(shape, dtype), dtype
+        page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
+        return QuantizedPageFormat(shape, page, self._kv), torch.uint8
 
     @property
     def _share(self) -> float | None:
@@ -190,16 +222,28 @@ class TieredStoreFactory:
 
     def _device_pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return uninitialised memory for pages on the device, aligned for reads from disk."""
-        if self.settings.disk is None:
+        if self.settings.disk is None or self._device.type != "cpu":
             return torch.empty(size, dtype=dtype, device=self._device)
         return host_memory(size, dtype)
 
+    def _device_bytes(self, size: tuple[int, ...]) -> Tensor:
+        """Return uninitialised memory for pages of quantised keys and values on the device."""
+        if self._device.type == "cpu":
+            return host_memory(size, torch.uint8)
+        return self._device_pages(size, torch.uint8)
+
     def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor | DiskPages, Pinning | None]:
         """Return a file or host memory for pages, the reserved one if it is of that size."""
-        if self.settings.disk is not None:
-            nbytes = torch.Size(size).numel() * dtype.itemsize
-            is_aligned = size[2] * dtype.itemsize % ALIGNMENT == 0
-            return DiskPages(self._new_file(self.settings.disk, nbytes, is_aligned), size, dtype), None
+        if self.settings.disk is None:
+            return self._host_pages(size, dtype)
+        host = min(self.settings.host_layers, size[0])
+        memory, pinning = self._host_pages((host, *size[1:]), dtype) if host else (None, None)
+        nbytes = torch.Size((size[0] - host, *size[1:])).numel() * dtype.itemsize
+        is_aligned = size[2] * dtype.itemsize % ALIGNMENT == 0
+        return DiskPages(self._new_file(self.settings.disk, nbytes, is_aligned), size, dtype, memory), pinning
+
+    def _host_pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
+        """Return host memory for pages, the reserved one if it is of that size."""
         reserved, self._reserved = self._reserved, None
         if reserved is not None and (reserved[0].shape, reserved[0].dtype) == (size, dtype):
             return reserved
@@ -213,7 +257,14 @@ def _page_format(
     """Choose the native kernel's blocks wherever it can attend on the host."""
     if operations.kernel is not None:
         return NativePageFormat(shape, page, operations.kernel)
-    if device.type != "cpu" and why_not(shape, dtype, torch.device("cpu")) is None:
-        with contextlib.suppress(KernelUnavailable):
-            return BlockPageFormat(shape, page, find_kernel())
+    if device.type != "cpu" and (kernel := _host_kernel(shape, dtype)) is not None:
+        return BlockPageFormat(shape, page, kernel)
     return PlainPageFormat(shape, page)
+
+
+def _host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:
+    """Return the native kernel that attends on the host of a GPU, or None."""
+    if why_not(shape, dtype, torch.device("cpu")) is None:
+        with contextlib.suppress(KernelUnavailable):
+            return find_kernel()
+    return None

@@ -58,6 +58,13 @@ class HostThread:
         """
         return self._submit(pages, lambda: ([attend(index, page) for index, page in enumerate(pages)], None))
 
+    def _copied(self, q: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Begin to copy a GPU's queries to the host; return where they will be, and the event when they are."""
+        copy = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(q, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(q.device))
+        return copy, arrived
+
     def _submit(
         self,
         pages: Tensor,
@@ -93,9 +100,7 @@ class HostAttention(HostThread):
         """Attend to all tokens of pages `[n, numbers]`; the rotated `q` must not change until the result is ready."""
         if q.device.type == "cpu":
             return self.attend_each(pages, lambda _, page: self._format.attend(page, q, self._format.tokens))
-        copy = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(q, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(q.device))
+        copy, arrived = self._copied(q)
         return self._submit(pages, lambda: ([], self._summed(pages, copy)), arrived)
 
     def _summed(self, pages: Tensor, q: Tensor) -> Tensor:

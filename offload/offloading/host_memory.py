@@ -11,6 +11,7 @@ from ..kv_cache.block_store import host_memory
 from .disk_link import DiskLink
 from .link import Link, SimulatedLink
 from .pinning import Pinning
+from .staged_link import StagedLink
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
@@ -31,10 +32,14 @@ def begin_allocation(size: tuple[int, ...], dtype: torch.dtype, device: torch.de
 
 
 def make_link(device: torch.device, gb_s: float | None = None, to_disk: bool = False) -> Link:
-    """Return a simulated link of `gb_s` 10^9 bytes/s, or if None the device's own; a CPU has one to the disk only."""
-    if to_disk:
-        assert device.type == "cpu" and gb_s is None, "pages on disk are read to a CPU's memory"
+    """Return a simulated link of `gb_s` 10^9 bytes/s, or if None the device's own; a CPU has one to the disk only.
+
+    `to_disk`: pages may lie on disk, too.
+    """
+    if to_disk and device.type == "cpu" and gb_s is None:
         return DiskLink()
+    if to_disk:
+        return StagedLink(make_link(device, gb_s), device, allocator(device))
     if gb_s is not None:
         return SimulatedLink(gb_s * 1e9)
     assert device.type == "cuda", "a CPU has no link but a simulated one"

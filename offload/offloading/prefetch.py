@@ -24,10 +24,15 @@ class PrefetchItem(NamedTuple):
         return [(buffer, self.source[self.key])]
 
 
-def prefetch_order(pages: Tensor | DiskPages, num_streamed: int, passes: int) -> Iterator[PrefetchItem]:
-    """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it."""
+def prefetch_order(
+    pages: Tensor | DiskPages, num_streamed: int, passes: int, last_visits: int = 1
+) -> Iterator[PrefetchItem]:
+    """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it.
+
+    `last_visits`: how many of the model's layers attend to the last layer of the store.
+    """
     for layer in range(len(pages)):
-        for _ in range(passes):
+        for _ in range(passes * (last_visits if layer == len(pages) - 1 else 1)):
             for page in range(num_streamed):
                 yield PrefetchItem((layer, page), pages)
 

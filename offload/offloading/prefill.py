@@ -61,8 +61,10 @@ class PrefillBuffers:
         return PageRun(self._buffers[layer % 2], tuple(page - self._first for page in pages))
 
     def store(self, layer: int) -> None:
-        """Begin to copy the pages of a finished layer to the host."""
+        """Begin to copy the pages of a finished layer to the host, once: other layers may attend to it, too."""
         link, side = self._tiers.link, layer % 2
+        if self._tickets[side] is not None:
+            return
         pages = self._buffers[side]
         targets = self._tiers.pages[layer, self._first : self._first + len(pages)]
         self._tickets[side] = link.copy([(targets, pages)], link.mark())

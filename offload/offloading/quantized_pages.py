@@ -19,16 +19,16 @@ class QuantizedPageFormat:
         assert tokens % WINDOW == 0, "pages are whole windows"
         self.tokens, self.kind = tokens, kind
         self.blocks = tokens // BLOCK
-        self._heads, self._bytes = shape.kv_heads, group_bytes(kind, shape.head_dim)
-        self.numbers = shape.kv_heads * tokens // GROUP * self._bytes
+        self._heads, self.group_bytes = shape.kv_heads, group_bytes(kind, shape.head_dim)
+        self.numbers = shape.kv_heads * tokens // GROUP * self.group_bytes
 
-    def view(self, pages: Tensor) -> Tensor:
+    def grains(self, pages: Tensor) -> Tensor:
         """View pages `[..., numbers]` as `[..., kv_heads, groups, bytes]`."""
-        return pages.unflatten(-1, (self._heads, -1, self._bytes))
+        return pages.unflatten(-1, (self._heads, -1, self.group_bytes))
 
     def groups(self, pages: Tensor) -> Groups:
         """Return pages `[n, numbers]` as the kernel takes them; group g of page p has number `place(p) + g`."""
-        return Groups(self.view(pages).flatten(0, 1), kv_format(self.kind))
+        return Groups(self.grains(pages).flatten(0, 1), kv_format(self.kind))
 
     def place(self, page: int) -> int:
         """Return the number of the first group of a page among those of consecutive pages."""

@@ -1,46 +1,22 @@
-"""Reads and writes quantised keys and values over tiers outside of a pass: for selections, and for prompts on disk."""
+"""Reads quantised keys and values over tiers outside of a pass, with the native kernel: for selections."""
 
 from __future__ import annotations
-
-from abc import abstractmethod
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from ..architecture.kv_formats import GROUP, SINK
-from ..kv_cache.block_store import BlockStore, copy_bytes
+from ..kv_cache.block_store import BlockStore
 from ..kv_cache.quantized_groups import dequantized, group_items
 from ..kv_cache.quantized_store import QuantizedStore
-from .link import LINK_COST
-from .open_pages import OpenPages
-from .tiers import QuantizedTiers
+from .quantized_passes import QuantizedPasses
 
 
-class QuantizedTierReader(QuantizedStore):
+class QuantizedTierReader(QuantizedPasses, QuantizedStore):
     """Reads groups from the tier that has them; host memory and disk are read over the link."""
-
-    tiers: QuantizedTiers
-    open_pages: OpenPages
-    read_cost = LINK_COST
-
-    @property
-    def resident_layers(self) -> int:
-        return self.tiers.resident_layers
-
-    @abstractmethod
-    def _close_pages(self) -> None:
-        """Prepare for groups that are stored outside of a pass."""
 
     def near(self, capacity: int) -> BlockStore:
         return BlockStore(self._kernel, self.shape, capacity, self.dtype)
-
-    def _pages_of(self, groups: range) -> Iterator[tuple[int, range, slice]]:
-        """Yield the pages of groups of the sequence: number, which groups of the page, and which of the groups."""
-        each = self.span // GROUP
-        for page in range(groups.start // each, -(-groups.stop // each)):
-            first, stop = max(groups.start, page * each), min(groups.stop, (page + 1) * each)
-            yield page, range(first - page * each, stop - page * each), slice(first - groups.start, stop - groups.start)
 
     def _dequantized(self, layer: int, groups: range) -> tuple[Tensor, Tensor]:
         if layer < self.resident_layers:
@@ -61,18 +37,6 @@ class QuantizedTierReader(QuantizedStore):
             groups = self.tiers.format.groups(self._fetched(layer - self.resident_layers, page).unsqueeze(0))
         return dequantized(self._kernel, groups, items, self.shape.head_dim, self.dtype)
 
-    def _fetched(self, layer: int, page: int) -> Tensor:
-        """Return the newest copy of a page of an offloaded layer, over the link unless it is open.
-
-        Raises TransferFailed.
-        """
-        if page in self.open_pages:
-            return self.open_pages.buffer(layer, page)
-        tiers, target = self.tiers, self.tiers.new_memory((self.tiers.format.numbers,))
-        tiers.link.wait(ticket := tiers.link.copy([(target, tiers.pages[layer, page])], tiers.link.mark()))
-        tiers.link.finish(ticket)
-        return target
-
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Copy chunks as in `Store`, of whole groups; each page is fetched once."""
         shape = (len(rows), size // GROUP, GROUP, self.shape.head_dim)
@@ -92,19 +56,3 @@ class QuantizedTierReader(QuantizedStore):
             both = self._read(layer, chunk * size, (chunk + 1) * size)
             keys[at], values[at] = (x[rows[at] % self.shape.kv_heads].view(len(at), *shape[1:]) for x in both)
         return keys.flatten(1, 2), values.flatten(1, 2)
-
-    def _dump_groups(self, groups: range) -> Tensor:
-        format, runs = self.tiers.format, []
-        for page, some, _ in self._pages_of(groups):
-            offloaded = self.open_pages.newest(page)
-            runs.append(format.view(offloaded)[:, :, some.start : some.stop].flatten(2))
-        offloaded = torch.cat(runs, dim=2)
-        return torch.cat((super()._dump_groups(groups), offloaded)) if self.resident_layers else offloaded
-
-    def _load_groups(self, first: int, groups: Tensor) -> None:
-        self._close_pages()
-        resident = self.resident_layers
-        super()._load_groups(first, groups[:resident])
-        for page, some, part in self._pages_of(range(first, first + groups.shape[2])):
-            pages = self.tiers.format.view(self.open_pages.edited(page))
-            copy_bytes(pages[:, :, some.start : some.stop], groups[resident:, :, part])

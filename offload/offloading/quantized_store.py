@@ -1,13 +1,12 @@
 """A full cache of quantised keys and values over tiers: some layers' groups lie in pages in host memory or on disk.
 
-The device is a CPU. It has the bf16 tokens of the sink and of the newest windows, and the groups of the pages that the
-pass writes to. Of the whole pages before it, every pass streams some once a layer, and attends to the others in host
-memory meanwhile. If a page is a multiple of the kernel's PIECE, attention has the same bits as over a `QuantizedStore`.
+The device is a CPU, whose native kernel attends. If a page is a multiple of the kernel's PIECE, attention has the same
+bits as over a `QuantizedStore`. Passes are those of quantized_passes.py.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
@@ -20,10 +19,7 @@ from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import quantize_call
 from ..kv_cache.quantized_groups import group_items
 from ..kv_cache.quantized_store import runs_of_windows
-from .balance import Stopwatch
 from .host_attention import HostResult, add_from_host
-from .open_pages import OpenPages
-from .prefetch import PrefetchItem, prefetch_order
 from .quantized_reader import QuantizedTierReader
 from .tiers import QuantizedTiers
 
@@ -35,64 +31,7 @@ class QuantizedTieredStore(QuantizedTierReader):
         self, kernel: Kernel, shape: ModelShape, capacity: int, dtype: torch.dtype, tiers: QuantizedTiers
     ) -> None:
         super().__init__(kernel, shape, capacity, dtype, tiers.format.kind, tiers.resident_layers)
-        self.tiers, self.span = tiers, tiers.format.tokens
-        self.open_pages = OpenPages(tiers)
-        self._num_whole = 0  # whole pages before the pass
-        self._num_streamed = 0  # of those, how many are streamed; the host attends to the others
-        self._hosted: Future[HostResult] | None = None  # the last attention on the host
-        self._clock = Stopwatch()
-        self._running = False
-
-    def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
-        """Begin a pass as in `Store`, and prefetch its first pages."""
-        assert chunk is None, "a prompt is read chunk by chunk"
-        self._recover()
-        super().begin(start, tokens, chunk, held)
-        first, last = start // self.span, (start + tokens - 1) // self.span
-        self._reserve(last - first + 1)
-        self._running, self._num_whole = True, first
-        self._num_streamed = self.tiers.balance.streamed(first, tokens) if self.tiers.host else first
-        self.open_pages.advance(start, held)
-        for page in range(first, last + 1):
-            self.open_pages.open(page)
-        self._expect()
-
-    def _expect(self) -> None:
-        self.tiers.ring.expect(prefetch_order(self.tiers.pages, self._num_streamed, 1))
-
-    def _reserve(self, pages: int) -> None:
-        """Have slots for so many open pages."""
-        if pages > self.open_pages.slots:
-            self.open_pages.flush()
-            layers, _, numbers = self.tiers.open.shape
-            self.tiers.open = self.tiers.new_memory((layers, pages, numbers))
-            self.open_pages = OpenPages(self.tiers)
-
-    def _recover(self) -> None:
-        """Cancel what is left of an aborted pass."""
-        if self._running:
-            self.tiers.ring.reset()
-            if self._hosted is not None:  # its thread reads memory that the next pass may replace
-                wait((self._hosted,))
-            self._running = False
-
-    def end(self) -> None:
-        """End the pass, and prefetch for the next one, most likely over the same pages."""
-        self._clock.stop()
-        self._expect()
-        self._running = False
-
-    def truncate(self, length: int) -> None:
-        super().truncate(length)
-        if length // self.span < self._num_whole:
-            self.tiers.ring.drop()
-
-    def _close_pages(self) -> None:
-        """Move the open pages to host memory, after a pass that may have been interrupted; not to disk."""
-        self._recover()
-        self.tiers.ring.drop()
-        if isinstance(self.tiers.pages, Tensor):
-            self.open_pages.flush()
+        self._use_tiers(tiers)
 
     def _quantize_groups(self, layer: int, groups: range, slots: list[int]) -> None:
         if layer < self.resident_layers:
@@ -125,26 +64,21 @@ class QuantizedTieredStore(QuantizedTierReader):
 
     def _attend_whole(self, layer: int, q: Tensor) -> KernelAccumulator:
         """Attend to the whole pages before the pass, of which every row sees all."""
-        tiers, result = self.tiers, KernelAccumulator(self._kernel, q)
+        result = KernelAccumulator(self._kernel, q)
         rest = self._clock.lap()
         host = self._submit(layer, q)
-        for page in range(self._num_streamed):
-            buffer = tiers.ring.take(PrefetchItem((layer - self.resident_layers, page), tiers.pages))
+        for page, buffer in self._streamed(layer):
             result.add(slice(None), self._attend_page(layer, q, page, buffer))
-            tiers.ring.release(buffer)
-            if tiers.ring.seconds is not None:
-                tiers.balance.observe_link(tiers.ring.seconds)
         if host is not None:
-            add_from_host(host, len(q), rest, tiers.balance, result)
+            add_from_host(host, len(q), rest, self.tiers.balance, result)
         self._clock.start()
         return result
 
     def _submit(self, layer: int, q: Tensor) -> Future[HostResult] | None:
         """Start host attention to the whole pages that are not streamed, if there are any."""
         first = self._num_streamed
-        if first == self._num_whole:
+        if (pages := self._on_host(layer)) is None:
             return None
-        pages = self.tiers.pages[layer - self.resident_layers, first : self._num_whole]
         attend = lambda index, page: self._attend_page(layer, q, first + index, page)  # noqa: E731
         self._hosted = self.tiers.host.attend_each(pages, attend)
         return self._hosted

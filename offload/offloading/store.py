@@ -87,7 +87,7 @@ class TieredStore(TierReader):
         else:
             begun = -(-(start + held) // size) - self._num_whole
             self._prefill = PrefillBuffers(tiers, self.open_pages, self._num_whole, self._end, begun)
-        tiers.ring.expect(prefetch_order(tiers.pages, self._num_streamed, passes))
+        tiers.ring.expect(prefetch_order(tiers.pages, self._num_streamed, passes, tiers.last_visits))
 
     def _recover(self) -> None:
         """Cancel what is left of an aborted pass."""
@@ -106,9 +106,9 @@ class TieredStore(TierReader):
             self._prefill = self._plain_prefill = None
             self.open_pages.clear()
         self._clock.stop()
-        self.tiers.ring.expect(
-            prefetch_order(self.tiers.pages, self._num_streamed, 1)
-        )  # the most likely order: one more pass
+        tiers = self.tiers
+        # The most likely order: one more pass.
+        tiers.ring.expect(prefetch_order(tiers.pages, self._num_streamed, 1, tiers.last_visits))
         self._running = False
 
     def restartable(self, length: int) -> int:

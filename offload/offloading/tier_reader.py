@@ -127,7 +127,7 @@ class TierReader:
         tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, format.grain)
         page, grain = tokens // self.span, tokens % self.span // format.grain
         if isinstance(tiers.pages, DiskPages):
-            picked = read_grains(tiers, *torch.broadcast_tensors(layer, page, head, grain))
+            picked = self._on_device(read_grains(tiers, *torch.broadcast_tensors(layer, page, head, grain)))
         else:
             grains = format.grains(tiers.pages)  # [layers, pages, kv_heads, grains, ...]
             _, pages, heads, each = grains.shape[:4]

@@ -35,12 +35,13 @@ class Tiers:
     pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
     open: Tensor  # [layers - resident_layers, 2, numbers] on the device; see OpenPages
     pinning: Pinning | None = None  # of `pages`, which may still be under way
+    last_visits: int = 1  # how many of the model's layers attend to the last layer of the store
     prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best
 
 
 @dataclass
 class QuantizedTiers:
-    """The parts of a tiered store of quantised keys and values, whose device is a CPU."""
+    """The parts of a tiered store of quantised keys and values."""
 
     format: QuantizedPageFormat
     link: Link
@@ -49,9 +50,14 @@ class QuantizedTiers:
     host: HostThread | None  # None: every page is streamed
     resident_layers: int
     pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
-    open: Tensor  # [layers - resident_layers, slots, numbers]; see OpenPages
+    open: Tensor  # [layers - resident_layers, slots, numbers] on the device; see OpenPages
+    pinning: Pinning | None = None  # of `pages`, which may still be under way
+    staging: Tensor | None = None  # pinned memory for gathered groups, from the first time on; pinning takes long
+    last_visits: int = 1  # as in Tiers
 
     def new_memory(self, size: tuple[int, ...]) -> Tensor:
         """Return uninitialised memory for pages on the device."""
         with torch.inference_mode(False):
-            return host_memory(size, torch.uint8)
+            if self.open.device.type == "cpu":
+                return host_memory(size, torch.uint8)
+            return torch.empty(size, dtype=torch.uint8, device=self.open.device)

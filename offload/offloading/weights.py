@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..decoder_layer import Layer
 from ..errors import UnsupportedModel
+from .expert_tier import ExpertTier
 from .host_memory import allocator
 from .link import LINK_COST, Link
 from .prefetch import PrefetchItem, PrefetchRing
@@ -23,10 +24,14 @@ _ALIGNMENT = 256  # bytes; kernels are fastest on operands that begin there
 
 @dataclass(frozen=True)
 class WeightTier:
-    """The first `resident` layers' weights stay on the device; the others are streamed over `link`."""
+    """The first `resident` layers' weights stay on the device; the others are streamed over `link`.
+
+    With `experts`, which goes with all layers resident, some layers' experts are nevertheless in host memory.
+    """
 
     resident: int
     link: Link
+    experts: ExpertTier | None = None
 
 
 class StreamedLayers:

@@ -42,6 +42,16 @@ class Share:
         return replace(self.shape, vocab=len(self.vocab[self.rank]))
 
     @property
+    def joins_heads(self) -> bool:
+        """Return whether norms of q and k are over all ranks' heads together."""
+        return any(spec.qk_norm == "projection" for spec in self.whole.specs)
+
+    @property
+    def counts_keys(self) -> bool:
+        """Return whether this rank is the first one that has its KV heads."""
+        return self.heads.start == self.kv_heads.start * self.whole.group
+
+    @property
     def splits_vocab(self) -> bool:
         return len(self.vocab[self.rank]) < self.whole.vocab
 
@@ -59,6 +69,8 @@ class Share:
             "embed_tokens": _scaled(self.vocab[self.rank]),
             "lm_head": _scaled(self.vocab[self.rank]),
         }
+        if self.joins_heads:
+            rows |= {"q_norm": rows["q_proj"], "k_norm": rows["k_proj"]}
         columns = {"o_proj": rows["q_proj"], "down_proj": rows["up_proj"]}
         if module in columns and kind == "weight":
             return slice(None), columns[module]
@@ -74,16 +86,8 @@ def split(shape: ModelShape, rank: int, size: int, vocab: bool | None = None) ->
 
     Raises SettingsError if there are more ranks than shares.
     """
-    if size > 1 and shape.joins_heads:
-        raise SettingsError(
-            "this model cannot be shared by ranks: its norms of q and k are over all heads together",
-            "use --tensor-parallel 1",
-        )
-    if size > 1 and shape.linear is not None:
-        raise SettingsError(
-            "this model cannot be shared by ranks: some of its layers have linear attention",
-            "use --tensor-parallel 1",
-        )
+    if size > 1 and shape.unshared:
+        raise SettingsError(f"this model cannot be shared by ranks: {shape.unshared}", "use --tensor-parallel 1")
     heads, kv_heads = _heads(shape, rank, size)
     columns = _columns(shape.intermediate, rank, size)
     expert_columns = _columns(shape.experts.width, rank, size) if shape.experts else range(0)

@@ -105,6 +105,7 @@ def most_sequences(request: PlanRequest) -> int | None:
     def is_too_many(count: int) -> bool:
         placed = place(replace(request, sequences=count))
         moves = placed.weight_layers < alone.weight_layers or placed.resident_layers < resident
+        moves = moves or (placed.away_layers > 0 and not alone.away_layers)
         return moves or not placed.fits
 
     return bisect_left(range(1, MOST_SEQUENCES + 1), True, key=is_too_many)

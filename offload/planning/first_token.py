@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..architecture.footprint import PAGE_GRAIN
+from ..architecture.kv_formats import stored_bytes
 from ..hardware.rates import READ
 from ..levels import has_middle, selected_chunk
 from .latency import Passes, attention_flops
 from .request import PlanRequest
-from .roofline import ALL_REDUCE_S, COMPUTE, LAUNCH_S, LAUNCHES, PAGE_S, Time, overlapped
+from .roofline import (
+    ALL_REDUCE_S,
+    COMPUTE,
+    EXPERT_LAUNCHES,
+    LAUNCH_S,
+    LAUNCHES,
+    PAGE_S,
+    Time,
+    hosted_experts_time,
+    overlapped,
+)
 
 PAGE_LAUNCHES = 10  # of a page in a prefill's chunk, where torch's operations attend and merge
 GATHER = 0.25  # of the host's bandwidth, which torch's gathering of chunks of a few KB reaches; an estimate
@@ -25,22 +36,31 @@ def first_token(passes: Passes) -> Time:
     shape, hardware, tokens = request.shape, request.hardware, request.tokens
     linear = 2 * shape.active_layer_parameters * tokens
     causal = attention_flops(shape, tokens, tokens) / 2
+    chunks, rows = max(tokens / request.prefill_chunk, 1), min(tokens, request.prefill_chunk)
+    chunk = passes.linears(rows)
+    linear -= chunks * chunk.hosted_expert_flops
+    hosted = chunks * hosted_experts_time(chunk, hardware)
     compute = (linear + causal) / hardware.gpus / hardware.flops / COMPUTE
-    chunks = max(tokens / request.prefill_chunk, 1)
     compute += chunks * dequantizing(request)
     if hardware.gpus > 1:
         compute += 2 * shape.layers * (ALL_REDUCE_S * chunks + tokens * shape.hidden * request.itemsize / hardware.link)
-    kv, weights = (placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "weights"))
+    kv, weights, experts = (
+        placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "weights", "experts")
+    )
+    weights += experts if placed.experts == "stream" else 0
     by_layers = placed.prefill_order == "layers"
     disk = {}
     if placed.uses_disk:  # written once, and read back
-        kv, disk = 0, {"disk": passes.on_disk * (1 if by_layers else 1 + chunks / 2) / hardware.disk_rate}
+        kv = 0 if request.has_one_memory else kv + placed.disk.parts["KV cache"] / hardware.gpus
+        disk = {"disk": passes.on_disk * (1 if by_layers else 1 + chunks / 2) / hardware.disk_rate}
     moved = kv + weights if by_layers else kv * (1 + chunks / 2) + weights * chunks
     launches = 0.0
     if not hardware.shared:
         read = 0 if by_layers else chunks / 2 * passes.pages * (shape.kv_layers - placed.resident_layers)
-        launches = chunks * shape.layers * LAUNCHES * LAUNCH_S + read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S)
-    time = overlapped(link=moved / hardware.link, compute=compute, launches=launches, **disk)
+        launches = chunks * (shape.layers * LAUNCHES + chunk.experts * EXPERT_LAUNCHES) * LAUNCH_S
+        launches += read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S) + (1 if by_layers else chunks) * chunk.pages * PAGE_S
+    computing = {"experts_on_the_host" if hosted > compute else "compute": compute + hosted}
+    time = overlapped(link=moved / hardware.link, launches=launches, **computing, **disk)
     return replace(time, seconds=time.seconds + passes.full(1)[0].seconds + first_selection(passes))
 
 
@@ -52,7 +72,7 @@ def dequantizing(request: PlanRequest) -> float:
     shape, hardware = request.shape, request.hardware
     if hardware.shared or not request.is_quantized:
         return 0.0
-    moved = shape.layers * shape.layer_parameters * (request.bits.layers / 8 + 2 * request.itemsize)
+    moved = shape.layers * (shape.layer_bytes(request.bits) + shape.layer_parameters * 2 * request.itemsize)
     return moved / hardware.gpus / hardware.bandwidth / READ
 
 
@@ -71,8 +91,11 @@ def first_selection(passes: Passes) -> float:
     if hardware.shared:
         return 2 * passes.scoring()
     offloaded, growing = 1 - placed.resident_layers / shape.kv_layers, shape.growing
-    kv = growing.kv_bytes(request.tokens, request.itemsize) / gpus
-    selected = offloaded * growing.kv_bytes(min(settings.budget, request.tokens), request.itemsize) / gpus
+    kv, selected = (
+        stored_bytes(growing, request.kv, tokens, request.itemsize) / gpus
+        for tokens in (request.tokens, min(settings.budget, request.tokens))
+    )
+    selected *= offloaded
     gathering = gpus * selected * 2 / (GATHER * hardware.host_bandwidth)  # read and written
     seconds = passes.scoring() + selected / hardware.link + gathering
     if placed.prefill_order == "layers":

@@ -101,8 +101,9 @@ class Passes:
     def _shares(self) -> list[float]:
         placement, placed = self.request.placement, self.placed
         asked = placement.offload != "auto" or placement.host_share is not None
-        # A quantised cache is on a CPU, where the host's cores are the device's: nothing is gained beside a real link.
-        streams = placement.offload == "stream" or (self.request.kv != EXACT and not asked)
+        # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
+        converts = self.request.kv != EXACT and self.request.hardware.shared
+        streams = placement.offload == "stream" or (converts and not asked)
         if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
         if placement.offload == "host":
@@ -112,14 +113,15 @@ class Passes:
     def _full_pass(self, rows: int, share: float) -> Pass:
         request, shape = self.request, self.request.shape
         count, gpus = request.sequences, request.hardware.gpus
-        kv = count * (request.kv_bytes(request.tokens) + shape.moved_state_bytes)
-        layers = shape.kv_layers - self.placed.resident_layers
-        fixed = count * (shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes)
-        offloaded = (kv - fixed) * (layers / shape.kv_layers)
-        copied = 0.0 if self.placed.uses_disk else offloaded
+        windows = count * shape.window_bytes(request.tokens, request.itemsize)
+        each = (count * request.kv_bytes(request.tokens) - windows) / shape.kv_layers
+        layers, (grown_reads, window_reads) = shape.kv_layers - self.placed.resident_layers, shape.kv_reads
+        kv = windows * window_reads + each * shape.kv_layers * grown_reads + count * shape.moved_state_bytes
+        offloaded = each * (layers + shape.borrowing[0]) if layers else 0.0  # the last layer's are read again
+        copied = 0.0 if request.has_one_memory else offloaded
         hosted = share * offloaded
         scoring = count * attention_flops(shape, request.tokens, rows)
-        base = self._linears(rows)
+        base = self.linears(rows)
         return replace(
             base,
             kv=(kv - hosted) / gpus,
@@ -134,10 +136,11 @@ class Passes:
             folded_layers=count * layers if hosted else 0,
         )
 
-    def _linears(self, rows: int) -> Pass:
+    def linears(self, rows: int) -> Pass:
         """Return the target's linear layers; weights that are not resident are copied over the link."""
-        request, shape = self.request, self.request.shape
-        return _linears(shape, request, rows, request.hardware.gpus, shape.layers - self.placed.weight_layers)
+        request, shape, placed = self.request, self.request.shape, self.placed
+        work = _linears(shape, request, rows, request.hardware.gpus, shape.layers - placed.weight_layers)
+        return with_experts_away(work, request, placed)
 
     def retrieval(self, rows: int) -> float:
         """Return the seconds of a target pass over the retrieval cache."""
@@ -147,11 +150,12 @@ class Passes:
         offloaded = request.shape.layers - self.placed.resident_layers
         if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
             kind = request.kv
-        fixed = shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
-        kv = count * (fixed + stored_bytes(shape.growing, kind, budget, request.itemsize))
+        grown_reads, window_reads = shape.kv_reads
+        fixed = window_reads * shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
+        kv = count * (fixed + grown_reads * stored_bytes(shape.growing, kind, budget, request.itemsize))
         scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
-        linears = self._linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
+        linears = self.linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
         work = replace(linears, kv=kv / gpus, kv_rate=KV_RATES[kind], attention_flops=scoring / gpus)
         return pass_time(work, request.hardware).seconds
 
@@ -159,7 +163,7 @@ class Passes:
     def on_disk(self) -> float:
         """Return the bytes of KV on disk, of all tokens of all sequences."""
         request, placed = self.request, self.placed
-        share = 1 - placed.resident_layers / request.shape.kv_layers if placed.uses_disk else 0.0
+        share = placed.disk_layers / request.shape.kv_layers
         return (
             share
             * request.sequences
@@ -172,12 +176,13 @@ class Passes:
         They are those of all sequences. From disk, new chunks are read page by page: at most all of it.
         """
         request, hardware = self.request, self.request.hardware
+        reading = self.on_disk / hardware.disk_rate if self.on_disk else 0.0
         if hardware.shared:
-            return self.on_disk / hardware.disk_rate if self.on_disk else 0.0
+            return reading
         resident = self.placed.resident_layers / request.shape.kv_layers
         kv = request.sequences * request.shape.growing.kv_bytes(request.tokens, request.itemsize)
         keys = resident * kv / 2 / hardware.gpus
-        return keys / hardware.bandwidth / READ
+        return reading + keys / hardware.bandwidth / READ
 
     def draft_step(self, rows: int = 1) -> float:
         """Return the seconds of a step of the draft model, which each device has whole; 0 for lookup."""
@@ -309,6 +314,31 @@ def _linears(
     )
 
 
+def with_experts_away(work: Pass, request: PlanRequest, placed: Placed) -> Pass:
+    """Return a pass of the target with the experts that lie in host memory, as the placement runs them."""
+    if not placed.away_layers:
+        return work
+    experts, gpus = request.shape.experts, request.hardware.gpus
+    each, layers = request.shape.expert_bytes(request.bits) / experts.count, placed.away_layers
+    run = experts.distinct(work.rows) * layers
+    if placed.experts == "host":
+        operations = 2 * request.shape.expert_parameters * experts.per_token * work.rows * layers
+        return replace(
+            work,
+            weights=work.weights - run * each / gpus,
+            linear_flops=work.linear_flops - operations / gpus,
+            experts=work.experts - run,
+            hosted_weights=run * each,
+            hosted_experts=run * gpus,
+            hosted_expert_flops=operations,
+            hosted_layers=layers,
+        )
+    if experts.reads_all(work.rows):
+        whole = experts.count * layers
+        return replace(work, copied=work.copied + whole * each / gpus, pages=work.pages + whole)
+    return replace(work, chosen=run * each / gpus, pages=work.pages + run)
+
+
 def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
     """Return whether passes are CUDA graphs: not with experts, chosen by the tokens, or with linear attention."""
     is_fixed = not streamed and shape.experts is None and shape.linear is None
@@ -317,8 +347,7 @@ def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
 
 def attention_flops(shape: Dimensions, tokens: int, rows: int) -> float:
     """Return the floating-point operations of attention: two for q . k and two for p . v."""
-    keys = shape.kv_layers * tokens + shape.sliding_layers * min(tokens, shape.window_room)
-    return 4.0 * keys * shape.heads * shape.head_dim * rows
+    return 4.0 * shape.attention_products(tokens) * rows
 
 
 def candidates(request: PlanRequest) -> list[str]:

@@ -15,7 +15,7 @@ from ..architecture.footprint import (
     selection_bytes,
 )
 from ..architecture.kv_formats import quantized_layer_bytes
-from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
+from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
 from ..config import EXACT, Speculation
 from ..errors import OutOfMemory
 from ..levels import (
@@ -58,8 +58,9 @@ class MemoryEstimate:
     lookup: int  # the n-gram lookup index, which lies in host memory: 0 for a GPU
     draft_cache: int = 0  # of `draft`: the cache, which every sequence has
     rope: int = 0  # of `activations`: the RoPE tables, likewise
-    fixed_layers: int = 0  # of `layers`: those whose windows or states `fixed_kv` has, however long the sequence is
-    fixed_kv: int = 0
+    kv_layers: int = 0  # of `layers`: those that have keys and values of all tokens
+    fixed_kv: int = 0  # of the others: rings of layers with a window, and states of those with linear attention
+    host_weights: int = 0  # beside a GPU: of the layers' own embeddings
 
     @property
     def weights(self) -> int:
@@ -67,7 +68,7 @@ class MemoryEstimate:
 
     @property
     def kv(self) -> int:
-        return (self.layers - self.fixed_layers) * self.layer_kv + self.fixed_kv
+        return self.kv_layers * self.layer_kv + self.fixed_kv
 
     @property
     def total(self) -> int:
@@ -136,18 +137,23 @@ def estimate(
     if has_middle(settings, tokens):
         grown = share.growing
         retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
-        retrieval += share.fixed_bytes(itemsize, tree_nodes(settings))  # a copy, with the tokens that are drafted
+        retrieval += share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # a copy, with the tokens drafted
         selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
-        if settings.retrieval_kv != EXACT:
+        if settings.retrieval_kv != EXACT and on_cpu:  # groups of all tokens; a GPU has those of the budget
             retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
+    host_weights = 0 if on_cpu else shape.host_bytes(bits)
     prefill = 0
     if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
         prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu)
+    elif by_layers:
+        prefill = tokens * share.hidden * itemsize  # of all tokens between two layers
+    if kv != EXACT and not on_cpu:
+        prefill = state_bytes(share, min(prefill_chunk, tokens))
     dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(
         tokens=tokens,
         layers=shape.layers,
-        outer_weights=shape.outer_bytes(bits) // gpus,
+        outer_weights=(shape.outer_bytes(bits) - host_weights) // gpus,
         layer_weights=shape.layer_bytes(bits) // gpus,
         layer_kv=_layer_kv(shape, tokens + tree_nodes(settings), prefill_chunk, itemsize, kv) // gpus,
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection) + dequantized,
@@ -158,8 +164,9 @@ def estimate(
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
         draft_cache=_draft_cache_bytes(draft, settings, itemsize),
         rope=rope_bytes(share, tokens, itemsize),
-        fixed_layers=shape.layers - shape.kv_layers,
-        fixed_kv=shape.fixed_bytes(itemsize, tree_nodes(settings)) // gpus,
+        kv_layers=shape.kv_layers,
+        host_weights=host_weights,
+        fixed_kv=shape.fixed_bytes(tokens, itemsize, tree_nodes(settings), prefill_chunk) // gpus,
     )
 
 

@@ -38,7 +38,8 @@ class Tier:
 class Placed:
     """A placement. The device tier is that of each GPU; the host tier is shared by all of them.
 
-    With a disk, the host tier has the KV cache that is in memory, and the disk tier the rest.
+    With a disk, the host tier has the KV cache that is in memory, and the disk tier the rest: that of the last
+    `disk_layers`.
     """
 
     device: Tier
@@ -46,7 +47,10 @@ class Placed:
     disk: Tier
     resident_layers: int  # whose KV stays on the device
     weight_layers: int  # whose weights stay on the device
+    disk_layers: int  # whose KV lies on disk
     prefill_order: str  # "layers": loop over layers, then chunks, and no KV is read back; "chunks": chunks, then layers
+    experts: str = "device"  # how those run that are in host memory: host, stream; device: all are with other weights
+    away_layers: int = 0  # whose experts are in host memory
 
     @property
     def fits(self) -> bool:
@@ -61,35 +65,77 @@ class Placed:
 def place(request: PlanRequest) -> Placed:
     """Return the placement with most on the device: weights first, which every level reads, then KV layer by layer.
 
-    Prefill runs in layer order if that leaves room for the weights and for the requested KV layers.
+    Of a mixture of experts that does not fit with its KV, the experts come last: a pass reads all other weights and all
+    KV, but a few experts of each layer. Prefill runs in layer order if that leaves room for the weights and for the
+    requested KV layers.
     """
-    by_layers, by_chunks = (_place(request, order) for order in ("layers", "chunks"))
-    if request.kv != EXACT:  # quantised pages are made chunk by chunk
+    return placements(request)[0]
+
+
+def placements(request: PlanRequest) -> list[Placed]:
+    """Return the placements to choose from by their times: those of all ways to run experts that have no room.
+
+    If no placement fits, it is one that does not.
+    """
+    ways, asked = request.expert_ways, request.placement.experts != "auto"
+    if not asked and _has_room(request):
+        ways = ()
+    found = [_in_best_order(request, way) for way in ways]
+    if not asked:
+        found = [placed for placed in found if placed.fits]
+    return found or [_in_best_order(request, "device")]
+
+
+def _has_room(request: PlanRequest) -> bool:
+    """Return whether all weights fit the device, with the KV of as many layers as shall be there."""
+    limit = device_limit(request)
+    sizes = TierBytes(request, "chunks")
+    return limit is None or sizes.fit(request.shape.layers, _wanted_kv(request), limit)
+
+
+def _in_best_order(request: PlanRequest, way: str) -> Placed:
+    by_layers, by_chunks = (_place(request, order, way) for order in ("layers", "chunks"))
+    if request.kv != EXACT or not request.shape.runs_by_layers:  # quantised pages are made chunk by chunk
         return by_chunks
-    if _all_on_device(request, by_chunks) or not by_layers.fits:
+    if _reads_nothing_back(request, by_chunks) or not by_layers.fits:
         return by_chunks
     return by_layers if by_layers.weight_layers == by_chunks.weight_layers else by_chunks
 
 
-def _all_on_device(request: PlanRequest, placed: Placed) -> bool:
-    shape = request.shape
-    return placed.resident_layers == shape.kv_layers and placed.weight_layers == shape.layers
+def _reads_nothing_back(request: PlanRequest, placed: Placed) -> bool:
+    """Return whether chunk after chunk of a prompt copies nothing to the device again."""
+    shape, streams = request.shape, placed.experts == "stream" and placed.away_layers
+    return placed.resident_layers == shape.kv_layers and placed.weight_layers == shape.layers and not streams
 
 
-def _place(request: PlanRequest, order: str) -> Placed:
-    limit, sizes = device_limit(request), TierBytes(request, order)
-    if request.may_use_disk:
+def _place(request: PlanRequest, order: str, way: str = "device") -> Placed:
+    limit, sizes = device_limit(request), TierBytes(request, order, way)
+    if request.may_use_disk and request.has_one_memory:
         return _place_on_disk(request, sizes, limit, order)
-    weights, kv = _resident_counts(request, sizes, limit)
-    device = Tier("device", _sorted(sizes.on_device(weights, kv)), limit)
-    host = Tier("host", _sorted(sizes.on_host(weights, kv)), _host_limit(request, device))
-    return Placed(device, host, Tier("disk", {}, None), kv, weights, order)
+    counts = _resident_counts(request, sizes, limit) if way == "device" else _counts_of_experts(request, sizes, limit)
+    weights, kv, away = counts
+    device = Tier("device", _sorted(sizes.on_device(*counts)), limit)
+    room = _host_limit(request, device)
+    least = range(request.shape.kv_layers - kv + 1 if request.may_use_disk else 1)
+    on_disk = next((n for n in least if _is_room(sizes.on_host(*counts, n), room)), least[-1])
+    host = Tier("host", _sorted(sizes.on_host(*counts, on_disk)), room)
+    disk = Tier("disk", _sorted(sizes.on_disk(on_disk)), _disk_limit(request)) if on_disk else Tier("disk", {}, None)
+    return Placed(device, host, disk, kv, weights, on_disk, order, way if away else "device", away)
+
+
+def _is_room(parts: dict[str, int], limit: int | None) -> bool:
+    return limit is None or sum(parts.values()) <= limit
+
+
+def _disk_limit(request: PlanRequest) -> int | None:
+    """Return the bytes that may be used on disk; None if that is not known."""
+    limits = request.hardware.disk_free, request.placement.disk_limit
+    return min((size for size in limits if size is not None), default=None)
 
 
 def _place_on_disk(request: PlanRequest, sizes: TierBytes, limit: int | None, order: str) -> Placed:
     """Return the placement with the fewest layers' KV on disk with which the rest fits into memory."""
     layers, placement = request.shape.layers, request.placement
-    most = min((n for n in (request.hardware.disk_free, placement.disk_limit) if n is not None), default=None)
     for kv in range(request.shape.kv_layers, -1, -1):
         in_memory, on_disk = sizes.on_device(layers, kv), sizes.on_host(layers, kv)
         kept = {name: in_memory.pop(name) for name in ("KV cache", "staging")}
@@ -97,7 +143,8 @@ def _place_on_disk(request: PlanRequest, sizes: TierBytes, limit: int | None, or
         room = None if limit is None else max(limit - device.total, 0)
         room = min((size for size in (room, placement.host_memory) if size is not None), default=None)
         host = Tier("host", _sorted(kept), room)
-        placed = Placed(device, host, Tier("disk", _sorted(on_disk), most), kv, layers, order)
+        disk, away = Tier("disk", _sorted(on_disk), _disk_limit(request)), request.shape.kv_layers - kv
+        placed = Placed(device, host, disk, kv, layers, away, order)
         if not (device.missing or host.missing):
             break
     return placed
@@ -122,6 +169,7 @@ def resident_tokens(request: PlanRequest) -> int | None:
 
 _ORDER = (
     "weights",
+    "experts",
     "KV cache",
     "mean keys",
     "retrieval cache",
@@ -152,26 +200,54 @@ def _host_limit(request: PlanRequest, device: Tier) -> int | None:
     return min((size for size in (free, cap) if size is not None), default=None)
 
 
-def _resident_counts(request: PlanRequest, sizes: TierBytes, limit: int | None) -> tuple[int, int]:
-    """Return how many layers' weights, and how many layers' KV, stay on the device: all weights before any KV.
+def _keeps_all_kv(request: PlanRequest) -> bool:
+    return request.placement.offload == "none" or request.has_one_memory
+
+
+def _wanted_kv(request: PlanRequest) -> int:
+    """Return how many layers' KV shall stay on the device, if it has room."""
+    requested, every = request.placement.resident_layers, request.shape.kv_layers
+    if _keeps_all_kv(request):
+        return every
+    if request.hardware.shared and requested is None and request.placement.memory is None:
+        return 0  # whoever simulates a link wants to see it used
+    return every if requested is None else min(requested, every)
+
+
+def _resident_counts(request: PlanRequest, sizes: TierBytes, limit: int | None) -> tuple[int, int, int]:
+    """Return how many layers' weights, and how many layers' KV, stay on the device: all weights before any KV. And 0.
 
     A requested number of resident layers is kept even if it does not fit: the plan then says so.
     """
-    layers, requested = request.shape.layers, request.placement.resident_layers
-    every = request.shape.kv_layers
-    if request.placement.offload == "none" or request.has_one_memory or request.keeps_kv:
-        return layers, every
-    wanted = every if requested is None else min(requested, every)
-    if request.hardware.shared and requested is None and request.placement.memory is None:
-        wanted = 0  # whoever simulates a link wants to see it used
-    if limit is None or sizes.fit(layers, wanted, limit):
-        return layers, wanted
+    layers, requested, wanted = request.shape.layers, request.placement.resident_layers, _wanted_kv(request)
+    if _keeps_all_kv(request) or limit is None or sizes.fit(layers, wanted, limit):
+        return layers, wanted, 0
     for kv in range(wanted, -1, -1) if requested is None else ():
         if sizes.fit(layers, kv, limit):
-            return layers, kv
+            return layers, kv, 0
     kv = sizes.smallest_kv if requested is None else wanted
     if requested is not None and sizes.fit(layers, 0, limit):
-        return layers, wanted  # the requested KV does not fit, but the weights do
+        return layers, wanted, 0  # the requested KV does not fit, but the weights do
     if request.shape.linear is not None:
-        return layers, kv  # whose weights are not streamed
-    return next((weights for weights in range(layers - 1, 0, -1) if sizes.fit(weights, kv, limit)), 0), kv
+        return layers, kv, 0  # whose weights are not streamed
+    return next((weights for weights in range(layers - 1, 0, -1) if sizes.fit(weights, kv, limit)), 0), kv, 0
+
+
+def _counts_of_experts(request: PlanRequest, sizes: TierBytes, limit: int | None) -> tuple[int, int, int]:
+    """Return the layers whose weights but experts, and whose KV, stay on the device, and those whose experts do not.
+
+    All KV comes before any experts. Requested numbers are kept even if they do not fit.
+    """
+    layers, sparse, wanted = request.shape.layers, sizes.sparse_layers, _wanted_kv(request)
+    asked = request.placement.expert_layers
+    away = sparse if asked is None else max(sparse - asked, 0)
+    if limit is None:
+        return layers, wanted, 0 if asked is None else away
+    kv = wanted
+    if not _keeps_all_kv(request) and request.placement.resident_layers is None:
+        fitting = (kv for kv in range(wanted, -1, -1) if sizes.fit(layers, kv, limit, away))
+        kv = next(fitting, min(sizes.smallest_kv, wanted))
+    is_simulated = request.hardware.shared and request.placement.memory is None  # as in `_wanted_kv`
+    if asked is None and not is_simulated:
+        away = next((n for n in range(sparse + 1) if sizes.fit(layers, kv, limit, n)), sparse)
+    return layers, kv, away

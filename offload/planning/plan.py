@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from ..errors import OutOfMemory
 from ..levels import has_middle
 from ..units import counted, size_text
+from .expert_times import ExpertTimes, expert_times
 from .first_token import first_token
 from .latency import Decoding, Passes, candidates
-from .placement import Placed, Tier, place, resident_tokens
+from .placement import Placed, Tier, placements, resident_tokens
 from .request import PlanRequest
 from .roofline import Time
 
@@ -63,6 +64,13 @@ class Plan:
         return 0.0 if self.offload == "none" else self.chosen.host_share
 
     @property
+    def expert_times(self) -> tuple[ExpertTimes, ...]:
+        """Return what experts in host memory cost a plain step, and a verification if there is one; () if none are."""
+        rows = dict.fromkeys((1, self.chosen.gamma2 + 1))
+        times = (expert_times(self.request, self.placed, each) for each in rows)
+        return tuple(each for each in times if each is not None)
+
+    @property
     def budget(self) -> int:
         """Return the tokens in the retrieval cache; 0 without one."""
         request = self.request
@@ -106,9 +114,19 @@ def _listed(tier: Tier) -> str:
     return ", ".join(f"{name} {size_text(size)}" for name, size in tier.parts.items())
 
 
+ANSWER_TOKENS = 512  # of an answer, for which placements are compared: the default of --max-new-tokens
+
+
 def make_plan(request: PlanRequest) -> Plan:
-    """Place a request and predict how fast it will be."""
-    placed = place(request)
+    """Place a request and predict how fast it will be.
+
+    Where experts may run in several ways, it is the one with which the prompt and an answer take least time.
+    """
+    plans = (_plan_of(request, placed) for placed in placements(request))
+    return min(plans, key=lambda plan: plan.ttft.seconds + ANSWER_TOKENS * plan.chosen.tbt.seconds)
+
+
+def _plan_of(request: PlanRequest, placed: Placed) -> Plan:
     passes = Passes(request, placed)
     plain = passes.decode("ar")
     decodings = [passes.decode(method) for method in candidates(request)]

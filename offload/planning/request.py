@@ -31,6 +31,7 @@ class PlanRequest:
         kv: the format of the full cache's keys and values.
         sequences: that run together, each of `tokens`.
         shared: tokens of their common beginning, which is in the KV cache once where all of it is on the device.
+        host_computes: whether the native kernel runs on the host: without it, experts run there only if asked for.
         static_batch: the sequences run in lock step, and attention and sampling of all are one kernel each, in CUDA
             graphs, as was measured for TriForce. False: each has its own kernels, and goes on when it can, as here.
     """
@@ -54,6 +55,7 @@ class PlanRequest:
     kv: str = EXACT
     sequences: int = 1
     shared: int = 0
+    host_computes: bool = True
     static_batch: bool = False
 
     @property
@@ -78,13 +80,9 @@ class PlanRequest:
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
         on_cpu, is_quantized = self.hardware.device == "cpu", self.kv != EXACT
-        has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not is_quantized
+        copies = is_quantized or self.speculation.retrieval_kv != EXACT
+        has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not copies
         return not offloaded and has_table
-
-    @property
-    def keeps_kv(self) -> bool:
-        """Return whether the KV cache cannot be offloaded: of quantised keys and values, from a GPU."""
-        return self.kv != EXACT and not self.hardware.shared
 
     @property
     def has_one_memory(self) -> bool:
@@ -92,6 +90,18 @@ class PlanRequest:
         return self.hardware.shared and self.placement.link_gb_s is None
 
     @property
+    def expert_ways(self) -> tuple[str, ...]:
+        """Return how experts may run that are not on the device, the most promising way first; () for no such ways."""
+        placement = self.placement
+        if self.shape.experts is None or self.has_one_memory or placement.experts == "device":
+            return ()
+        if placement.experts != "auto":
+            return (placement.experts,)
+        if placement.offload == "none":
+            return ()
+        return ("host", "stream") if self.host_computes else ("stream",)
+
+    @property
     def may_use_disk(self) -> bool:
         """Return whether KV for which memory is too small may lie on disk."""
-        return self.has_one_memory and self.placement.disk is not None
+        return self.placement.disk is not None

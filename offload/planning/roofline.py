@@ -59,6 +59,9 @@ class Pass:
     `weights` and `kv` are the bytes read from device memory, resident or just copied; `copied` bytes of both come over
     the link. `hosted` is the KV in bytes to which the one host attends.
 
+    Of experts in host memory, `hosted_weights` bytes are read there, for `hosted_experts` experts in `hosted_layers`
+    layers, while the device waits; `chosen` bytes are copied once a layer's router has run, so nothing hides them.
+
     `graphed` passes are launched at once, others operation by operation, the attention of each of the `sequences` by
     itself. `pages` are streamed, one after the other, and in `folded_layers` the host attends too.
     """
@@ -80,7 +83,12 @@ class Pass:
     disk: float = 0.0  # KV in bytes that is read from disk
     kv_rate: float = 1.0  # the share of READ at which keys and values are read: less where codes are converted
     sequences: int = 1
-    experts: float = 0.0  # that run, of all layers together
+    experts: float = 0.0  # that run on the device, of all layers together
+    hosted_weights: float = 0.0
+    hosted_experts: float = 0.0
+    hosted_expert_flops: float = 0.0
+    hosted_layers: int = 0
+    chosen: float = 0.0
 
 
 def pass_time(work: Pass, hardware: Hardware) -> Time:
@@ -92,29 +100,42 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     multiplying = work.linear_flops / hardware.flops / COMPUTE
     attending = work.kv / hardware.bandwidth / READ / work.kv_rate
     scoring = work.attention_flops / hardware.flops / COMPUTE
-    hosted = work.hosted / hardware.host_bandwidth / READ
+    hosted = work.hosted / hardware.host_bandwidth / READ / work.kv_rate
     host_scoring = work.hosted_flops / hardware.host_flops / COMPUTE
     folding = 0.0 if hardware.shared else work.folded_layers * FOLD_S
     latency = work.layers * LAYER_S[hardware.device] + folding + _all_reduces(work, hardware)
     latency += work.experts * EXPERT_S if hardware.shared else 0.0
     device, host = max(attending, scoring), max(hosted, host_scoring)
     both = device + host if hardware.shared else max(device, host)  # the same cores cannot do both at once
+    waiting = work.chosen / hardware.link + hosted_experts_time(work, hardware)  # for experts, layer by layer
     computing = max(reading, multiplying) + both + latency
-    link = work.copied / hardware.link
-    bus = (work.copied * hardware.gpus + work.hosted) / hardware.host_bandwidth / READ
+    link = (work.copied + work.chosen) / hardware.link
+    copied = (work.copied + work.chosen) * hardware.gpus
+    bus = (copied + work.hosted + work.hosted_weights) / hardware.host_bandwidth / READ
     resources = {
         "link": link,
         "device memory": reading + attending,
         "compute": multiplying + scoring,
-        "host memory": max(hosted, bus),
-        "host compute": host_scoring,
+        "host memory": max(hosted + work.hosted_weights / hardware.host_bandwidth / READ, bus),
+        "host compute": host_scoring + work.hosted_expert_flops / hardware.host_flops / COMPUTE,
         "latency": latency,
         "launches": launching_time(work, hardware),
     }
     if work.disk:
         resources["disk"] = work.disk / hardware.disk_rate
-    seconds = max(link, computing, bus, resources["launches"], resources.get("disk", 0.0))
+    seconds = max(link, max(computing, resources["launches"]) + waiting, bus, resources.get("disk", 0.0))
     return Time(seconds, max(resources, key=resources.__getitem__), resources)
+
+
+def hosted_experts_time(work: Pass, hardware: Hardware) -> float:
+    """Return the seconds in which the host runs experts, and the device waits for it: rows go down, and sums come up.
+
+    The host is one for all devices, whose shares of the experts it runs one after the other.
+    """
+    reading = work.hosted_weights / hardware.host_bandwidth / READ
+    multiplying = work.hosted_expert_flops / hardware.host_flops / COMPUTE
+    folding = 0.0 if hardware.shared else work.hosted_layers * FOLD_S
+    return max(reading, multiplying) + work.hosted_experts * EXPERT_S + folding
 
 
 def quantized_rows(rows: int) -> int:

@@ -60,7 +60,16 @@ def _placements(request: PlanRequest) -> Iterator[Suggestion]:
         offloaded = request.shape.layers - placed.weight_layers
         kv = "a part of the KV cache" if placed.resident_layers else "the KV cache"
         what = f"the weights of {counted(offloaded, 'layer')} and {kv}" if offloaded else kv
+        if placed.away_layers:
+            also = f" and {kv}" if placed.resident_layers < request.shape.kv_layers else ""
+            what = f"the experts of {counted(placed.away_layers, 'layer')}{also}"
         yield Suggestion(f"--offload auto keeps {what} in host memory", changed)
+    if request.shape.experts is not None and placement.experts == "device":
+        changed = replace(request, placement=replace(placement, experts="auto"))
+        yield Suggestion("--experts auto keeps some experts in host memory", changed)
+    if placement.expert_layers:
+        changed = replace(request, placement=replace(placement, expert_layers=None))
+        yield Suggestion("leaving --expert-layers out keeps as many as fit", changed)
     if placement.resident_layers is not None and placement.offload != "none":
         auto = replace(request, placement=replace(placement, resident_layers=None))
         count = place(auto).resident_layers
@@ -109,7 +118,7 @@ def _smaller_copies(request: PlanRequest) -> Iterator[Suggestion]:
 
 def _caps(request: PlanRequest) -> Iterator[Suggestion]:
     """Yield a higher cap, where the memory exists; and the disk."""
-    if request.has_one_memory and request.placement.disk is None:
+    if request.placement.disk is None:
         changed = replace(request, placement=replace(request.placement, disk="."))
         yield Suggestion("--disk with a folder on a fast drive, where a part of the KV cache then lies", changed)
     for name in ("memory", "host_memory", "disk_limit"):

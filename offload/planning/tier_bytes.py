@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ..architecture.footprint import PAGE_GRAIN, page_tokens
+from ..architecture.footprint import PAGE_GRAIN, expert_row_bytes, page_tokens
 from ..architecture.kv_formats import bf16_layer_bytes, format_bytes
 from ..architecture.tier_footprint import (
+    BOUNCE_BUFFERS,
+    DISK_READ_BYTES,
     disk_buffers,
     host_mean_key_bytes,
     host_page_bytes,
@@ -20,10 +22,17 @@ STAGING_BUFFERS = 2  # one fills while the other is attended to
 
 
 class TierBytes:
-    """The bytes of a request's parts, for given numbers of layers whose weights and KV stay on the device."""
+    """The bytes of a request's parts, for given numbers of layers whose weights and KV stay on the device.
 
-    def __init__(self, request: PlanRequest, order: str) -> None:
+    Args:
+        order: of the prefill, as `Placed.prefill_order`.
+        way: how experts run that are not on the device, as `Placed.experts`. `away` below is the number of layers with
+            such experts.
+    """
+
+    def __init__(self, request: PlanRequest, order: str, way: str = "device") -> None:
         size, gpus = request.itemsize, request.hardware.gpus
+        self._way, self._experts = way, request.shape.expert_bytes(request.bits) // gpus  # bytes, of a sparse layer
         self._request, self._gpus, self._layers, self._order = request, gpus, request.shape.layers, order
         self._kv_layers = request.shape.kv_layers
         share = request.shape.share(gpus)
@@ -39,7 +48,12 @@ class TierBytes:
             self._needs[kv] = _estimate(self._request, self._kv_layers - kv, self._order == "layers")
         return self._needs[kv]
 
-    def on_device(self, weights: int, kv: int) -> dict[str, int]:
+    @property
+    def sparse_layers(self) -> int:
+        """Return how many layers have experts."""
+        return self._request.shape.experts.layers if self._request.shape.experts else 0
+
+    def on_device(self, weights: int, kv: int, away: int = 0) -> dict[str, int]:
         """Return the bytes of each part on each device."""
         need, offloaded = self._need(kv), self._kv_layers - kv
         parts = {
@@ -55,20 +69,36 @@ class TierBytes:
         }
         if weights < self._layers:
             parts["staging"] += STAGING_BUFFERS * need.layer_weights
+        if self._way != "device":
+            parts["experts"] = (self.sparse_layers - away) * self._experts
+            parts["weights"] -= self.sparse_layers * self._experts
+        if self._way == "stream" and away:
+            parts["staging"] += STAGING_BUFFERS * self._experts
         return parts
 
-    def on_host(self, weights: int, kv: int) -> dict[str, int]:
-        """Return the bytes of each part on the host, for all devices."""
+    def on_host(self, weights: int, kv: int, away: int = 0, on_disk: int = 0) -> dict[str, int]:
+        """Return the bytes of each part on the host, for all devices; `on_disk` layers' pages are not there."""
         request, offloaded, page, size = self._request, self._kv_layers - kv, self._page, self._request.itemsize
         need, positions, count = self._need(kv), request.tokens + tree_nodes(request.speculation), request.sequences
         parts = {
-            "weights": (self._layers - weights) * need.layer_weights,
-            "KV cache": count * host_page_bytes(self._share, offloaded, positions, page, size, request.kv),
+            "weights": (self._layers - weights) * need.layer_weights + need.host_weights // self._gpus,
+            "KV cache": count * host_page_bytes(self._share, offloaded - on_disk, positions, page, size, request.kv),
+            "experts": away * self._experts,
+            "staging": BOUNCE_BUFFERS * DISK_READ_BYTES if on_disk else 0,
         }
-        if need.retrieval and not request.hardware.shared:
+        if self._way == "host" and away:
+            parts["activations"] = min(request.prefill_chunk, request.tokens) * expert_row_bytes(self._share, 4)
+        if need.retrieval and not request.hardware.shared and request.kv == EXACT:  # kept by a prefill layer by layer
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = count * host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
         return {name: each * self._gpus for name, each in parts.items()}
+
+    def on_disk(self, layers: int) -> dict[str, int]:
+        """Return the bytes of so many layers' pages on disk, for all devices."""
+        request = self._request
+        positions, size = request.tokens + tree_nodes(request.speculation), request.itemsize
+        pages = host_page_bytes(self._share, layers, positions, self._page, size, request.kv)
+        return {"KV cache": request.sequences * pages * self._gpus}
 
     def _staging(self, offloaded: int) -> int:
         """Return the bytes for prefetched pages, and for the open pages of `offloaded` layers."""
@@ -78,9 +108,9 @@ class TierBytes:
             buffers = disk_buffers(format_bytes(self._share, request.kv, page, size))
         return staging_bytes(self._share, offloaded, buffers, page, size, request.kv, slots)
 
-    def fit(self, weights: int, kv: int, limit: int) -> bool:
+    def fit(self, weights: int, kv: int, limit: int, away: int = 0) -> bool:
         """Return whether the device's parts fit into `limit` bytes."""
-        return sum(self.on_device(weights, kv).values()) <= limit
+        return sum(self.on_device(weights, kv, away).values()) <= limit
 
     @property
     def smallest_kv(self) -> int:

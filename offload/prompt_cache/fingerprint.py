@@ -106,6 +106,8 @@ def _shape_facts(shape: ModelShape) -> list[tuple[str, object]]:
     facts |= {name: getattr(spec, name) for name in _SPEC_FACTS} | {"qk_norm": bool(spec.qk_norm)}
     if shape.specs != (LayerSpec(**{name: getattr(spec, name) for name in _SPEC_FACTS}),):
         facts["specs"] = shape.specs
+    if shape.query_scaling is not None:
+        facts["query_scaling"] = shape.query_scaling
     return sorted(facts.items())
 
 

@@ -97,7 +97,7 @@ class PromptFolder:
             if stem_of(block.path) not in keep:
                 self.remove(block.path)
                 removed += block.size
-        self._sweep()
+        self.sweep()
         return removed
 
     def clear(self) -> int:
@@ -106,10 +106,10 @@ class PromptFolder:
         for block in self.blocks():
             self.remove(block.path)
             removed += block.size
-        self._sweep(0.0)
+        self.sweep(0.0)
         return removed
 
-    def _sweep(self, age: float = _STALE) -> None:
+    def sweep(self, age: float = _STALE) -> None:
         """Remove temporary files at least `age` seconds old, hit counts without a block, and empty folders."""
         for path in (*self.path.glob(f"*/{TEMPORARY}*"), *self.path.glob(f"{TEMPORARY}*")):
             with suppress(OSError):

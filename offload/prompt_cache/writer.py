@@ -96,6 +96,7 @@ class BlockWriter:
         prompt = self._prompt
         need = kv.nbytes + _HEADER
         if self._size is None:
+            prompt.folder.sweep()  # what a process that was killed has left
             self._size = sum(block.size for block in prompt.folder.blocks())
         if self._size + need > prompt.folder.limit:
             self._make_room(need, 0 if header.part == PART else index)

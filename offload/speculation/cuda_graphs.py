@@ -34,7 +34,8 @@ def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
     # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores, sinks or
     # linear attention.
     shape = model.shape
-    has_limits = shape.caps_scores or shape.has_sinks
+    # Or where what the layers take follows from positions.
+    has_limits = shape.caps_scores or shape.has_sinks or not shape.takes_rows_alone
     has_kinds = shape.sliding_layers or shape.linear_layers
     is_fixed = model.keeps_weights and shape.experts is None and not (has_kinds or has_limits)
     on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1

@@ -21,6 +21,7 @@ from ..kv_cache.block_table import TableCache
 from ..kv_cache.chunk_table import ChunkTableCache
 from ..kv_cache.full import FullCache
 from ..kv_cache.heavy_hitters import HeavyHitterSelector
+from ..kv_cache.quantized_copy import QuantizedCopiedCache
 from ..kv_cache.quantized_store import QuantizedStore
 from ..kv_cache.quantized_table import QuantizedTableCache
 from ..kv_cache.retrieval import CopiedCache
@@ -37,6 +38,7 @@ from .draft_runner import DraftRunner
 from .draft_trees import DraftTrees, draft_trees
 from .drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
 from .level import Level, speculate
+from .logprobs import LogprobsRecorder
 from .ngram import LookupDrafter
 from .runner import Runner, SelectedRunner
 from .sampling import Sampler
@@ -78,8 +80,8 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
     middle = middle or middle_kind(settings)
-    quantizes = settings.retrieval_kv != EXACT and middle != STREAMING and isinstance(store, BlockStore)
-    grain = GROUP if quantizes else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
+    quantized = None if settings.retrieval_kv == EXACT or middle == STREAMING else _quantized_class(store)
+    grain = GROUP if quantized else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
     selector = SELECTORS[middle](settings.sink, chunk)
     if middle != STREAMING:
@@ -88,9 +90,18 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
         full.followers.add(selector)
     budget = max(settings.budget, 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
-    if quantizes:
-        return QuantizedTableCache(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)
+    if quantized:
+        return quantized(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)
     return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), *sizes)
+
+
+def _quantized_class(store: Store) -> type[QuantizedTableCache | QuantizedCopiedCache] | None:
+    """Return the class of the retrieval cache with quantised copies of what a full cache's store has; None: exact."""
+    if isinstance(store, BlockStore):
+        return QuantizedTableCache
+    is_near = store.device.type != "cpu" or store.kernel is None  # its copies are plain keys and values
+    has_kernel = triton.why_not(store.device, store.dtype, store.shape.head_dim) is None
+    return QuantizedCopiedCache if is_near and has_kernel and not store.shape.caps_scores else None
 
 
 def needs_no_copy(full: FullCache) -> bool:
@@ -134,11 +145,13 @@ def build(
     clock: Clock = time.perf_counter,
     group: Group = ALONE,
     horizon: int = HORIZON,
+    logprobs: LogprobsRecorder | None = None,
 ) -> Hierarchy:
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
     With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
-    drafts trees for the full cache, where they are faster than chains.
+    drafts trees for the full cache, where they are faster than chains. `logprobs` records the log-probabilities of the
+    tokens that are emitted.
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
@@ -155,7 +168,7 @@ def build(
         name = "target" if verifier is full else verifier.name
         return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
 
-    full = ModelVerifier("full", runners.full, sampler)
+    full = ModelVerifier("full", runners.full, sampler, logprobs)
     if runners.middle is None:
         top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))

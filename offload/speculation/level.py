@@ -94,6 +94,8 @@ class Level:
         path = draft.path(last - 1)
         accepted = len(path)
         emitted = [*(draft.tokens[node] for node in path), token]
+        rows = range(last + 1) if draft.parents is None else [0, *(node + 1 for node in path)]
+        self._verifier.emit(rows, emitted)
         sequence.extend(emitted)
         self._verifier.settle(sequence)
         if draft.tokens:
@@ -107,8 +109,7 @@ class Level:
         self._count(cycle)
         if self._noise is not None:
             return Draft(emitted, None)
-        rows = target[: last + 1] if draft.parents is None else target[[0, *(node + 1 for node in path)]]
-        return Draft(emitted, rows)
+        return Draft(emitted, target[: last + 1] if draft.parents is None else target[rows])
 
     def _verify(self, draft: Draft, target: Tensor, position: int, shape: DraftedTree | None) -> Verdict:
         """Return what is accepted of the draft, and the token that follows; row 0 is for `position`."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..sequence import TokenSequence
+from .logprobs import LogprobsRecorder
 from .runner import Runner
 from .sampling import Sampler
 from .tree import paths
@@ -36,6 +37,10 @@ class Verifier(Protocol):
         """
         ...
 
+    def emit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Note which tokens the level emits after the last score, and from which of its rows each was chosen."""
+        ...
+
     def settle(self, sequence: TokenSequence) -> None:
         """Drop from the cache the tokens that are not in the sequence, such as rejected ones."""
         ...
@@ -48,10 +53,13 @@ class Verifier(Protocol):
 class ModelVerifier:
     """The target on one of its caches."""
 
-    def __init__(self, name: str, runner: Runner, sampler: Sampler) -> None:
+    def __init__(self, name: str, runner: Runner, sampler: Sampler, logprobs: LogprobsRecorder | None = None) -> None:
+        """With `logprobs`, the log-probabilities of what its level emits are recorded there."""
         self.name = name
         self.runner = runner
         self._sampler = sampler
+        self._logprobs = logprobs
+        self._logits: Tensor | None = None  # of the last score, if log-probabilities are recorded
 
     @property
     def relative_cost(self) -> float:
@@ -68,15 +76,26 @@ class ModelVerifier:
     def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
         if parents is not None:
             return self._score_tree(sequence, draft, parents)
-        logits = self.runner.logits(self.runner.rows(sequence, draft))
+        logits = self._scored(self.runner.rows(sequence, draft))
         return self._sampler.distribution(logits, [*sequence.tentative, *draft])
 
     def _score_tree(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int]) -> Tensor:
-        logits = self.runner.logits(self.runner.tree_rows(sequence, draft, parents))
+        logits = self._scored(self.runner.tree_rows(sequence, draft, parents))
         needs_paths = self._sampler.reads_history
         return self._sampler.distribution(
             logits, paths=paths(sequence.tentative, draft, parents) if needs_paths else None
         )
+
+    def _scored(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden rows, and keep them until tokens are emitted if those are to be recorded."""
+        logits = self.runner.logits(hidden)
+        self._logits = logits if self._logprobs is not None else None
+        return logits
+
+    def emit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        if self._logprobs is not None:
+            logits, self._logits = self._logits, None
+            self._logprobs.record(logits[list(rows)], tokens)
 
     def settle(self, sequence: TokenSequence) -> None:
         self.runner.settle(sequence)

@@ -15,7 +15,7 @@ from offload.architecture.rope import Rope
 from offload.errors import CheckpointError, UnsupportedModel
 
 HEADS = 4
-WINDOWED = ("mistral", "phi3", "starcoder2")
+WINDOWED = ("mistral", "ministral", "ministral3", "phi3", "starcoder2")
 EPSILONS = ("rms_norm_eps", "norm_epsilon", "layer_norm_eps")
 FACTORS = [1.0 + index / 8 for index in range(8)]
 SCALED = [
@@ -75,13 +75,14 @@ def comparable(config):
     """What a shape has of transformers' config, by the shape's names."""
     family = config.model_type
     qwen = family.startswith("qwen")
-    head_dim = getattr(config, "head_dim", None)
+    own = config.per_layer_config["full_attention"] if family == "gemma4_text" else config
+    head_dim = getattr(own, "head_dim", None)
     eos, rope = config.eos_token_id, config.rope_parameters
     return {
         "layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
         "heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
+        "kv_heads": own.num_key_value_heads,
         "head_dim": head_dim or config.hidden_size // config.num_attention_heads,
         "intermediate": getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
         "vocab": config.vocab_size,
@@ -130,6 +131,8 @@ def test_defaults_are_those_of_transformers(family, tmp_path):
     if family == "starcoder2":
         values["eos_token_id"] = 0  # the default is not in the vocabulary
     found = comparable(by_transformers(values, tmp_path))
+    for name in ("type", "max_position_embeddings"):  # Ministral 3 has them in its default, and reads neither
+        found["rope"].pop(name, None)
     ours = shape_from_config(values, {})
     assert {name: getattr(ours, name) for name in found} == found
 
@@ -147,6 +150,9 @@ def test_layers_have_the_windows_of_transformers(family, change, tmp_path):
     theirs = by_transformers({"model_type": family} | change, tmp_path)
     shape = shape_from_config({"model_type": family} | change, {})
     expected = [theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types]
+    if all(expected):
+        assert shape.context == shape.sliding_window == theirs.sliding_window
+        expected = [0] * shape.layers  # up to there, they attend to all tokens
     assert [shape.spec(layer).window for layer in range(shape.layers)] == expected
     assert shape.sliding_layers == shape.layers - shape.full_attention.layers
 

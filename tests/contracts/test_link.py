@@ -8,6 +8,7 @@ import torch
 from offload.offloading import SimulatedLink, TransferFailed
 from offload.offloading.cuda_link import CudaLink
 from offload.offloading.host_memory import allocator
+from offload.offloading.staged_link import StagedLink
 from tests.support.offloading import CPU, random_delays
 
 NUMBERS = 2**16
@@ -31,8 +32,20 @@ class Ends:
         return bool((memory == value).all())
 
 
-@pytest.fixture(params=["simulated", "late now and then", pytest.param("cuda", marks=ON_GPU)])
+@pytest.fixture(
+    params=[
+        "simulated",
+        "late now and then",
+        "beside a disk",
+        pytest.param("cuda", marks=ON_GPU),
+        pytest.param("cuda beside a disk", marks=ON_GPU),
+    ]
+)
 def ends(request):
+    if request.param == "beside a disk":
+        return Ends(StagedLink(SimulatedLink(bandwidth=1e9), CPU, allocator(CPU)), CPU)
+    if request.param == "cuda beside a disk":
+        return Ends(StagedLink(CudaLink(GPU), GPU, allocator(GPU)), GPU)
     if request.param == "cuda":
         return Ends(CudaLink(GPU), GPU)
     late = random_delays(0, longest=0.01) if request.param == "late now and then" else None

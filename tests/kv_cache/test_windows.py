@@ -28,10 +28,10 @@ CONFIG |= {"layer_types": ["sliding_attention", "full_attention"], "eos_token_id
 class Sequence:
     """A sequence in a small ring, and all of its queries, keys and values."""
 
-    def __init__(self, kernel, room=14, dtype=torch.float32, window=WINDOW, seed=0):
+    def __init__(self, kernel, room=14, dtype=torch.float32, window=WINDOW, seed=0, **options):
         shape = replace(shape_from_config(CONFIG | {"sliding_window": window}, {}).sliding_attention, window_room=room)
         self.rope, self.window = Rope(shape, 100, dtype, CPU), window
-        self.windows = Windows(shape, self.rope, dtype, CPU, kernel)
+        self.windows = Windows(shape, self.rope, dtype, CPU, kernel, **options)
         self.length, self._random, self._dtype = 0, torch.Generator().manual_seed(seed), dtype
         self.all = [torch.zeros(0, heads, 16, dtype=dtype) for heads in (4, 2, 2)]
 
@@ -74,6 +74,28 @@ def kernel(request):
 @pytest.fixture
 def sequence(kernel):
     return Sequence(kernel)
+
+
+def test_a_short_sequence_has_a_small_ring_which_grows_behind_its_capacity(kernel):
+    short, long = (Sequence(kernel, room=60, **options) for options in ({"capacity": 9}, {}))
+    assert short.windows.nbytes < long.windows.nbytes
+    for count in (5, 4, 3, 40, 1):
+        found, whole = short.run(count), long.run(count)
+        assert torch.equal(found, whole)
+        assert (found - short.expected(count)).abs().max() < 1e-5
+    assert short.windows.nbytes == long.windows.nbytes
+
+
+def test_other_layers_attend_to_a_ring_later_in_the_pass(kernel):
+    sequence = Sequence(kernel, lends=True)
+    for count in (5, 30, 1, 2):
+        expected = sequence.run(count)
+        q, k, v = (x[-count:].split(7) for x in sequence.all)
+        sequence.windows.begin(sequence.length - count, count)
+        lent = torch.cat([sequence.windows.attend(0, *some) for some in zip(q, k, v, strict=True)])
+        again = torch.cat([sequence.windows.attend(0, some, None, None) for some in q])
+        assert torch.equal(again, lent)
+        assert torch.equal(lent, expected) or (kernel is None and (lent - expected).abs().max() < 1e-5)
 
 
 def test_each_token_sees_its_window_whatever_the_passes(sequence):

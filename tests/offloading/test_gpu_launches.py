@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from offload.architecture.footprint import activation_bytes
+from offload.architecture.kv_formats import format_bytes
 from offload.architecture.tier_footprint import (
     accumulator_bytes,
     mean_key_bytes,
     paged_prefill_bytes,
     plain_prefill_bytes,
 )
+from offload.config import EXACT
 from offload.kernels import triton
 from offload.offloading import factory, mean_keys
 from offload.offloading.factory import TieredStoreFactory, TierSettings
@@ -36,8 +38,8 @@ def with_triton(request, monkeypatch):
 def tiered(monkeypatch):
     """A function that returns a full cache of some tokens, of which all but RESIDENT layers are offloaded."""
 
-    def new(model, tokens=CONTEXT, room=4096):
-        stores = TieredStoreFactory(model.operations, GPU, TierSettings(resident_layers=RESIDENT), FakeLink())
+    def new(model, tokens=CONTEXT, room=4096, kv=EXACT):
+        stores = TieredStoreFactory(model.operations, GPU, TierSettings(resident_layers=RESIDENT), FakeLink(), kv=kv)
         capacity = tokens + room
         cache = model.new_cache(capacity, store=stores.new_store(model.shape, capacity, torch.bfloat16))
         cache._length = tokens
@@ -120,6 +122,25 @@ def test_a_streamed_page_is_one_launch(shape, tiered, monkeypatch, tokens):
     others = sum(count for name, count in launches.items() if name not in ATTENTION)
     assert others <= OUTSIDE * LAYERS
     assert tiers.link.statistics.bytes >= away * pages * tiers.format.numbers * 2
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_a_streamed_page_of_quantised_keys_and_values_is_one_launch(tiered, monkeypatch, tokens):
+    monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
+    with fake_cuda() as usage:
+        model = load_fake(fake_shape("8B", LAYERS))
+        cache = tiered(model, kv="q4")
+        launches = run(usage, model, cache, tokens)
+        tiers = cache.store.tiers
+    pages, away = CONTEXT // tiers.format.tokens, LAYERS - RESIDENT
+    assert usage.to_host == 0
+    assert launches["attend_groups"] <= away * (pages + 1) + RESIDENT
+    assert launches["finish"] == launches["attend"] == LAYERS
+    others = sum(count for name, count in launches.items() if name not in {*ATTENTION, "attend_groups"})
+    assert others <= OUTSIDE * LAYERS
+    assert tiers.link.statistics.bytes < 1.1 * away * pages * format_bytes(
+        cache.store.shape, "q4", tiers.format.tokens, 2
+    )
 
 
 def test_without_triton_the_same_pass_runs_on_torchs_kernels(shape, tiered, monkeypatch):

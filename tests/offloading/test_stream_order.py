@@ -15,7 +15,7 @@ from offload.config import Speculation
 from offload.kernels.ops import TorchOperations
 from offload.loading.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.offloading import TieredStoreFactory, TierSettings, WeightTier, factory
+from offload.offloading import ExpertTier, TieredStoreFactory, TierSettings, WeightTier, factory
 from offload.offloading.cuda_link import CudaLink
 from offload.speculation.hierarchy import selected_cache
 from tests.support.fake_cuda import GPU
@@ -35,19 +35,29 @@ CONFIG = LlamaConfig(
 SHAPE = shape_from_config(CONFIG.to_dict(), {})
 
 
+MIXTURE = shape_from_config(
+    CONFIG.to_dict()
+    | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    {},
+)
+
+
 class Checkpoint:
     """Random weights."""
 
-    path, shape = Path("random"), SHAPE
+    path = Path("random")
+
+    def __init__(self, shape):
+        self.shape = shape
 
     @contextmanager
     def tensors(self):
-        sizes = expected_sizes(SHAPE)
+        sizes = expected_sizes(self.shape)
         yield lambda name, part=None: torch.randn(sizes[name])
 
 
-def load(tier=None):
-    return load_model(Checkpoint(), torch.float32, GPU, lambda done, total: None, TorchOperations(), tier)
+def load(tier=None, shape=SHAPE):
+    return load_model(Checkpoint(shape), torch.float32, GPU, lambda done, total: None, TorchOperations(), tier)
 
 
 def tiered(model, mode="stream", link=None, rope=None, **changes):
@@ -222,6 +232,27 @@ def streamed_weights(model):
     next(passing)
     passing.close()
     run(model, full, 1)
+
+
+@scenario
+def experts_that_are_copied_as_they_are_chosen(model):
+    link = CudaLink(GPU)
+    model = load(WeightTier(2, link, ExpertTier(0, "stream", link, TorchOperations())), MIXTURE)
+    near, other = (model.new_cache(CAPACITY) for _ in range(2))
+    run(model, near, 20, 1, 1, 2, 20, 1)
+    list(by_layers(model, near, 40, 20))
+    passing = by_layers(model, other, 30)
+    next(passing)
+    run(model, near, 1)
+    passing.close()
+    run(model, near, 20, 1)
+
+
+@scenario
+def experts_on_the_host(model):
+    link = CudaLink(GPU)
+    model = load(WeightTier(2, link, ExpertTier(1, "host", link, TorchOperations())), MIXTURE)
+    run(model, model.new_cache(CAPACITY), 20, 1, 2)
 
 
 @cache

@@ -10,14 +10,18 @@ from gguf import GGMLQuantizationType
 
 from offload.architecture.known import read_shape
 from offload.errors import SettingsError
+from offload.kernels.ops import TorchOperations
 from offload.loading.hub import open_checkpoint
 from offload.loading.weights import load_model
+from offload.offloading import ExpertTier, WeightTier
 from offload.parallel import ALONE, split
+from offload.parallel.norm import JoinedNorm
 from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 from tests.support.gguf import write_gguf
 from tests.support.models import FAMILY_CASES, VARIANTS, ids, make_hf_model
+from tests.support.offloading import make_link
 from tests.support.rank_pool import CPU
 
 
@@ -63,6 +67,25 @@ def hidden(group, path, vocab=None):
     return model.logits(rows), sum(read) / sum(math.prod(size) for size in checkpoint.sizes().values())
 
 
+def with_experts_away(group, path, way):
+    """Return the logits of two passes with all experts in host memory."""
+    checkpoint, link = open_checkpoint(Path(path)), make_link()
+    share = None if group.size == 1 else split(checkpoint.shape, group.rank, group.size)
+    tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(0, way, link, TorchOperations()))
+    model = load_model(checkpoint, torch.float32, CPU, lambda *_: None, tier=tier, group=group, share=share)
+    runner = Runner(model, model.new_cache(64), 16)
+    return model.logits(runner.rows(TokenSequence(ids(40)), ids(8, seed=1)))
+
+
+@pytest.mark.parametrize("way", ["host", "stream"])
+def test_ranks_share_experts_in_host_memory(rank_pool, tmp_path, way):
+    make_hf_model(FAMILY_CASES["gpt-oss"][0], **FAMILY_CASES["gpt-oss"][1]).save_pretrained(tmp_path)
+    expected, found = hidden(ALONE, str(tmp_path))[0], rank_pool.run(with_experts_away, str(tmp_path), way)
+    for logits in found:
+        assert torch.equal(logits, found[0])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
 def check_logits(rank_pool, path, vocab=None):
     whole, everything = hidden(ALONE, path)
     assert everything == 1
@@ -82,7 +105,7 @@ def test_logits_are_those_of_the_whole_model(rank_pool, folders, name):
     assert sum(parts) < 1.2
 
 
-NOT_SHARED = ("olmo2", "olmo3", "olmoe", "qwen3-next", "qwen3.5", "qwen3.5-moe")
+NOT_SHARED = ("gemma4", "gemma4-large", "qwen3-next", "qwen3.5", "qwen3.5-moe")
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILY_CASES if name not in NOT_SHARED])
@@ -92,8 +115,22 @@ def test_every_family_is_sharded(rank_pool, tmp_path, name):
     check_logits(rank_pool, str(tmp_path), vocab=True)
 
 
-@pytest.mark.parametrize(("name", "match"), [("olmo2", "over all heads"), ("qwen3.5", "linear attention")])
-def test_a_norm_over_all_heads_and_linear_attention_are_not_sharded(tmp_path, name, match):
+def test_a_norm_over_all_heads_sums_each_row_alone():
+    """Each token's bits are the same in any company."""
+    random = torch.Generator().manual_seed(0)
+    for heads, kv_heads in ((4, 1), (16, 16)):
+        q, k = (torch.randn(37, each, 128, generator=random) for each in (heads, kv_heads))
+        weights = tuple(torch.rand(each * 128, generator=random) for each in (heads, kv_heads))
+        norm = JoinedNorm(weights, (heads * 128, kv_heads * 128), True, ALONE)
+        whole, alone = norm(q, k, 1e-5), [norm(*each, 1e-5) for each in zip(q.split(1), k.split(1), strict=True)]
+        for index, (x, weight) in enumerate(zip((q, k), weights, strict=True)):
+            assert torch.equal(whole[index], torch.cat([each[index] for each in alone]))
+            expected = torch.nn.functional.rms_norm(x.flatten(1), weight.shape, weight, 1e-5).view(x.shape)
+            torch.testing.assert_close(whole[index], expected)
+
+
+@pytest.mark.parametrize(("name", "match"), [("gemma4", "heads of two kinds"), ("qwen3.5", "linear attention")])
+def test_heads_of_two_kinds_and_linear_attention_are_not_sharded(tmp_path, name, match):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
     for shape in (open_checkpoint(tmp_path).shape, read_shape(tmp_path / "config.json")):

@@ -12,6 +12,7 @@ from offload.config import OFFLOADS, Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe
+from offload.levels import tree_nodes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan, suggested_budget
 from offload.planning.request import PlanRequest
@@ -83,8 +84,8 @@ def test_sums_caps_and_times_are_consistent(asked):
     assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
     size = shape.growing.kv_bytes(1, asked.itemsize)
     piece = page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
-    kv = kept["KV cache"] - shape.fixed_bytes(asked.itemsize)
-    assert size * asked.tokens - slack <= kv <= size * (asked.tokens + piece) + slack
+    fixed = shape.fixed_bytes(asked.tokens, asked.itemsize, tree_nodes(asked.speculation), asked.prefill_chunk)
+    assert size * asked.tokens - slack <= kept["KV cache"] - fixed <= size * (asked.tokens + piece) + slack
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
     assert 0 <= plan.host_share <= 1
@@ -257,6 +258,29 @@ def test_a_cpu_whose_memory_is_too_small_is_told_of_the_disk():
     asked = replace(asked, placement=replace(asked.placement, disk=None), speculation=Speculation("ar"))
     assert not make_plan(asked).fits
     assert suggestions(asked)[0].text.startswith("--disk ")
+
+
+def beside_a_gpu(gigabytes, **changes):
+    placement = Placement("stream", disk="/mnt", host_memory=gigabytes * GIB, **changes)
+    asked = request("Llama-2-7B-128K", tokens=131072, placement=placement)
+    return replace(asked, hardware=replace(asked.hardware, disk=3e9, disk_free=200 * GIB))
+
+
+def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small():
+    plans = [make_plan(beside_a_gpu(size)) for size in (100, 32)]
+    assert [plan.placed.uses_disk for plan in plans] == [False, True] and all(plan.fits for plan in plans)
+    tight, shape = plans[1], plans[1].request.shape
+    where, layer = tight.placed, shape.layer_kv_bytes(131072, 2)
+    kept = shape.layers - where.resident_layers - where.disk_layers
+    assert kept > 0 and 0 < where.resident_layers == plans[0].placed.resident_layers
+    assert kept * layer < tight.host.total <= 32 * GIB < tight.host.total + layer
+    assert tight.disk.total == where.disk_layers * layer and tight.offload == "stream"
+    assert tight.plain.tbt.bound == "disk" and tight.plain.tbt.resources["disk"] == tight.disk.total / 3e9
+    assert tight.plain.tbt.resources["link"] == plans[0].plain.tbt.resources["link"] > 0
+    assert tight.speedup > 4
+    assert "of disk" in make_plan(beside_a_gpu(32, disk_limit=GIB)).shortage()
+    without = replace(tight.request, placement=replace(tight.request.placement, disk=None))
+    assert any(each.text.startswith("--disk ") for each in suggestions(without))
 
 
 def test_an_unknown_gpu_is_refused():

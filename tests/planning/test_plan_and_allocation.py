@@ -13,7 +13,7 @@ from offload.architecture.footprint import DEQUANTIZED_BYTES, PAGE_GRAIN
 from offload.architecture.weight_formats import rounded_bits
 from offload.config import Placement, Speculation
 from offload.kernels import triton
-from offload.offloading import factory, mean_keys, tier_reader, weights
+from offload.offloading import device_quantized_gather, factory, mean_keys, tier_reader, weights
 from offload.offloading.factory import TieredStoreFactory, TierSettings
 from offload.offloading.host_attention import HostAttention, HostResult
 from offload.parallel.shard import split
@@ -65,7 +65,7 @@ def without_a_gpu(monkeypatch):
     monkeypatch.setattr(HostAttention, "submit", faked_host_attention)
     monkeypatch.setattr(runner, "graphs_for", lambda model, cache: None)  # fake tensors cannot be recorded
     monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
-    for module in (weights, mean_keys, tier_reader):
+    for module in (weights, mean_keys, tier_reader, device_quantized_gather):
         monkeypatch.setattr(
             module, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype), raising=True
         )
@@ -97,7 +97,7 @@ class Run:
             self.weights = self.usage.now
             self._weights = self.usage.now - self._staged_weights(shape)
             self.usage.peak = self.usage.now
-            stores = TieredStoreFactory(self.model.operations, GPU, settings, FakeLink())
+            stores = TieredStoreFactory(self.model.operations, GPU, settings, FakeLink(), kv=request.kv)
             store = stores.new_store(shape, request.tokens, torch.bfloat16)
             self.full = Runner(self.model, self.model.new_cache(request.tokens, store=store), request.prefill_chunk)
             self.middle = SelectedRunner(self.full, selected_cache(self.full.cache, request.speculation))
@@ -203,6 +203,30 @@ def test_streamed_weights():
         run.decode()
         staged = 2 * asked.shape.layer_parameters * 2
         assert run.peak - staged <= run.planned()
+
+
+@pytest.mark.parametrize(("name", "kind", "resident"), [("7B", "q4", LAYERS), ("8B", "q8", 0)])
+def test_quantised_keys_and_values(name, kind, resident):
+    """Of a chunk of a prompt, a selection and a verification, on the device and streamed."""
+    run = Run(replace(request(name, resident, tokens=SHORT), kv=kind))
+    with run.started():
+        run.prefill(CHUNK)
+        run.decode()
+        check(run)
+
+
+@pytest.mark.parametrize(("kind", "resident"), [("q4", LAYERS), ("q8", 0)])
+def test_quantised_copies_in_the_retrieval_cache(kind, resident):
+    """Its bytes are those of the format; a selection quantises little at once."""
+    plain = request("8B", resident, tokens=SHORT)
+    run = Run(replace(plain, speculation=replace(SPECULATION, retrieval_kv=kind)))
+    with run.started():
+        run.prefill(CHUNK)
+        run.decode()
+        check(run)
+    found, exact = (_place(each, "chunks").device.parts["retrieval cache"] for each in (run.request, plain))
+    if not resident:
+        assert found < 0.62 * exact  # with the tail and queries, which stay as they are
 
 
 def quantized(asked, level):

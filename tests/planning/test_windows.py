@@ -4,12 +4,16 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from offload.architecture.dims import WINDOW_SLACK
 from offload.architecture.known import read_shape
 from offload.config import Speculation
+from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
 from offload.planning.memory import estimate
 from offload.planning.plan import make_plan
+from tests.support.models import make_hf_model
 from tests.support.planning import request
 
 GEMMA_3_27B = {  # what its published config.json has beside transformers' defaults
@@ -41,9 +45,9 @@ def test_the_dimensions_are_those_published(shape):
     assert (shape.kv_layers, shape.sliding_layers, shape.window_room) == (10, 52, 1024 + WINDOW_SLACK)
 
 
-@pytest.mark.parametrize("tokens", [1000, 100_000])
+@pytest.mark.parametrize("tokens", [1000, 1300, 100_000])
 def test_windows_do_not_grow_with_the_sequence(shape, tokens):
-    windows = 52 * EACH * (1024 + WINDOW_SLACK)  # the rings, whatever is in them
+    windows = 52 * EACH * min(1024 + WINDOW_SLACK, tokens)  # the rings, whatever is in them
     need = estimate(shape, tokens, Speculation("ar"), device="cpu", itemsize=2, prefill_chunk=512)
     assert need.kv == 10 * EACH * tokens + windows >= shape.kv_bytes(tokens, 2)
     two = need.for_sequences(2)
@@ -51,6 +55,14 @@ def test_windows_do_not_grow_with_the_sequence(shape, tokens):
     retrieving = Speculation("retrieval", budget=64)
     drafting = estimate(shape, tokens, retrieving, device="cpu", itemsize=2, prefill_chunk=512, in_place=True)
     assert drafting.retrieval > windows  # the retrieval cache has them once more
+
+
+@pytest.mark.parametrize("tokens", [100, 700])
+def test_rings_are_allocated_as_planned(tmp_path, tokens):
+    kinds = ["sliding_attention", "full_attention"]
+    make_hf_model("olmo3", sliding_window=40, layer_types=kinds).save_pretrained(tmp_path)
+    model = load_model(FolderCheckpoint(tmp_path), torch.float32, torch.device("cpu"), lambda done, total: None)
+    assert model.new_cache(tokens).windows.nbytes == read_shape(tmp_path / "config.json").ring_bytes(tokens, 4)
 
 
 def test_a_plan_offloads_layers_without_a_window_alone(shape):

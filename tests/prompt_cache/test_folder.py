@@ -1,6 +1,7 @@
 """The prompt cache's folder: size limit, LRU eviction and permissions."""
 
 import os
+import time
 
 import pytest
 
@@ -40,6 +41,18 @@ def test_least_recently_used_blocks_are_evicted_first_and_the_last_of_a_prompt_b
     with pytest.warns(Degraded, match="limit"):
         said(engine_on(model_dir, home, limit=3 * size), ids(LENGTH, 2))
     assert len(files(home)) <= 3
+
+
+def test_what_a_killed_process_has_left_is_removed_when_the_next_prompt_is_saved(model_dir, home):
+    said(engine_on(model_dir, home), ids(LENGTH))
+    folder = files(home)[0].parent
+    for name, used in ((".part-old", 0), (".part-new", time.time())):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, (used, used))
+    said(engine_on(model_dir, home), ids(LENGTH))  # nothing is to be saved
+    assert (folder / ".part-old").exists()
+    said(engine_on(model_dir, home), ids(LENGTH, 1))
+    assert [path.name for path in folder.glob(".part-*")] == [".part-new"]  # which somebody may be writing
 
 
 def test_shrinking_a_folder(model_dir, home):

@@ -9,7 +9,7 @@ from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
 from offload.offloading import TierSettings
 from offload.prompt_cache.fingerprint import TOKENS
-from tests.support.models import ids, make_hf_model
+from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import native_kernel
 from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said, spoil
 
@@ -26,9 +26,10 @@ def test_restored_blocks_do_not_change_the_output(model_dir, home, operations, d
     assert len(files(home)) == 7
 
 
-def test_windows_are_restored_with_the_layers_beside_them(tmp_path, home, operations):
-    kinds = ["sliding_attention", "full_attention"]
-    make_hf_model("olmo3", sliding_window=100, layer_types=kinds).save_pretrained(tmp_path / "model")
+@pytest.mark.parametrize("name", ["olmo3", "gemma4"])  # the second with other heads there
+def test_windows_are_restored_with_the_layers_beside_them(tmp_path, home, operations, name):
+    family, changes = FAMILY_CASES[name]
+    make_hf_model(family, **changes | {"sliding_window": 100}).save_pretrained(tmp_path / "model")
 
     def engine(home):
         return engine_on(tmp_path / "model", home, operations=operations)

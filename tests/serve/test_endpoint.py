@@ -15,7 +15,7 @@ from offload import GenerationConfig, Sampling
 from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
 from tests.support.serving import connected, opened_model, serve_options, serving
-from triforce_cli.serve import responses
+from triforce_cli.serve import app, responses
 from triforce_cli.serve.metrics import ServerMetrics
 
 LONG = 400  # tokens
@@ -127,7 +127,7 @@ def test_choices_prompts_seeds_and_stops(client, opened, loaded):
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        (COMPLETIONS, {"prompt": "a", "logprobs": 0}, "logprobs is not supported"),
+        (COMPLETIONS, {"prompt": "a", "echo": True}, "echo is not supported"),
         (COMPLETIONS, {"prompt": "a", "tempratur": 1}, "did you mean temperature?"),
         (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature is -1"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": True}, "give a whole number"),
@@ -191,6 +191,16 @@ def test_a_request_that_is_too_large_or_no_json_is_not_read(client):
     pieces = (b" " * 1000 for _ in range(30))  # without a Content-Length
     assert client.post(COMPLETIONS, content=pieces, headers={"content-type": "application/json"}).status_code == 413
     assert client.post(COMPLETIONS, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+
+
+def test_a_body_that_stops_coming_is_refused_and_its_connection_closed(served, monkeypatch):
+    monkeypatch.setattr(app, "PATIENCE", 0.05)
+    address = urlsplit(served.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as other:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        other.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
+        received = b"".join(iter(lambda: other.recv(1 << 16), b""))  # until it is closed
+    assert received.startswith(b"HTTP/1.1 408") and b"no more of the request has come for 0.05 seconds" in received
 
 
 @pytest.mark.parametrize("stream", [True, False])

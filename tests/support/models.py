@@ -28,6 +28,15 @@ _LOCAL = {
 }
 _WINDOW = {"sliding_window": 21, "layer_types": ["sliding_attention", "full_attention"]}
 _GEMMA = _WINDOW | {"head_dim": 16, "tie_word_embeddings": True}
+_GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 21, "hidden_size_per_layer_input": 0}
+_GEMMA4 |= {"num_hidden_layers": 6, "layer_types": _WINDOW["layer_types"] * 3}
+_GEMMA4 |= {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+}
+_OWN_EMBEDDINGS = {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 267}
 _GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _YARN = {
@@ -36,6 +45,8 @@ _YARN = {
         **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     }
 }
+_GROWING = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+_GROWING |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16}
 _LINEAR = {
     **{"num_hidden_layers": 4, "head_dim": 16, "rope_parameters": {"rope_type": "default"} | _PARTIAL},
@@ -60,8 +71,12 @@ FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all th
     "qwen3-moe-mixed": ("qwen3_moe", _EXPERTS | {"decoder_sparse_step": 2}),
     "gemma2": ("gemma2", _GEMMA | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0}),
     "gemma3": ("gemma3_text", _GEMMA | {"query_pre_attn_scalar": 16} | _LOCAL),
+    "gemma4": ("gemma4_text", _GEMMA4 | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, **_OWN_EMBEDDINGS}),
+    "gemma4-large": ("gemma4_text", _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "olmo3": ("olmo3", _WINDOW | _LOCAL),
     "cohere2": ("cohere2", {"sliding_window": 21, "num_hidden_layers": 4, "logit_scale": 0.5}),
+    "ministral": ("ministral", _WINDOW | {"head_dim": 16}),
+    "ministral3": ("ministral3", {"rope_parameters": _GROWING, "max_position_embeddings": 512, "head_dim": 16}),
     "gpt-oss": ("gpt_oss", _WINDOW | _YARN | _OSS),
     "qwen3-next": ("qwen3_next", _LINEAR | _SHARED_EXPERT),
     "qwen3.5": ("qwen3_5_text", _LINEAR | {"tie_word_embeddings": True}),
@@ -125,6 +140,9 @@ def make_hf_model(family: str, seed: int = 0, **changes) -> torch.nn.Module:
                 weight.normal_(std=0.2)
             else:
                 weight.normal_(std=0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.7, 1.3)
     return model
 
 

@@ -8,9 +8,11 @@ import torch
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
+from offload.kv_cache.host_memory import host_memory
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
+from offload.offloading.staged_link import StagedLink
 from tests.support.models import make_hf_model
 
 CPU = torch.device("cpu")
@@ -41,6 +43,11 @@ def random_delays(seed, longest=0.002):
 
 def make_link(**options):
     return SimulatedLink(**{"bandwidth": 1e12, "poison": True} | options)
+
+
+def staged_link(**options):
+    """Return the link of a simulated device beside a disk; some of its copies are late."""
+    return StagedLink(make_link(**{"before": random_delays(0)} | options), CPU, host_memory)
 
 
 def tiered_cache(model, settings, link=None, capacity=CAPACITY):

@@ -15,12 +15,12 @@ from offload.kv_cache.block_store import BlockStore
 from offload.kv_cache.store import PlainStore, Store
 from offload.offloading import DiskLink, TieredStoreFactory
 from tests.support.models import make_hf_model
-from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings
+from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings, staged_link
 
 CAPACITY, PAGE, CHUNK = 320, 32, 16  # tokens
 PLACEMENTS = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
 TIERED = [f"{kind} {mode} {resident} resident" for kind in ("tiered", "native tiered") for mode, resident in PLACEMENTS]
-ON_DISK = ["tiered disk 0 resident", "native tiered disk 1 resident"]
+ON_DISK = ["tiered disk 0 resident", "native tiered disk 1 resident", "tiered staged 0 resident"]
 STORES = ["plain", "blocks", *TIERED, *ON_DISK]
 SOME_STORES = ["plain", "blocks", "tiered hybrid 1 resident", "native tiered hybrid 1 resident"]  # one of each class
 
@@ -44,6 +44,10 @@ def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store
     if mode == "disk":
         tiers = settings("stream", int(resident), page_tokens=PAGE, disk=Path(tempfile.gettempdir()))
         factory = TieredStoreFactory(operations, CPU, tiers, DiskLink(poison=True))
+    elif mode == "staged":
+        folder = Path(tempfile.gettempdir())
+        tiers = settings("stream", int(resident), page_tokens=PAGE, disk=folder, host_layers=1)
+        factory = TieredStoreFactory(operations, CPU, tiers, staged_link())
     else:
         tiers = settings(mode, int(resident), page_tokens=PAGE)
         factory = TieredStoreFactory(operations, CPU, tiers, make_link(before=random_delays(0)))

@@ -85,7 +85,7 @@ def run_batch(
     parallel = 1 if tiers is not None else check_parallel(batch.parallel, opened, found.longest, found.requests)
     parallel = broadcast(request.group, lambda: parallel)
     if tiers is not None and batch.parallel != 1 and found.requests > 1 and not output.quiet:
-        terminal.note("keys and values are offloaded: one sequence at a time")
+        terminal.note("keys and values, or experts, are offloaded: one sequence at a time")
     if request.dry_run and not output.quiet:
         terminal.note(f"the plan is that of the longest request; {parallel} run together")
     if request.dry_run:

@@ -156,7 +156,8 @@ def _check_list(given: dict[str, object]) -> None:
 
 
 def _kind(each: Experiment) -> str:
-    return "planned" if each.bench is None else "measured"
+    kinds = {"planned": any(value.plan is not None for value in each.values), "measured": each.bench is not None}
+    return " and ".join(kind for kind, is_kind in kinds.items() if is_kind)
 
 
 def _fields(each: Experiment) -> dict[str, str]:

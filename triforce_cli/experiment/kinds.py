@@ -41,7 +41,7 @@ def _selections(names: Sequence[str]) -> tuple[str, ...]:
 
 
 KINDS = {
-    SPEED: Kind(_methods, ("speedup", "tbt_ms", ACCEPTANCE, "tokens_per_s")),
+    SPEED: Kind(_methods, ("speedup", "tbt_ms", ACCEPTANCE, "tokens_per_s", "tokens_per_verification")),
     QUALITY: Kind(_modes, ("perplexity", "kl", "top1_agreement", "needles_found", "needle_log_prob")),
     ATTENTION: Kind(_selections, ("recovered",)),
 }

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload.config import Placement, Speculation
+from offload.config import Placement
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.loading.hub import dimensions
 from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
+from offload.units import GIB
 
 from .schema import PlanCase, Value
 
@@ -42,17 +43,19 @@ def _planned(value: Value, home: Path | None) -> Planned:
 def _measure(plan: Plan, measure: str) -> float | None:
     seconds = plan.chosen.tbt.seconds
     rates = {"speedup": plan.speedup, "tbt_ms": 1000 * seconds, "tokens_per_s": plan.request.sequences / seconds}
+    rates["tokens_per_verification"] = plan.chosen.tokens_per_verification
     return rates.get(measure)
 
 
 def _request(case: PlanCase, home: Path | None) -> PlanRequest:
+    memory = None if case.memory_gib is None else int(case.memory_gib * GIB)
     return PlanRequest(
         case.model,
         dimensions(case.model, home),
         case.tokens,
         describe(profiles.load(case.gpu)),
-        Placement(offload=case.offload, resident_layers=case.resident_layers),
-        Speculation(case.method, case.draft or "lookup", budget=case.budget, gamma1=case.gamma1, gamma2=case.gamma2),
+        Placement(offload=case.offload, resident_layers=case.resident_layers, memory=memory),
+        case.speculation(),
         draft=None if case.draft is None else dimensions(case.draft, home),
         acceptance=case.acceptance,
         draft_acceptance=case.draft_acceptance,

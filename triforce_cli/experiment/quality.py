@@ -10,7 +10,7 @@ from offload.methods import H2O, RETRIEVAL, STREAMING_LLM
 
 from ..bench.grid.axes import CONTEXT
 from ..bench.grid.pivot import Measure
-from ..bench.quality.modes import EXACT
+from ..bench.quality.modes import EXACT, RECOMPUTE
 from ..bench.quality.report import ModeQuality, QualityReport
 from ..bench.quality.request import QualityRequest, open_quality_run
 from ..bench.quality.run import measure_modes
@@ -39,6 +39,7 @@ _READ = {  # settings that a mode reads, of those that vary
     STREAMING_LLM: ("sink", "budget"),
     H2O: ("sink", "window", "budget"),
     RETRIEVAL: ("sink", "window", "budget", "chunk", "rebuild_every"),
+    RECOMPUTE: ("budget",),
 }
 Key = tuple[str, tuple[tuple[str, Any], ...]]  # a mode, and the values of the axes that it reads
 

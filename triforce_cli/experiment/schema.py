@@ -40,12 +40,20 @@ class PlanCase:
     draft_acceptance: float | None = None
     sequences: int = 1
     static_batch: bool = False
+    tree: str = "chain"
+    memory_gib: float | None = None
 
     def __post_init__(self) -> None:
-        Speculation(self.method, self.draft or "lookup", budget=self.budget, gamma1=self.gamma1, gamma2=self.gamma2)
+        self.speculation()  # checks the settings
         require(self.offload in OFFLOADS, "offload", self.offload, f"use one of: {', '.join(OFFLOADS)}")
+        require(self.memory_gib is None or self.memory_gib > 0, "memory_gib", self.memory_gib, "use a positive number")
         require(self.tokens > 0, "tokens", self.tokens, "use a positive number")
         require(self.sequences > 0, "sequences", self.sequences, "use a positive number")
+
+    def speculation(self) -> Speculation:
+        """Return the settings of the method. Raises SettingsError."""
+        lengths = {"budget": self.budget, "gamma1": self.gamma1, "gamma2": self.gamma2, "tree": self.tree}
+        return Speculation(self.method, self.draft or "lookup", **lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class Value:
 class Check:
     """A rule for what was measured: every row of a method is `at_least` so much, or it rises or falls along a setting.
 
-    `row` names the rows that are to be `at_least` so much, by the values of settings that vary: all without it.
+    `row` names the rows that it is about, by the values of settings that vary: all without it.
     `tolerance` is by how much it may go the other way from one value to the next; `pair` is for the acceptance;
     `runs` is quick, full or both.
     """
@@ -97,7 +105,7 @@ class Check:
         require(self.direction in ("rises", "falls"), "direction", self.direction, "use rises or falls")
         require((self.measure == ACCEPTANCE) == (self.pair is not None), "pair", self.pair, "it goes with acceptance")
         require((self.at_least is None) != (self.along is None), "along", self.along, "give either at_least or along")
-        require(self.along is None or not self.row, "row", self.row, "it goes with at_least")
+        require(self.along not in self.row, "row", self.row, "leave out what `along` names")
         known = self.along is None or self.along in (*AXES, *option_names())
         require(known, "along", self.along, f"use one of: {', '.join(AXES)}")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, KV_FORMATS, METHODS, OFFLOADS, QUANTIZE
+from offload.config import DEVICES, DRAFTS, DTYPES, EXPERTS, GROUPS, KERNELS, KV_FORMATS, METHODS, OFFLOADS, QUANTIZE
 from offload.generation_config import COUPLED, FASTEST, parse_sampling
 from offload.methods import APPROXIMATIONS, MIDDLES
 from offload.tree_config import TREE_SAMPLINGS
@@ -35,7 +35,7 @@ PANELS = {
     **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
     **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
     "approximate": MEMORY,
-    **dict.fromkeys(("disk", "disk_limit"), MEMORY),
+    **dict.fromkeys(("disk", "disk_limit", "experts", "expert_layers"), MEMORY),
     "kv": MEMORY,
     **dict.fromkeys(
         ("device", "dtype", "kernel", "quantize", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"),
@@ -47,7 +47,7 @@ PANELS = {
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _NUMBERS += ("dry_multiplier", "dry_base", "host_share")
 _NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling", "middle", "approximate", "kv")
-_NAMES += ("retrieval_kv",)
+_NAMES += ("retrieval_kv", "experts")
 _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
 _METAVARS |= {"tree": "TREE"}
 
@@ -222,6 +222,11 @@ LinkRate = Annotated[
     float | None,
     _setting("link_gb_s", "Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
 ]
+ExpertsWay = Annotated[
+    str | None,
+    _setting("experts", "Experts: device, host or stream.", autocompletion=_complete_from(*EXPERTS)),
+]
+ExpertLayers = Annotated[int | None, _setting("expert_layers", "Layers with experts on the device.", "most")]
 Disk = Annotated[str | None, _setting("disk", "Folder for KV beyond host memory.", "none", metavar="PATH")]
 DiskLimit = Annotated[int | None, _setting("disk_limit", "Disk space for it.", "free", **_SIZE)]
 Cache = Annotated[

@@ -16,6 +16,8 @@ PLACEMENT = {
     "resident_layers": options.ResidentLayers,
     "host_share": options.HostShare,
     "link_gb_s": options.LinkRate,
+    "experts": options.ExpertsWay,
+    "expert_layers": options.ExpertLayers,
     "disk": options.Disk,
     "disk_limit": options.DiskLimit,
 }

@@ -29,7 +29,6 @@ from .settings import (
     given_options,
     refuse_both,
     refuse_broken_text,
-    refuse_unread_format,
     refuse_unverifiable,
     resolve,
 )
@@ -157,7 +156,6 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
-    refuse_unread_format(settings)
     flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "extend_context")}
     for warn in (warn_unused_draft, warn_unused_middle):
         warn(settings, [settings.speculation.method], ctx.obj.terminal)

@@ -196,7 +196,7 @@ def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> 
 
 
 def refuse_unread_format(settings: Settings) -> None:
-    """Raise SettingsError if the retrieval cache would copy keys and values from another tier unquantised."""
+    """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
     kind, where = settings.speculation.retrieval_kv, settings.placement
     for name, value in {"link": where.link_gb_s, "disk": where.disk}.items():
         if kind != EXACT and value is not None:

@@ -63,6 +63,11 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid":
         flags += ["--host-share", f"{plan.host_share:.3f}"]
+    if plan.placed.away_layers:
+        kept = request.shape.experts.layers - plan.placed.away_layers
+        flags += ["--experts", plan.placed.experts, "--expert-layers", str(kept)]
+    elif placement.experts != "auto":
+        flags += ["--experts", placement.experts]
     if placement.disk is not None:
         flags += ["--disk", placement.disk]
     for name in ("memory", "host_memory", "disk_limit"):

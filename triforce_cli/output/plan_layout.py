@@ -6,7 +6,7 @@ from rich.text import Text
 
 from .wrapping import JOINER, hanging, wrapped
 
-STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")  # of a bar's segments, in order
+STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red", "white", "bright_black")  # of a bar's segments, in order
 _INDENT = 11  # cells of the names of facts
 
 

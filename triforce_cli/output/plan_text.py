@@ -23,7 +23,7 @@ from .tables import Column, table
 from .wrapping import wrapped
 
 WIDTH = 60  # cells of a bar
-DRAWN, _PLAIN = "█▓▒░▚▞▤", "#=+*o%~"
+DRAWN, _PLAIN = "█▓▒░▚▞▤▥", "#=+*o%~@"
 _EMPTY = "."
 _USUAL_WIDTH = 80  # of a table that is not written to a terminal
 _HEAD = ("profile", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
@@ -102,7 +102,8 @@ def quantization_lines(plan: Plan) -> Iterator[str]:
     """Yield how many bits the weights take, and on a GPU how many tokens fit there because of that."""
     request, bits = plan.request, plan.request.bits
     what = "quantised" if request.quantize is None else f"rounded to {request.quantize} (--quantize)"
-    yield f"weights    {what}: {bits.layers:.3g} bits each, {bits.outer:.3g} in embedding and output head"
+    experts = "" if bits.experts is None else f", {bits.experts:.3g} in experts"
+    yield f"weights    {what}: {bits.layers:.3g} bits each{experts}, {bits.outer:.3g} in embedding and output head"
     if request.hardware.device == "cuda" and (tokens := plan.resident_tokens) is not None:
         unrounded = resident_tokens(replace(request, weight_bits=None))
         found, before = _fitting(tokens, request), _fitting(unrounded or 0, request)
@@ -161,6 +162,7 @@ def _predictions(plan: Plan) -> Iterator[str]:
         yield _decoding_row(plan.chosen.method, plan.chosen, f", {plan.speedup:.1f}x")
         yield f"           {_gammas(plan)}"
     yield f"placement  {_placement(plan)}"
+    yield from _expert_lines(plan)
 
 
 def _row(name: str, text: str, bound: str) -> str:
@@ -186,8 +188,9 @@ def _placement(plan: Plan) -> str:
     where, layers, shape = plan.placed, plan.request.shape.layers, plan.request.shape
     kind = " without a window" if shape.sliding_layers else " of full attention" if shape.linear else ""
     grown = f"{shape.kv_layers} layers{kind}"
+    is_whole = where.weight_layers == layers and not where.away_layers
     if plan.offload == "none":
-        text = f"none: {'everything' if where.weight_layers == layers else 'the KV cache'} on the device"
+        text = f"none: {'everything' if is_whole else 'the KV cache'} on the device"
     elif where.uses_disk:
         folder = visible(plan.request.placement.disk)
         text = f"disk: KV of {where.resident_layers} of {grown} in memory, of the others in {folder}"
@@ -198,6 +201,23 @@ def _placement(plan: Plan) -> str:
     if where.weight_layers < layers:
         text += f"; weights of {where.weight_layers} of {layers} layers on the device"
     return text
+
+
+_WAYS = {"host": "run there", "stream": "the chosen ones are copied to the device"}
+
+
+def _expert_lines(plan: Plan) -> Iterator[str]:
+    """Yield where the experts are, and what a pass of a token and a verification read of those in host memory."""
+    where, experts = plan.placed, plan.request.shape.experts
+    if not where.away_layers:
+        return
+    what = f"those of {where.away_layers} of {experts.layers} layers in host memory: {_WAYS[where.experts]}"
+    yield f"experts    {what} (--experts {where.experts})"
+    for each in plan.expert_times:
+        who = "a token reads" if each.tokens == 1 else f"{each.tokens} together read"
+        times = {"on the host": each.host_s, "over the link": each.link_s, "on the device": each.device_s}
+        listed = ", ".join(f"{milliseconds(seconds)} ms {name}" for name, seconds in times.items())
+        yield f"           {who} {each.distinct:.0f} of {experts.count} in each, {each.bytes / GIB:.2f} GiB: {listed}"
 
 
 def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:

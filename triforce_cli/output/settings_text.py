@@ -15,7 +15,7 @@ _SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")
 _ABSENT = {
     **dict.fromkeys(("gamma1", "gamma2", "rebuild_every"), "adaptive"),
     **dict.fromkeys(("memory", "host_memory", "disk_limit"), "what is free"),
-    "resident_layers": "as many as fit",
+    **dict.fromkeys(("resident_layers", "expert_layers"), "as many as fit"),
     "host_share": "balanced",
     "cache": "long prompts",
     "tensor_parallel": "the profile's",

@@ -28,8 +28,7 @@ from offload.scratch_file import ScratchFile
 from offload.system import cores, file_system, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
-from ..options.approximate import quantized_kv
-from ..options.settings import NO_PROFILE, Settings, gpu_names
+from ..options.settings import NO_PROFILE, Settings, gpu_names, refuse_unread_format
 from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
 from .calibration import load_measured, load_or_measure
@@ -53,15 +52,15 @@ def plan_request(
 
     `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16.
     """
-    if settings.placement.disk is not None:
-        refuse_disk_beside_a_link(not hardware.shared, settings.placement)
+    check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
+    if hardware.shared:
+        refuse_unread_format(settings)
     level = settings.engine.quantize
     if level is not None and (settings.engine.dtype not in ("auto", "bfloat16") or hardware.dtype != "bf16"):
         dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
         raise SettingsError(
             f"--quantize {level} needs bfloat16, and {hardware.name} computes in {dtype}", "leave --quantize out"
         )
-    _check_kv_format(settings, hardware)
     return PlanRequest(
         model=settings.engine.model,
         shape=shape,
@@ -76,21 +75,6 @@ def plan_request(
         quantize=level,
         kv=settings.engine.kv,
     )
-
-
-def _check_kv_format(settings: Settings, hardware: Hardware) -> None:
-    """Raise SettingsError for flags that offload quantised keys and values from a GPU."""
-    if (kind := quantized_kv(settings)) is None or hardware.shared:
-        return
-    placement = settings.placement
-    asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
-    asked["offload"] = placement.offload if placement.offload not in ("auto", "none") else None
-    for name, value in asked.items():
-        if value is not None:
-            raise SettingsError(
-                f"--{name} {value} offloads keys and values, and those of --kv {kind} stay on the GPU",
-                "leave one of the two out",
-            )
 
 
 def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
@@ -146,7 +130,11 @@ def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(model, placement)
-    if settings.speculation.approximate is not None:  # its keys and values stay on the device
+    if model.device.type == "cpu":
+        refuse_unread_format(settings)
+    if (lossy := settings.speculation.approximate) is not None:  # its keys and values stay on the device
+        for flag in expert_flags(placement):
+            raise SettingsError(f"{flag} and --approximate {lossy} cannot be used together", "leave one of the two out")
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
     if model.device.type == "cpu" and placement.link_gb_s is None and placement.disk is None:
@@ -176,9 +164,18 @@ def _tier_settings(plan: Plan) -> TierSettings:
         share=placement.host_share,
         by_layers=where.prefill_order == "layers",
         weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
+        experts=where.experts,
+        expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
         link_gb_s=placement.link_gb_s,
         disk=Path(placement.disk) if where.uses_disk else None,
+        host_layers=0 if plan.request.has_one_memory else _host_layers(plan),
     )
+
+
+def _host_layers(plan: Plan) -> int:
+    """Return how many layers have their KV in host memory beside a device."""
+    where = plan.placed
+    return plan.request.shape.kv_layers - where.resident_layers - where.disk_layers
 
 
 def check_tiers(model: OpenModel, placement: Placement) -> None:
@@ -187,8 +184,9 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
     if not on_cpu and link is not None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     if placement.disk is not None:
-        refuse_disk_beside_a_link(not on_cpu, placement)
         check_folder(Path(placement.disk))
+    check_experts(placement, model.checkpoint.shape, on_cpu and link is None)
+    model.check_experts(placement.experts)
     if not on_cpu or link is not None:
         return
     asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
@@ -201,13 +199,23 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
             )
 
 
-def refuse_disk_beside_a_link(on_gpu: bool, placement: Placement) -> None:
-    """Raise SettingsError for a disk beside a GPU, or beside a simulated link to one."""
-    if on_gpu or placement.link_gb_s is not None:
-        raise SettingsError(
-            "--disk keeps KV on disk for a CPU that computes, and here a GPU does, or --link simulates one",
-            "leave --disk out; or use --device cpu without --link",
-        )
+def expert_flags(placement: Placement) -> list[str]:
+    """Return the flags that ask for experts in host memory, beside a device."""
+    asked = {"experts": placement.experts if placement.experts in ("host", "stream") else None}
+    asked["expert-layers"] = placement.expert_layers
+    return [f"--{name} {value}" for name, value in asked.items() if value is not None]
+
+
+def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:
+    """Raise SettingsError for flags about experts that this model or machine does not have."""
+    for flag in expert_flags(placement):
+        if shape.experts is None:
+            raise SettingsError(f"{flag} is for a mixture of experts, and this model is none", "leave it out")
+        if has_one_memory:
+            raise SettingsError(
+                f"{flag} divides experts between a device and the host, and this device is the CPU",
+                "leave it out: a CPU runs experts in its memory where they are; or simulate a link, such as --link 25",
+            )
 
 
 def free_on_disk(folder: Path) -> int:
@@ -242,6 +250,7 @@ def request_on_this_machine(
         itemsize=model.dtype.itemsize,
         retrieves_in_place=in_place,
         has_triton=find_spec("triton") is not None,
+        host_computes=model.host_computes,
         weight_bits=model.weight_bits,
         copies=model.copy_bits is not None,
     )

@@ -35,6 +35,7 @@ from .sequence import Answer
 
 Report = Callable[[Exception], None]
 _SHUTTING_DOWN = "the server is shutting down"
+PATIENCE = 30  # seconds for the next piece of a body
 _CLOSED = 499  # a status for the log alone: the client has gone
 
 
@@ -142,7 +143,9 @@ class Endpoints:
         scope = request.state.cache_scope
         with self._engine.reserved(wanted.sequences):
             settings = await self.encoding.run(self._model.encoder.sequences, wanted, scope)
-        answer, form = Answer(settings, self._model.tokenizer), Form(is_chat, self._model.name)
+        tokenizer = self._model.tokenizer
+        answer = Answer(settings, tokenizer)
+        form = Form(is_chat, self._model.name, None if wanted.logprobs is None else tokenizer.token_bytes)
         self._engine.submit(answer.sequences)  # in the places that were held: nothing else runs in between
         if wanted.stream:
             events = streamed(answer, form, wanted.choices, wanted.usage, wanted.statistics, self._report)
@@ -176,12 +179,20 @@ async def _body(request: Request, most: int) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
         raise too_large
-    data = bytearray()
-    async for piece in request.stream():
+    data, pieces = bytearray(), request.stream()
+    while (piece := await _next(pieces)) is not None:
         data += piece
         if len(data) > most:
             raise too_large
     return bytes(data)
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
+    """Return the next piece of a body, None at its end. Raises ApiError if it does not come in time."""
+    try:
+        return await asyncio.wait_for(anext(pieces, None), PATIENCE)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"no more of the request has come for {PATIENCE:g} seconds", "request_timeout") from None
 
 
 async def _unless_closed(request: Request, answering: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,3 +41,8 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, TriforceError):
         return ApiError(500, error.message, type="server_error")
     return ApiError(500, "an internal error; the server's log has more", type="server_error")
+
+
+def event_text(value: Mapping[str, Any]) -> str:
+    """Return a server-sent event with an object of the API, such as a chunk or an error."""
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,11 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offload.errors import TriforceError
 
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, event_text
 from .options import ServeOptions, is_loopback
 
 OPEN_PATHS = frozenset(("/", "/page.js", "/page.css", "/health"))  # nothing secret: the page asks for the key itself
 _COUNTED = OPEN_PATHS | {"/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics"}
+_PATIENCE = 0.5  # seconds for a client that does not read, when the server ends at once
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -49,13 +51,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        has_begun = False
+        has_begun = is_stream = False
 
         async def send_marked(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal has_begun, is_stream
             if message["type"] == "http.response.start":
                 has_begun = True
                 headers = MutableHeaders(scope=message)
+                is_stream = headers.get("content-type", "").startswith("text/event-stream")
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
                 path = scope["path"]
@@ -71,9 +74,11 @@ class Guard:
         try:
             await self._app(scope, receive, send_marked)
         except asyncio.CancelledError:  # by uvicorn, which ends: its log would have a traceback of every request
+            error = ApiError(503, "the server is shutting down", "unavailable", type="server_error")
             if not has_begun:
-                error = ApiError(503, "the server is shutting down", "unavailable", type="server_error")
                 await JSONResponse(error.body(), error.status)(scope, receive, send_marked)
+            elif is_stream:
+                await _end(send, event_text(error.body()))
         except Exception as error:  # here, since the response is to be counted and to have the headers
             found = api_error(error)
             if not isinstance(error, TriforceError):
@@ -104,6 +109,12 @@ class Guard:
         """Return whether a page may use the endpoint: the endpoint's own, and those that were named."""
         allowed = self._options.origins
         return "*" in allowed or origin in allowed or _is_own(origin, host)
+
+
+async def _end(send: Send, text: str) -> None:
+    """Send the last part of a stream, unless the client does not read."""
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(send({"type": "http.response.body", "body": text.encode()}), _PATIENCE)
 
 
 def _is_own(origin: str, host: str) -> bool:

@@ -46,7 +46,8 @@ class PromptEncoder:
                 seed = (settings.generation.seed + choice) % 2**63
                 config = replace(settings.generation, seed=seed, max_new_tokens=new)
                 is_chat = wanted.messages is not None
-                found.append(SequenceSettings(ids, sampling, config, settings.speculation, scope, is_chat))
+                more = scope, is_chat, wanted.logprobs
+                found.append(SequenceSettings(ids, sampling, config, settings.speculation, *more))
         return found
 
     def _encoded(self, wanted: ApiRequest) -> list[list[int]]:

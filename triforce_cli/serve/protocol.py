@@ -22,6 +22,7 @@ from .errors import ApiError
 MOST_SEQUENCES = 16  # of one request
 MOST_STOPS = 16
 MOST_MESSAGES = 4096  # each is searched for in what the template makes of all
+MOST_LOGPROBS_OF_CHATS, MOST_LOGPROBS = 20, 5  # of the likeliest tokens, for each token of a chat and of a completion
 
 _LONGEST_NAME = 64  # characters of a field's name that is compared with the known ones
 
@@ -36,11 +37,9 @@ _SETTINGS: dict[str, tuple[tuple[tuple[type, ...], str], str]] = {
     "max_completion_tokens": (_INTEGER, "max_new_tokens"),
 }
 _IGNORED = {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
-_COMMON = {"model", "n", "stop", "stream", "stream_options", "response_format"}
+_COMMON = {"model", "n", "stop", "stream", "stream_options", "response_format", "logprobs"}
 # Fields of functions that are not there, and the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "logit_bias": ({},),
     "echo": (False,),
     "suffix": ("",),
@@ -55,6 +54,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 _STREAM_OPTIONS = {"include_usage", "include_statistics", "include_obfuscation"}  # the last is ignored: padding
 _TEMPLATE = "chat_template_kwargs"
+_TOP = "top_logprobs"
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
 
 
@@ -67,6 +67,7 @@ class ApiRequest:
         options: settings by name, as `Settings.values`.
         think: whether a reasoning model is to think; None where the request does not say.
         stream, usage, statistics: whether to stream, and with what at the end and beside the text.
+        logprobs: how many of the likeliest tokens' log-probabilities each token has beside its own; None for none.
     """
 
     model: str | None
@@ -78,6 +79,7 @@ class ApiRequest:
     messages: Sequence[ChatMessage] | None = None
     prompts: Sequence[Prompt] = ()
     think: bool | None = None
+    logprobs: int | None = None
 
     @property
     def sequences(self) -> int:
@@ -88,8 +90,9 @@ class ApiRequest:
 def parse_chat(data: bytes) -> ApiRequest:
     """Return the request of /v1/chat/completions. Raises ApiError."""
     values = _object(data)
-    _check_names(values, {"messages", _TEMPLATE})
-    return _request(values, 1, messages=_messages(values.get("messages")), think=_think(values))
+    _check_names(values, {"messages", _TEMPLATE, _TOP})
+    messages = _messages(values.get("messages"))
+    return _request(values, 1, messages=messages, think=_think(values), logprobs=_chat_logprobs(values))
 
 
 def parse_completion(data: bytes) -> ApiRequest:
@@ -97,7 +100,7 @@ def parse_completion(data: bytes) -> ApiRequest:
     values = _object(data)
     _check_names(values, {"prompt"})
     prompts = _prompts(values.get("prompt"))
-    return _request(values, len(prompts), prompts=prompts)
+    return _request(values, len(prompts), prompts=prompts, logprobs=_completion_logprobs(values))
 
 
 def _request(values: Mapping[str, Any], count: int, **content: Any) -> ApiRequest:
@@ -197,6 +200,27 @@ def _think(values: Mapping[str, Any]) -> bool | None:
     if given.keys() - {"enable_thinking"}:
         raise ApiError(400, f"{_TEMPLATE} may have enable_thinking alone", "unsupported_field", _TEMPLATE)
     return _typed(given, "enable_thinking", ((bool,), "true or false"), None)
+
+
+def _chat_logprobs(values: Mapping[str, Any]) -> int | None:
+    """Return how many likely tokens a chat asks for beside each: `logprobs` switches on, `top_logprobs` counts."""
+    is_wanted = _typed(values, "logprobs", ((bool,), "true or false"), False)
+    count = _counted(values, _TOP, MOST_LOGPROBS_OF_CHATS)
+    if count and not is_wanted:
+        raise ApiError(400, f'{_TOP} needs "logprobs": true', param=_TOP)
+    return count or 0 if is_wanted else None
+
+
+def _completion_logprobs(values: Mapping[str, Any]) -> int | None:
+    """Return how many likely tokens a completion asks for beside each; false is none, as where it says nothing."""
+    return None if values.get("logprobs") is False else _counted(values, "logprobs", MOST_LOGPROBS)
+
+
+def _counted(values: Mapping[str, Any], name: str, most: int) -> int | None:
+    count = _typed(values, name, _INTEGER, None)
+    if count is not None and not 0 <= count <= most:
+        raise ApiError(400, f"{name} is {short_repr(count)}; 0 to {most} are possible", param=name)
+    return count
 
 
 def _prompts(value: Any) -> list[Prompt]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offload.events import DraftPrefilled, Finished, Prefilled, Text, Thought
+from offload.events import DraftPrefilled, Finished, Prefilled, ScoredToken, Text, Thought
 from offload.metrics import Meter, acceptance, tokens_per_verification
 
-from .errors import ApiError, api_error
-from .sequence import Answer
+from .errors import ApiError, api_error, event_text
+from .logprobs import TokenBytes, chat_logprobs, completion_logprobs
+from .sequence import Answer, ServedSequence
 
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 _THOUGHT = "reasoning_content"
@@ -22,10 +22,14 @@ _DONE = "data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of an answer: that of a chat or of a completion, with the name of the model."""
+    """The form of an answer: that of a chat or of a completion, with the name of the model.
+
+    With `token_bytes`, which returns the bytes of a token, it has the log-probabilities of its tokens.
+    """
 
     is_chat: bool
     model: str
+    token_bytes: TokenBytes | None = None
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -36,21 +40,31 @@ class Form:
         head = {"id": prefix + self.id, "object": kind, "created": self.created, "model": self.model}
         return head | {"choices": choices} | more
 
-    def choice(self, index: int, meter: Meter) -> dict[str, Any]:
+    def choice(self, sequence: ServedSequence) -> dict[str, Any]:
         """Return a whole choice: of a reasoning model, with what it has thought apart from the answer, as in vLLM."""
+        meter = sequence.meter
         content: dict[str, Any] = {"text": meter.text}
         if self.is_chat:
             thought = {_THOUGHT: "".join(meter.thoughts)} if meter.thoughts else {}
             content = {"message": {"role": "assistant", "content": meter.text, "refusal": None} | thought}
-        return {"index": index} | content | {"logprobs": None, "finish_reason": _REASONS[meter.finish_reason]}
+        end = {"logprobs": self.logprobs(sequence.tokens), "finish_reason": _REASONS[meter.finish_reason]}
+        return {"index": sequence.index} | content | end
 
-    def delta(self, index: int, text: str = "", reason: str | None = None, **more: Any) -> dict[str, Any]:
-        """Return a part of a choice: some text, or the reason that it has ended; `more` of a chat's."""
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+        """Return the log-probabilities of tokens, None if they are not wanted."""
+        if self.token_bytes is None:
+            return None
+        return (chat_logprobs if self.is_chat else completion_logprobs)(tokens, self.token_bytes)
+
+    def delta(
+        self, index: int, text: str = "", tokens: Sequence[ScoredToken] = (), reason: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """Return a part of a choice: some text with its tokens, or the reason that it has ended; `more` of a chat's."""
         content: dict[str, Any] = {"text": text}
         if self.is_chat:
-            content = {"delta": more | ({"content": text} if text or "role" in more else {})}
-        end = None if reason is None else _REASONS[reason]
-        return {"index": index} | content | {"logprobs": None, "finish_reason": end}
+            content = {"delta": more | ({"content": text} if text or tokens or "role" in more else {})}
+        end = {"logprobs": self.logprobs(tokens) if tokens else None, "finish_reason": reason and _REASONS[reason]}
+        return {"index": index} | content | end
 
 
 def usage(meters: Sequence[Meter], choices: int) -> dict[str, Any]:
@@ -76,7 +90,7 @@ async def whole(answer: Answer, form: Form, choices: int) -> dict[str, Any]:
     async for _ in answer.events():
         pass
     meters = [sequence.meter for sequence in answer.sequences]
-    found = [form.choice(index, meter) for index, meter in enumerate(meters)]
+    found = [form.choice(sequence) for sequence in answer.sequences]
     return form.response(found, usage=usage(meters, choices), statistics=[statistics(meter) for meter in meters])
 
 
@@ -97,7 +111,7 @@ async def streamed(
 
     def chunk(index: int, *delta: Any, **more: Any) -> str:
         beside = {"statistics": statistics(answer.sequences[index].meter)} if with_statistics else {}
-        return _data(form.response([form.delta(index, *delta, **more)], chunk=True, **beside))
+        return event_text(form.response([form.delta(index, *delta, **more)], chunk=True, **beside))
 
     if form.is_chat:
         for index in range(len(answer.sequences)):
@@ -109,18 +123,14 @@ async def streamed(
             elif isinstance(event, Thought) and event.text:
                 yield chunk(index, **{_THOUGHT: event.text})
             elif isinstance(event, Text):
-                yield chunk(index, event.text)
+                yield chunk(index, event.text, event.tokens)
             elif isinstance(event, Finished):
-                yield chunk(index, "", event.reason)
+                yield chunk(index, reason=event.reason)
     except Exception as error:
         if not isinstance(error, ApiError):
             report(error)
-        yield _data(api_error(error).body())
+        yield event_text(api_error(error).body())
         return
     if with_usage:
-        yield _data(form.response([], chunk=True, usage=usage([each.meter for each in answer.sequences], choices)))
+        yield event_text(form.response([], chunk=True, usage=usage([each.meter for each in answer.sequences], choices)))
     yield _DONE
-
-
-def _data(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

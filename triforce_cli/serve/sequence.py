@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest, Events
 from offload.config import GenerationConfig, Sampling, Speculation
-from offload.events import DraftPrefilled, Event, Finished, Prefilled, Text, Thought
+from offload.events import DraftPrefilled, Event, Finished, Prefilled, ScoredToken, Text, Thought
 from offload.loading.text_stream import TextLayer, stream_text
 from offload.loading.tokenizer import Tokenizer
 from offload.metrics import Meter
@@ -23,8 +23,8 @@ _SENT = (Prefilled, DraftPrefilled, Thought, Text, Finished)  # events that a cl
 class SequenceSettings:
     """What one sequence is to do: its prompt's `ids`, and the settings as of a BatchRequest.
 
-    `scope` separates caches, as in BatchRequest. Thinking is told from the answer after prompts in the chat template,
-    `is_chat`.
+    `scope` separates caches, and `logprobs` are wanted, as in BatchRequest. Thinking is told from the answer after
+    prompts in the chat template, `is_chat`.
     """
 
     ids: list[int]
@@ -33,6 +33,7 @@ class SequenceSettings:
     speculation: Speculation
     scope: str = ""
     is_chat: bool = False
+    logprobs: int | None = None
 
 
 class ServedSequence:
@@ -50,6 +51,7 @@ class ServedSequence:
         self.meter = Meter(len(settings.ids))
         self.begun = 0.0  # when it left the queue, by time.monotonic
         self.is_cancelled = False  # set by any thread
+        self.tokens: list[ScoredToken] = []  # of the answer so far, if log-probabilities are wanted
         self._tokenizer, self._post = tokenizer, post
 
     def request(self, key: int) -> BatchRequest:
@@ -59,6 +61,7 @@ class ServedSequence:
             *(key, wanted.ids, wanted.sampling, wanted.config, wanted.speculation, self._text),
             is_cancelled=lambda: self.is_cancelled,
             scope=wanted.scope,
+            logprobs=wanted.logprobs,
         )
 
     def observe(self, event: BatchEvent) -> None:
@@ -69,6 +72,8 @@ class ServedSequence:
         if isinstance(event, Cancelled):
             return
         self.meter.observe(event)
+        if isinstance(event, Text):
+            self.tokens += event.tokens
         if isinstance(event, _SENT):
             self._post(self.index, event)
 

@@ -156,7 +156,15 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: Starlette, drain: int, announce: Callable[[], None]) -> None:
         """`announce` is called when the server listens; `drain` is the seconds that requests have after a signal."""
         self._expire, self._drain, self.has_expired = app.state.expire, drain, False
-        settings = {"log_config": None, "access_log": False, "server_header": False, "lifespan": "off", "ws": "none"}
+        # Not warnings: whoever sends what is no HTTP would fill the log.
+        settings = {
+            "log_config": None,
+            "log_level": "error",
+            "access_log": False,
+            "server_header": False,
+            "lifespan": "off",
+            "ws": "none",
+        }
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=drain + _GRACE, proxy_headers=False, **settings))
         self._announce = announce
 

@@ -6,10 +6,12 @@ from .cohere import COHERE
 from .cohere2 import COHERE2
 from .family import Family, GGUFNames
 from .gemma import GEMMA2, GEMMA3
+from .gemma4 import GEMMA4
 from .glm4 import GLM4
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE, GRANITE_MOE
 from .llama import LLAMA
+from .ministral import MINISTRAL, MINISTRAL3
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .olmo2 import OLMO2
@@ -22,8 +24,8 @@ from .qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from .smollm3 import SMOLLM3
 from .starcoder2 import STARCODER2
 
-_DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GRANITE, OLMO2, GLM4, STARCODER2, COHERE)
-_WINDOWED = (GEMMA2, GEMMA3, OLMO3, COHERE2)
+_DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, SMOLLM3, PHI3, GRANITE, OLMO2, GLM4, STARCODER2, COHERE)
+_WINDOWED = (GEMMA2, GEMMA3, GEMMA4, OLMO3, COHERE2, MINISTRAL)
 _HYBRID = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
 _EVERY = (*_DENSE, *_WINDOWED, QWEN3_MOE, MIXTRAL, GRANITE_MOE, OLMOE, GPT_OSS, *_HYBRID)
 FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}  # by `model_type`

@@ -80,13 +80,14 @@ class Family:
         mlp_matrices: matrices of an MLP: gate, up and down; 2 without a gate.
         has_partial_rope: whether RoPE may rotate a part of each head: `partial_rotary_factor`.
         has_optional_window: whether a config's sliding window counts only with `use_sliding_window`.
-        joins_heads: whether norms of q and k are over all heads together, so that ranks cannot share the heads.
         has_layer_windows: whether some layers attend to a window of `sliding_window` tokens, and others to all.
         has_linear_layers: whether some layers have linear attention, and others attend to all tokens.
         groups_linear_rows: whether rows of their projections are stored by key head: of each its q, k, v and z.
         sliding_rope: returns the RoPE parameters of the layers with a window, where a config does not have them apart;
             None: they are those of the others.
+        scales_queries: whether queries grow with their position as RoPE parameters say, see `ModelShape.query_scaling`.
         counts_scaled_positions: whether `max_position_embeddings` counts the positions after linear RoPE scaling.
+        heads: returns the fields of `Dimensions` for KV heads, where those of layers with a window are others.
         features: returns further fields of `ModelShape`.
         tensors: the family's names of tensors, by Llama's, or those of `LAYER_NORMS`.
         fused: tensors that are several of Llama's, one below the other.
@@ -106,12 +107,13 @@ class Family:
     mlp_matrices: int = 3
     has_partial_rope: bool = False
     has_optional_window: bool = False
-    joins_heads: bool = False
     has_layer_windows: bool = False
     has_linear_layers: bool = False
     groups_linear_rows: bool = False
     sliding_rope: Callable[[Values], dict[str, Any]] | None = None
+    scales_queries: bool = False
     counts_scaled_positions: bool = False
+    heads: Callable[[Values], dict[str, Any]] | None = None
     features: Callable[[Values], dict[str, Any]] = lambda values: {}
     tensors: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -127,11 +129,11 @@ class Family:
             return FULL, LINEAR
         return (FULL, SLIDING) if self.has_layer_windows else ()
 
-    def stored(self, name: str) -> str:
+    def checkpoint_name(self, name: str) -> str:
         """Return the family's name of a layer's tensor, or of the module that has it.
 
         Experts have one name, with * in place of their numbers.
         """
         plain = _EXPERT.sub(".*.", name, count=1)
-        stored = next((whole for whole, parts in self.fused.items() if plain in parts), self.tensors.get(plain, plain))
-        return stored if plain == name else stored.replace("*", _EXPERT.search(name)[1])
+        own = next((whole for whole, parts in self.fused.items() if plain in parts), self.tensors.get(plain, plain))
+        return own if plain == name else own.replace("*", _EXPERT.search(name)[1])

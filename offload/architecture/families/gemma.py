@@ -11,7 +11,7 @@ from ..layer_spec import LayerSpec, activation_of
 from .family import Family, GGUFNames, Values, layer_windows
 
 _LARGEST = (46, 62)  # layers of the models with 27 billion parameters, whose scale GGUF files do not have
-_TENSORS = {
+GEMMA_TENSORS = {
     "post_attention_layernorm": "pre_feedforward_layernorm",
     "post_self_attn_layernorm": "post_attention_layernorm",
     "post_mlp_layernorm": "post_feedforward_layernorm",
@@ -85,7 +85,7 @@ GEMMA2 = Family(
     aliases={"hidden_act": "hidden_activation"},
     has_layer_windows=True,
     features=_features,
-    tensors=_TENSORS,
+    tensors=GEMMA_TENSORS,
     gguf=GGUFNames(
         "gemma2",
         _GGUF_TENSORS,
@@ -114,7 +114,7 @@ GEMMA3 = Family(
     sliding_rope=_local_rope,
     counts_scaled_positions=True,
     features=_features,
-    tensors=_TENSORS,
+    tensors=GEMMA_TENSORS,
     gguf=GGUFNames(
         "gemma3",
         _GGUF_TENSORS | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},

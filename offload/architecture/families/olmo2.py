@@ -19,7 +19,6 @@ OLMO2 = Family(
         "rms_norm_eps": 1e-5,
         "eos_token_id": 50279,
     },
-    joins_heads=True,
     tensors={
         "post_self_attn_layernorm": "post_attention_layernorm",
         "post_mlp_layernorm": "post_feedforward_layernorm",

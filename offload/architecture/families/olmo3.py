@@ -18,7 +18,6 @@ OLMO3 = Family(
     "olmo3",
     _layers,
     OLMO2.defaults | {"sliding_window": 4096, "rope_theta": _THETA},
-    joins_heads=True,
     has_layer_windows=True,
     sliding_rope=lambda values: {"rope_type": "default", "rope_theta": values.get("rope_theta", _THETA)},
     tensors=OLMO2.tensors,

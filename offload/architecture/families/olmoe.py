@@ -28,7 +28,6 @@ OLMOE = Family(
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
     },
-    joins_heads=True,
     gguf=GGUFNames(
         "olmoe",
         {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"}

@@ -92,10 +92,8 @@ INLINE void NAME(score)(const struct attention *a, const float *queries, const c
     struct NAME(tile) t = {.segments = 1, .pairs = dim / 2, .c_stride = stride, .fresh = 1};
     t.b_step = wide ? 8 * BLOCK : 4 * BLOCK;
     t.a_stride = DOTS && !wide ? 2 * dim : 4 * dim;
-    for (int j = 0; j < blocks; j++) {
-        t.b = keys + j, t.next = next + j;
-        NAME(run_tiles)(rows, wide, &t, (const char *)queries, scores + j * BLOCK);
-    }
+    t.b = keys, t.next = next, t.column_segments = 1;
+    NAME(run_tiles)(rows, blocks, wide, t, (const char *)queries, scores);
 }
 
 /*
@@ -117,10 +115,7 @@ NOINLINE static void NAME(normalise)(float *scores, int64_t hidden, int64_t limi
     vec most = NAME(splat)(-INFINITY);
     for (int i = 0; i < columns; i += LANES)
         most = NAME(max)(*(vec_at *)(scores + i), most);
-    float highest = most[0];
-    for (int i = 1; i < LANES; i++)
-        highest = most[i] > highest ? most[i] : highest;
-    highest *= factor;
+    float highest = NAME(largest_lane)(most) * factor;
     if (highest > *maximum) {
         float shrink = exp2f(*maximum - highest);
         *sum *= shrink;
@@ -141,12 +136,7 @@ NOINLINE static void NAME(normalise)(float *scores, int64_t hidden, int64_t limi
         }
         total += weight;
     }
-    float sums[LANES];
-    *(vec_at *)sums = total;
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++)
-            sums[i] += sums[i + width];
-    *sum += sums[0];
+    *sum += NAME(sum_lanes)(total);
 }
 
 /* Add the values of a span, weighted by the numerators, to the output of each row. */
@@ -154,16 +144,11 @@ INLINE void NAME(gather)(const struct attention *a, struct NAME(work) *w, const 
                          const char *const *next, int blocks, int rows, int wide, float *out) {
     int dim = a->head_dim;
     struct NAME(tile) t = {.segments = blocks, .pairs = BLOCK / 2, .c_stride = dim};
-    const char *shifted[SPAN / BLOCK], *shifted_next[SPAN / BLOCK];
-    t.b = shifted, t.next = shifted_next;
+    t.b = values, t.next = next, t.column_bytes = 4 * BLOCK;
     t.b_step = wide ? 8 * dim : 4 * dim;
     t.a_stride = DOTS && !wide ? 2 * SPAN : 4 * SPAN;
     const char *weights = DOTS && !wide ? (const char *)w->weights : (const char *)w->scores;
-    for (int d = 0; d < dim; d += BLOCK) {
-        for (int j = 0; j < blocks; j++)
-            shifted[j] = values[j] + 4 * d, shifted_next[j] = next[j] + 4 * d;
-        NAME(run_tiles)(rows, wide, &t, weights, out + d);
-    }
+    NAME(run_tiles)(rows, dim / BLOCK, wide, t, weights, out);
 }
 
 /* Return a copy of a block's values with zeros after the first `tokens`; uninitialised memory there may be NaN. */
@@ -191,8 +176,8 @@ INLINE void NAME(add_span)(const struct attention *a, struct NAME(work) *w, int6
                         NAME(visible_keys)(a, first + r) - at, length, a->scale * 1.44269504f,
                         p.maximum + r, p.sum + r, p.out + r * dim, dim);
     if (DOTS && !a->wide)
-        for (int i = 0; i < rows * SPAN; i++)
-            w->weights[i] = narrow(w->scores[i]);
+        for (int i = 0; i < rows * SPAN; i += LANES)
+            NAME(store_narrow)(w->weights + i, *(vec_at *)(w->scores + i));
     NAME(gather)(a, w, values, next, blocks, rows, a->wide, p.out);
 }
 

@@ -70,6 +70,7 @@ static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, N
 #undef QUANTIZE_GROUPS
 #undef MAX_TILE
 #undef BOTH_CHAINS
+#undef MAX_BLOCKS
 #undef HIGH_BITS
 #undef HIGH_SHIFT
 #undef HIGH_EACH

@@ -9,10 +9,10 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 19  # as in types.h
+LAYOUT = 20  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
-MAX_HEAD_DIM = 256  # and any multiple of 16 below
+MAX_HEAD_DIM = 512  # and any multiple of 16 below
 FOLDER = Path(__file__).parent
 
 

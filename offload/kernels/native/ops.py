@@ -115,6 +115,10 @@ class NativeLinear:
             kernel.linear(x, weight, bias, residual, y[:, some], format)
         return y
 
+    @property
+    def formats(self) -> tuple[bytes, ...]:
+        return tuple(b"" if part.format is None else bytes(part.format) for part in self._parts)
+
     def rows(self, ids: Tensor) -> Tensor:
         ((weight, _, format, inputs),) = self._parts
         if format is None:

@@ -20,13 +20,6 @@ INLINE float NAME(unit_of)(float largest, float *inverse) {
 /* What the bytes of codes are multiplied by: those of 4 bits are the upper halves of bytes. */
 INLINE float NAME(code_unit)(const struct attention *a) { return a->kv_format->bits == 4 ? 1.0f / 16 : 1; }
 
-INLINE float NAME(largest_lane)(vec x) {
-    float largest = x[0];
-    for (int i = 1; i < LANES; i++)
-        largest = x[i] > largest ? x[i] : largest;
-    return largest;
-}
-
 INLINE int32_t NAME(sum_integers)(ints x) {
     int32_t sum = 0;
     for (int i = 0; i < LANES; i++)

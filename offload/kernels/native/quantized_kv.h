@@ -28,25 +28,6 @@ INLINE void NAME(store_narrow)(uint16_t *to, vec x) {
 #endif
 }
 
-/* Sum the lanes, in halves. */
-INLINE float NAME(sum_lanes)(vec x) {
-#ifdef __clang__
-    float sums[LANES];
-    *(vec_at *)sums = x;
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++)
-            sums[i] += sums[i + width];
-    return sums[0];
-#else
-    ints lane = {0};
-    for (int i = 0; i < LANES; i++)
-        lane[i] = i;
-    UNROLL for (int width = LANES / 2; width; width /= 2)
-        x += __builtin_shuffle(x, lane ^ width);
-    return x[0];
-#endif
-}
-
 /* Return the levels of member `k` of LANES lanes of a line. `bits` and `k` are constants. */
 INLINE vec NAME(line_level)(const int bits, const int k, const char *codes, int line, int vector) {
     if (bits == 4) {

@@ -20,7 +20,7 @@ INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, c
             const char *b = weight + k * BLOCK * item;
             const char *next = b + 2 * BLOCK * item * 64;
             t.b = &b, t.next = &next, t.pairs = depth / 2, t.fresh = k == 0;
-            NAME(run_tiles)(rows, wide, &t, x + k * x_item, w->c + p * BLOCK);
+            NAME(run_tiles)(rows, 1, wide, t, x + k * x_item, w->c + p * BLOCK);
         }
     }
 }

@@ -18,7 +18,7 @@ NOINLINE static void NAME(score_piece)(const struct key_scores *k, int64_t head,
     NAME(load_query)(k->query, head * k->head_dim, k->head_dim, k->wide, query);
     for (; start < end; start += BLOCK, keys += bytes) {
         next = keys + SCORED_AHEAD;
-        NAME(run_tiles)(1, k->wide, &t, (const char *)query, sums);
+        NAME(run_tiles)(1, 1, k->wide, t, (const char *)query, sums);
         memcpy(k->scores + head * k->stride + start, sums, 4 * (end - start < BLOCK ? end - start : BLOCK));
     }
 }

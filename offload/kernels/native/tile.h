@@ -18,6 +18,7 @@ typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 in 32 bits
 
 #define MAX_TILE (LANES == 16 ? 12 : 6)    /* rows whose sums fit the registers */
 #define BOTH_CHAINS (LANES == 16 ? 12 : 3) /* the same with two sums for each element */
+#define MAX_BLOCKS 4                       /* of columns, for few rows */
 
 INLINE vec NAME(splat)(float x) { return x - (vec){0}; }
 
@@ -33,6 +34,34 @@ INLINE vec NAME(max)(vec x, vec y) {
     ints more = x > y;
     return (vec)(((ints)x & more) | ((ints)y & ~more));
 #endif
+}
+
+/* Return the vector with its lanes exchanged with those `width` further, in each 2 * `width` of them. */
+INLINE vec NAME(exchange)(vec x, const int width) {
+#ifdef __clang__
+    vec y;
+    for (int i = 0; i < LANES; i++)
+        y[i] = x[i ^ width];
+    return y;
+#else
+    ints lane = {0};
+    for (int i = 0; i < LANES; i++)
+        lane[i] = i ^ width;
+    return __builtin_shuffle(x, lane);
+#endif
+}
+
+/* Sum the lanes, in halves. */
+INLINE float NAME(sum_lanes)(vec x) {
+    UNROLL for (int width = LANES / 2; width; width /= 2)
+        x += NAME(exchange)(x, width);
+    return x[0];
+}
+
+INLINE float NAME(largest_lane)(vec x) {
+    UNROLL for (int width = LANES / 2; width; width /= 2)
+        x = NAME(max)(NAME(exchange)(x, width), x);
+    return x[0];
 }
 
 INLINE vec NAME(low_half)(ints pair) { return (vec)(pair << 16); }
@@ -84,12 +113,20 @@ INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
 struct NAME(tile) {
     int64_t a_stride;     /* bytes between rows */
     const char *const *b; /* the start of each segment */
-    const char *const *next; /* what is read after each segment, to prefetch */
+    const char *const *next; /* what is read after each segment, to prefetch into the L2 cache: more of it can be on the way */
     int64_t b_step;       /* bytes between pairs */
     int segments, pairs;  /* pairs of a segment */
+    int column_segments, column_bytes; /* from a block of columns to the next one: in `b`, and in bytes */
+    int column; /* the first block, set by run_tiles */
     int64_t c_stride;     /* floats */
     int fresh;
 };
+
+/* Return where segment `s` of the tile's block `k` of columns starts, in `b` or in `next`. */
+INLINE const char *NAME(segment)(const struct NAME(tile) *t, const char *const *b, int s, int k) {
+    const int64_t column = t->column + k;
+    return b[s + column * t->column_segments] + column * t->column_bytes;
+}
 
 /*
  * The even and the odd members of the pairs are summed in one chain each; the two sums are added at the end. For few
@@ -104,12 +141,12 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
             UNROLL for (int v = 0; v < VECTORS; v++)
                 sums[chain][r][v] = first + chain > 0 || t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride, v);
     for (int s = 0; s < t->segments; s++) {
-        const char *b = t->b[s], *next = t->next[s];
+        const char *b = NAME(segment)(t, t->b, s, 0), *next = NAME(segment)(t, t->next, s, 0);
         for (int i = 0; i < t->pairs; i++, a += 8, b += step, next += step) {
             if (first == 0)
-                __builtin_prefetch(next);
+                __builtin_prefetch(next, 0, 2);
             if (wide && first + chains == 2) /* a pair is two cache lines */
-                __builtin_prefetch(next + step / 2);
+                __builtin_prefetch(next + step / 2, 0, 2);
             UNROLL for (int chain = 0; chain < chains; chain++) {
                 const int odd = first + chain;
                 vec column[VECTORS];
@@ -133,30 +170,41 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
 }
 
 #if DOTS
-/* Multiply pairs of bf16, each by one dot-product instruction. */
-INLINE void NAME(run_dots)(const int rows, const struct NAME(tile) *t, const char *a, float *c) {
+/*
+ * Multiply pairs of bf16, each by one dot-product instruction. An instruction takes several cycles, and depends on the
+ * one before it: few rows are multiplied with several blocks of columns at once, so as not to wait.
+ */
+INLINE void NAME(run_dots)(const int rows, const int blocks, const struct NAME(tile) *t, const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
-    vec sums[MAX_TILE];
-    UNROLL for (int r = 0; r < rows; r++)
-        sums[r] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride, 0);
+    vec sums[MAX_BLOCKS][MAX_TILE];
+    UNROLL for (int k = 0; k < blocks; k++)
+        UNROLL for (int r = 0; r < rows; r++)
+            sums[k][r] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride + k * BLOCK, 0);
     for (int s = 0; s < t->segments; s++) {
-        const char *b = t->b[s], *next = t->next[s];
-        for (int i = 0; i < t->pairs; i++, a += 4, b += step, next += step) {
-            __builtin_prefetch(next);
-            ints pair = *(const ints_at *)b;
+        const char *b[MAX_BLOCKS], *next[MAX_BLOCKS];
+        UNROLL for (int k = 0; k < blocks; k++)
+            b[k] = NAME(segment)(t, t->b, s, k), next[k] = NAME(segment)(t, t->next, s, k);
+        for (int64_t i = 0, at = 0; i < t->pairs; i++, a += 4, at += step) {
+            ints pair[MAX_BLOCKS];
+            UNROLL for (int k = 0; k < blocks; k++) {
+                __builtin_prefetch(next[k] + at, 0, 2);
+                pair[k] = *(const ints_at *)(b[k] + at);
+            }
             UNROLL for (int r = 0; r < rows; r++)
-                sums[r] = NAME(dot)(sums[r], pair, *(const NAME(pair_at) *)(a + r * a_stride));
+                UNROLL for (int k = 0; k < blocks; k++)
+                    sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
         }
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        *(vec_at *)(c + r * c_stride) = sums[r];
+    UNROLL for (int k = 0; k < blocks; k++)
+        UNROLL for (int r = 0; r < rows; r++)
+            *(vec_at *)(c + r * c_stride + k * BLOCK) = sums[k][r];
 }
 #endif
 
 INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
     if (!wide) {
-        NAME(run_dots)(rows, t, a, c);
+        NAME(run_dots)(rows, 1, t, a, c);
         return;
     }
 #endif
@@ -187,10 +235,41 @@ TARGET static void NAME(wide_tile)(int rows, const struct NAME(tile) *t, const c
     NAME(multiply_rows)(rows, 1, t, a, c);
 }
 
-/* Run tiles over any number of rows; `a` and `c` point to the first row. */
-INLINE void NAME(run_tiles)(int rows, int wide, const struct NAME(tile) *t, const char *a, float *c) {
-    for (int r = 0; r < rows; r += MAX_TILE, a += MAX_TILE * t->a_stride, c += MAX_TILE * t->c_stride)
-        (wide ? NAME(wide_tile) : NAME(narrow_tile))(rows - r < MAX_TILE ? rows - r : MAX_TILE, t, a, c);
+#if DOTS
+#define CASE(rows, blocks) case rows: NAME(run_dots)(rows, blocks, t, a, c); break;
+TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    switch (rows) { CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2) }
+}
+
+TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    switch (rows) { CASE(1, 4) CASE(2, 4) CASE(3, 4) }
+}
+#undef CASE
+#endif
+
+/* Run a tile of rows over at most `blocks` blocks of columns, and return over how many. */
+INLINE int NAME(run_blocks)(int rows, int blocks, int wide, const struct NAME(tile) *t, const char *a, float *c) {
+#if DOTS
+    if (!wide && rows <= 3 && blocks >= 4) {
+        NAME(four_blocks)(rows, t, a, c);
+        return 4;
+    }
+    if (!wide && rows <= 6 && blocks >= 2) {
+        NAME(two_blocks)(rows, t, a, c);
+        return 2;
+    }
+#endif
+    (wide ? NAME(wide_tile) : NAME(narrow_tile))(rows, t, a, c);
+    return 1;
+}
+
+/* Run tiles over any number of rows and of blocks of columns; `a` and `c` point to the first row. */
+INLINE void NAME(run_tiles)(int rows, int blocks, int wide, struct NAME(tile) t, const char *a, float *c) {
+    for (int r = 0; r < rows; r += MAX_TILE, a += MAX_TILE * t.a_stride, c += MAX_TILE * t.c_stride) {
+        const int some = rows - r < MAX_TILE ? rows - r : MAX_TILE;
+        for (t.column = 0; t.column < blocks;)
+            t.column += NAME(run_blocks)(some, blocks - t.column, wide, &t, a, c + t.column * BLOCK);
+    }
 }
 
 /*

@@ -14,14 +14,14 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 19,     /* raise it with any change that Python sees */
+    LAYOUT = 20,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     OBSERVED_KEYS = 128, /* keys whose received attention one thread sums at once */
     SCORED_AHEAD = 4096, /* bytes of keys that are prefetched before they are scored */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
     ROW_GROUP = 60,  /* query rows that read a span together: a multiple of the rows a tile of every level */
-    MAX_HEAD_DIM = 256,
+    MAX_HEAD_DIM = 512,
     MOST_JOINT = 64, /* attentions of a pass that are divided among the threads together */
     GROUP_INPUTS = 32,  /* of quantised weights: inputs whose codes lie together */
     NESTED_GROUPS = 8,  /* groups of a block whose scales share an outer factor */

@@ -40,7 +40,6 @@ def test_lists_are_parsed():
     assert parse_list("512", int, "budget") == parse_list("512,512", int, "budget") == 512
     assert parse_context("2K,8000") == Values((2048, 8000)) and parse_context("500, 700") == Values((500, 700))
     assert parse_context("8,192") == 8192 and parse_context("1,048,576") == 2**20
-    assert str(Values((64, 128))) == "64,128"
     assert parse_list("512,128", int, "budget") == Values(
         (512, 128)
     )  # as wide as one number, and no other way to write
@@ -68,6 +67,36 @@ def test_lists_are_parsed():
         points({"budget": range(101), "chunk": range(101)})
 
 
+@pytest.mark.parametrize(
+    ("given", "printed"),
+    [
+        ("300, 600", "300, 600"),  # without the space it is one number
+        ("1,  024, 128K", "1,24,131072"),
+        ("2K,600", "2048,600"),
+        ("64, 128", "64, 128"),
+        ("600 , 300, 100", "600, 300, 100"),
+        ("1, 200", "1, 200"),
+    ],
+)
+def test_printed_contexts_read_back_as_what_was_given(given, printed):
+    found = parse_context(given)
+    assert str(found) == printed and parse_context(printed) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "parse", "printed"),
+    [
+        ("64,128", int, "64,128"),
+        ("0, 0.6,1.0", float, "0,0.6,1"),
+        ("0.12345678,1e-7", float, "0.12345678,1e-07"),
+        ("4,k-ary:2x2", str, "4,k-ary:2x2"),
+    ],
+)
+def test_printed_lists_read_back_as_what_was_given(text, parse, printed):
+    found = parse_list(text, parse, "x")
+    assert str(found) == printed and parse_list(printed, parse, "x") == found
+
+
 def test_bad_lists_are_refused_before_any_work(triforce_here, tmp_path):
     own, linked = tmp_path / "own.csv", tmp_path / "linked.csv"
     own.write_text(TEXT)
@@ -76,6 +105,7 @@ def test_bad_lists_are_refused_before_any_work(triforce_here, tmp_path):
         (("--temperature", "0,warm"), "'warm' is not a number"),
         (("--budget", "64,128", "--chunk", "8,32"), "budget is 64, with chunks of 32"),
         (("--budget", "64,128", "--quality"), "--budget 64,128 is a list"),
+        (("--context", "300, 600", "--quality"), "--context 300, 600 is a list"),
         (("--prompts", "2"), "needs their length"),
         (("--each-file",), "--each-file takes its prompts from --prompt-file"),
         (("--context", "40,5000"), "fewer than --context 5,000"),
@@ -105,6 +135,30 @@ def test_the_command_of_a_dry_run_keeps_the_lists(triforce_here):
     words = shlex.split(out.splitlines()[-1])
     given = {name: words[words.index(name) + 1] for name in lists[::2]}
     assert given == dict(zip(lists[::2], lists[1::2], strict=True)) and words.count("--budget") == 1
+
+
+def test_the_command_of_a_dry_run_means_the_same_contexts(triforce_here):
+    args = (TEXT * 8, "--methods", "lookup", "--new", "4", "--context", "300, 600", "--dry-run")
+    for _ in range(2):
+        code, out, err = triforce_here("bench", *args)
+        words = shlex.split(out.splitlines()[-1])
+        assert (code, err) == (0, "") and words[words.index("--context") + 1] == "300, 600"
+        args = (*words[2:], "--dry-run")
+
+
+def test_the_sampling_of_trees_is_a_list_that_only_drawn_trees_read(triforce_here, tmp_path):
+    methods = ("streaming:none", "streaming:none:tree=k-ary:3x2", "lookup:tree=4")
+    args = (TEXT, "--new", "6", "--repeats", "1", "--temperature", "1", "--budget", "32", "--chunk", "8", "--sink", "4")
+    args += ("--methods", ",".join(methods), "--tree-sampling", "without-replacement,with-replacement")
+    code, out, err = triforce_here("bench", *args, "--points", tmp_path / "runs.jsonl", "--json")
+    assert code == 0, err
+    found = [(row["method"], row["tree_sampling"]) for row in json.loads(out)["points"]]
+    drawn = [(methods[1], each) for each in ("without-replacement", "with-replacement")]
+    assert found == [("ar", None), (methods[0], None), drawn[0], (methods[2], None), drawn[1]]
+    kept = {line["method"]: line["settings"].get("tree_sampling") for line in lines_of(tmp_path / "runs.jsonl")}
+    assert kept == {"ar": None, methods[0]: None, methods[1]: "with-replacement", methods[2]: None}
+    refused = triforce_here("bench", TEXT, "--methods", "lookup:tree=4", "--tree-sampling", "top-k,none")
+    assert refused[0] == 2 and "tree-sampling is 'none'" in refused[2]
 
 
 def test_an_interrupted_grid_goes_on_where_it_ended(triforce_here, tmp_path, monkeypatch):

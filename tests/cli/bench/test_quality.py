@@ -60,6 +60,19 @@ def test_modes_that_cannot_run_are_left_out_unless_they_are_named(triforce_here)
     assert_error(triforce_here("bench", TEXT, *SMALL, "--modes", "quantize=q8"), 2, "quantize q8", "float")
 
 
+def test_a_window_that_is_recomputed(triforce_here):
+    found = found_of(triforce_here, "--modes", "recompute,streaming-llm", "--budget", "32")
+    exact, recomputed, streaming = found["modes"]
+    assert recomputed["mode"] == "recompute" and len(recomputed["output"]) == 8 and recomputed["kl"] > 0
+    assert recomputed["log_probs"] != streaming["log_probs"]
+    assert recomputed["kv_bytes"] == exact["kv_bytes"] * 32 / 168  # of the window alone; 160 tokens and 8 new ones
+    whole = found_of(triforce_here, "--modes", "recompute", "--budget", "200")["modes"]
+    assert whole[1]["output"] == whole[0]["output"] and whole[1]["kl"] < 1e-5
+    assert whole[1]["needles"] == [
+        {**each, "log_prob": pytest.approx(each["log_prob"], abs=1e-3)} for each in whole[0]["needles"]
+    ]
+
+
 def test_the_table(triforce_here):
     answer = triforce_here("bench", TEXT, *SMALL, "--modes", "exact")
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -73,6 +86,8 @@ def test_the_table(triforce_here):
 def test_what_is_refused_before_any_work(triforce_here, tmp_path):
     for args, words in (
         (("--modes", "exact,quantise=q8"), ("'quantise=q8'", "did you mean quantize=q8?")),
+        (("--modes", "recompute+h2o"), ("recompute and h2o exclude each other",)),
+        (("--modes", "kv=q8+kv=q4"), ("kv=q8 and kv=q4 exclude each other",)),
         (("--last", "160"), ("160 tokens", "--last 160")),
         (("--context", "20", "--last", "4"), ("20 tokens are too few", "--needles 0")),
         (("--methods", "lookup"), ("--methods has no effect with --quality",)),

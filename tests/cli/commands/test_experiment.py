@@ -11,8 +11,8 @@ from offload.hardware import profiles
 from tests.support.paths import ROOT
 from triforce_cli.experiment.files import available, load
 from triforce_cli.experiment.judge import judge_check, judge_value, measured_value
-from triforce_cli.experiment.plans import Planned
-from triforce_cli.experiment.schema import Check, Value
+from triforce_cli.experiment.plans import Planned, plan_values
+from triforce_cli.experiment.schema import Check, PlanCase, Value
 
 TINY = """
 name: tiny
@@ -88,7 +88,8 @@ def test_the_list_names_all(triforce_here):
     code, out, _ = triforce_here("experiment", "list", "--json")
     found = json.loads(out)
     assert (code, found["type"], [each["name"] for each in found["experiments"]]) == (0, "experiments", available())
-    assert {each["name"]: each["kind"] for each in found["experiments"]}["off-chip"] == "planned"
+    kinds = {each["name"]: each["kind"] for each in found["experiments"]}
+    assert (kinds["off-chip"], kinds["budget"], kinds["link"]) == ("planned", "measured", "planned and measured")
     for option in (("--quick",), ("--output", "a.md"), ("--dry-run",), ("-f", "a.txt")):
         code, out, err = triforce_here("experiment", "list", *option)
         assert (code, out) == (2, "") and "is for one experiment" in err, err
@@ -136,11 +137,17 @@ def test_another_model_is_not_judged_by_what_was_published(triforce_here, tiny, 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in available() if load(name).quick is not None])
 def test_quick_runs_on_the_embedded_model(name, embedded_model_dir, triforce_here, tmp_path):
-    report = tmp_path / "report.md"
-    dtype = load(name).quick.settings.get("dtype", "bfloat16")
+    report, experiment = tmp_path / "report.md", load(name)
+    dtype = experiment.quick.settings.get("dtype", "bfloat16")
     args = ("--model", embedded_model_dir, "--dtype", dtype, "--threads", "2", "--output", report)
-    code, _, err = triforce_here("experiment", name, "--quick", *args)
+    code, out, err = triforce_here("experiment", name, "--quick", "--json", *args)
     assert code == 0, err
+    found = json.loads(out)
+    assert {row["method"] for row in found["measured"]["points"]} >= set(experiment.quick.methods)
+    outcomes = {each["what"]: each["holds"] for each in found["verdicts"]}
+    rules = [check for check in experiment.judge if check.runs != "full"]
+    assert rules and all(outcomes[check.what] is not None for check in rules)
+    assert all(outcomes[check.what] for check in rules if check.measure not in ("speedup", "tokens_per_s")), outcomes
     text = report.read_text()
     assert "Measured on" in text and "| holds |" in text
 
@@ -152,6 +159,8 @@ def test_quick_runs_on_the_embedded_model(name, embedded_model_dir, triforce_her
         ("prompts: 2", "prompts: two", ("line 19", "quick.prompts is 'two', not a whole number")),
         ("published: 2.31", "published: true", ("values.1.published is True, not a number",)),
         ("source: a paper, ", "", ("values.1: source is missing",)),
+        ("offload: none", "tree: bush", ("values.1.plan: tree is 'bush'",)),
+        ("offload: none", "memory_gib: 0", ("values.1.plan: memory_gib is 0",)),
         ("gpu: a100", "gpus: a100", ("unknown key values.1.plan.gpus", "did you mean gpu?")),
         ("  prompts: 2", "  only: [{budget: 64}]\n  prompts: 2", ("quick: only is {'budget': 64}",)),
         ("context: 90, m", "batch: 0, context: 90, m", ("quick: settings.batch is 0", "positive")),
@@ -175,7 +184,7 @@ def test_quick_runs_on_the_embedded_model(name, embedded_model_dir, triforce_her
         ("  model: no-such-model", "  model: 5", ("bench.model is 5, not text",)),
         ("at_least: 0.0", "along: chunk", ("judge.1: chunk does not vary in bench",)),
         ("at_least: 0.0", "at_least: 0.0, row: {budget: 9}", ("judge.1: no row of bench has budget 9",)),
-        ("at_least: 0.0", "along: budget, row: {budget: 32}", ("judge.1: row is", "at_least")),
+        ("at_least: 0.0", "along: budget, row: {budget: 32}", ("judge.1: row is", "leave out what")),
         ("at_least: 0.0", "runs: quick, along: chunk", ("judge.1: chunk does not vary in quick",)),
         (
             "acceptance, method: retrieval, pair",
@@ -227,12 +236,30 @@ def test_rules():
     assert of_1024.holds and "0.88" in of_1024.numbers
     assert judge_check(Check(**check, at_least=0.89, row={"budget": 1024}), rising).holds is False
     assert judge_check(Check(**check, along="budget"), rising[:1]).holds is None
+    worse = [{**each, "temperature": 0} for each in rising] + [{**row(4096, 0.1), "temperature": 1}]
+    assert judge_check(Check(**check, along="budget", tolerance=0.03, row={"temperature": 0}), worse).holds
+    assert judge_check(Check(**check, along="budget", tolerance=0.03, row={"temperature": 1}), worse).holds is None
     assert judge_check(Check(**check | {"method": "naive"}, at_least=0.5), rising).holds is None
     value = Value("v", "tbt_ms", 40, "s", row={"method": "retrieval", "budget": 64}, within=0.3)
     assert measured_value(value, rising) == 50 and measured_value(value, rising[:1]) is None
     assert judge_value(Planned(value, 10), 50).holds  # what is measured counts
     assert judge_value(Planned(value, 10), None).holds is False
     assert judge_value(Planned(value, None, "does not fit"), None).holds is None
+
+
+def test_a_tree_and_its_tokens_are_planned():
+    case = {"gpu": "rtx-4090", "model": "Llama-3.1-8B", "tokens": 512, "draft": "Llama-3.2-1B", "method": "naive"}
+    case |= {"draft_acceptance": 0.8, "memory_gib": 10}
+    chain, tree = (PlanCase(**case, tree=shape) for shape in ("chain", "64"))
+    values = [
+        Value("v", measure, plan=each) for each in (chain, tree) for measure in ("tbt_ms", "tokens_per_verification")
+    ]
+    planned = plan_values(values, None)
+    pairs = zip(planned[::2], planned[1::2], strict=True)
+    times, tokens = zip(*[(one.planned, two.planned) for one, two in pairs], strict=True)
+    assert times[1] < times[0] and tokens[1] > 1.2 * tokens[0]  # the weights are streamed: rows cost nothing
+    (whole,) = plan_values([Value("v", "tbt_ms", plan=PlanCase(**case | {"memory_gib": None}))], None)
+    assert whole.planned < 0.5 * times[0]
 
 
 def test_the_ideal_selection_is_judged_with_the_largest_budget():

@@ -33,7 +33,7 @@ judge:
 """
 )
 QUALITY = (
-    HEAD.replace("KIND", "quality").replace("METHODS", "[streaming-llm]")
+    HEAD.replace("KIND", "quality").replace("METHODS", "[streaming-llm, recompute]")
     + """  last: 6
   prompts: 2
   settings: {context: 90, max_new_tokens: 2, budget: 32, window: 8, sink: [0, 4]}
@@ -90,8 +90,10 @@ def test_quality_runs_what_differs_once(run, monkeypatch):
     (exact,) = re.findall(r"^\| exact \| (\S+) .*?\| (\S+) ", table, re.M)
     (streaming,) = re.findall(r"^\| streaming-llm \| (\S+) ±.*?\| (\S+) ±", table, re.M)
     assert exact[0] == exact[1] and streaming[0] != streaming[1]  # with all keys there is no sink
+    (window,) = re.findall(r"^\| recompute \| (\S+) ±.*?\| (\S+) ±", table, re.M)
+    assert window[0] == window[1] != exact[0]  # nor with a window that is recomputed
     assert "**perplexity by position among the scored tokens**" in out
-    assert scored == ["exact", "streaming-llm", "streaming-llm"] * 2  # of each excerpt
+    assert scored == ["exact", "streaming-llm", "recompute", "streaming-llm"] * 2  # of each excerpt
     assert "| it is measured | holds |" in out
 
 

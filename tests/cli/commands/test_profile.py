@@ -44,11 +44,18 @@ def test_profile_plans_a_model_without_its_weights(triforce):
     assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
 
 
+def test_experts_with_bits_of_their_own_are_said_apart(triforce):
+    args = ("profile", "--gpu", "4090", "--model", "gpt-oss-20b", *BF16)
+    found = json.loads(triforce(*args, "--json").stdout)["plan"]["weight_bits"]
+    assert found == {"layers": 16, "outer": 16, "experts": 4.5}
+    assert "16 bits each, 4.5 in experts, 16 in embedding and output head" in triforce(*args).stdout
+
+
 def test_quantised_weights_leave_room_for_the_kv_cache(triforce):
     args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", *BF16)
     plain, found = (json.loads(triforce(*args, *more, "--json").stdout)["plan"] for more in ((), ("--quantize", "q4")))
-    assert (plain["quantize"], plain["weight_bits"]) == (None, {"layers": 16, "outer": 16})
-    assert (found["quantize"], found["weight_bits"]) == ("q4", {"layers": 5, "outer": 8.5})
+    assert (plain["quantize"], plain["weight_bits"]) == (None, {"layers": 16, "outer": 16, "experts": None})
+    assert (found["quantize"], found["weight_bits"]) == ("q4", {"layers": 5, "outer": 8.5, "experts": None})
     assert plain["resident_layers"] < found["resident_layers"] == found["layers"]
     assert plain["resident_tokens"] < plain["context"] < found["resident_tokens"]
     assert found["plain"]["tbt"]["seconds"] < plain["plain"]["tbt"]["seconds"] / 4
@@ -58,6 +65,43 @@ def test_quantised_weights_leave_room_for_the_kv_cache(triforce):
     assert f"with 16 bits a weight {plain['resident_tokens']:,}\n" in text
     assert "--quantize q4" in text.splitlines()[-1]
     assert "rounded" not in triforce(*args).stdout
+
+
+def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce):
+    """The printed command gives the same plan, and each way can be asked for."""
+    base = ("profile", "--gpu", "4090", "--model", "gpt-oss-120b", "--context", "2K", *BF16)
+    args = (*base, "--host-memory", "64GiB")
+    result = triforce(*args)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    (fact,) = (line for line in lines if line.startswith("experts    "))
+    (step,) = (line for line in lines if "a token reads 4 of 128 in each, " in line)
+    assert "of 36 layers in host memory: " in fact and "(--experts stream)" in fact
+    assert " ms on the host, " in step and " ms over the link, " in step and step.endswith(" ms on the device")
+    command = shlex.split(lines[-1])
+    again = triforce("profile", *("--gpu" if part == "--profile" else part for part in command[2:-2]), *base[5:])
+    assert again.stdout == result.stdout
+    plans = {
+        way: json.loads(triforce(*args, "--experts", way, "--json").stdout)["plan"]
+        for way in ("auto", "host", "stream", "device")
+    }
+    assert plans["auto"] == plans["stream"] | {"flags": plans["auto"]["flags"]}
+    assert plans["host"]["experts"] == "host" and 0 < plans["host"]["expert_layers"] < 36
+    assert plans["host"]["expert_times"][0]["distinct"] == 4
+    assert plans["device"]["experts"] == "device" and plans["device"]["weight_layers"] < 36
+    assert plans["device"]["expert_times"] == [] and plans["device"]["expert_layers"] == 36
+    small = triforce(*base, "--host-memory", "32GiB", "--experts", "host")
+    assert small.returncode == 1 and "host memory (experts 4" in small.stderr
+    assert "hint: --host-memory 44GiB" in small.stderr
+
+
+def test_experts_are_not_moved_where_there_are_none_or_one_memory(triforce):
+    dense = triforce("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--experts", "host")
+    assert_error(dense, 2, "--experts host is for a mixture of experts")
+    alone = triforce("profile", "--gpu", "cpu", "--model", "Qwen3-30B-A3B", "--expert-layers", "3")
+    assert_error(
+        alone, 2, "--expert-layers 3 divides experts between a device and the host, and this device is the CPU"
+    )
 
 
 def test_70_billion_quantised_parameters_are_streamed_to_one_card(triforce):
@@ -74,7 +118,8 @@ def test_a_gguf_file_is_planned_with_the_bits_that_it_has(triforce, tmp_path):
     path = tmp_path / "model.gguf"
     write_gguf(path, make_hf_model("llama"), GGMLQuantizationType.Q4_0, tokenizer=make_tokenizer())
     args = ("profile", "--gpu", "4090", "--model", path)
-    assert json.loads(triforce(*args, *BF16, "--json").stdout)["plan"]["weight_bits"] == {"layers": 4.5, "outer": 4.5}
+    bits = json.loads(triforce(*args, *BF16, "--json").stdout)["plan"]["weight_bits"]
+    assert bits == {"layers": 4.5, "outer": 4.5, "experts": None}
     assert "weights    quantised: 4.5 bits each" in triforce(*args, *BF16).stdout
     assert json.loads(triforce(*args, "--dtype", "float32", "--json").stdout)["plan"]["weight_bits"]["layers"] == 32
 

@@ -72,7 +72,6 @@ def test_a_disk_limit_that_is_too_small_is_told_before_the_run(triforce_here, on
     ("args", "message"),
     [
         (("--disk", "absent"), "absent"),
-        (("--disk", ".", "--link", "5"), "--link"),
         (("--disk", ""), "empty"),
     ],
 )
@@ -84,9 +83,30 @@ def test_what_cannot_be_is_refused_with_a_hint(triforce_here, tmp_path, monkeypa
         assert message in err and "hint: " in err
 
 
-def test_a_gpu_is_planned_without_a_disk(triforce_here, tmp_path):
-    code, _, err = triforce_here("profile", "--gpu", "4090", "--disk", tmp_path)
-    assert code == 2 and "--disk keeps KV on disk for a CPU" in err and "hint: " in err
+@pytest.mark.parametrize("kv", ["exact", "q4"])
+def test_beside_a_device_the_disk_takes_what_host_memory_has_no_room_for(
+    triforce_here, args, tmp_path, monkeypatch, kv
+):
+    """Over a simulated link: the text is that of memory. What passes through host memory does so in small pieces."""
+    for module in ("planning.tier_bytes", "offloading.staged_link"):
+        monkeypatch.setattr(f"offload.{module}.DISK_READ_BYTES", 4096)
+    for name in ("_LEAST", "_MOST"):  # pages of quantised ones are whole windows
+        monkeypatch.setattr(f"offload.architecture.footprint.{name}", 128)
+    _, plain, _ = triforce_here(*args, "--kv", kv)
+    more = ("--kv", kv, "--link", "5", "--resident-layers", "1")
+    roomy = json.loads(triforce_here(*args, *more, "--dry-run", "--json")[1])["plan"]["memory"]["host"]["total"]
+    disk = (*more, "--disk", tmp_path / "disk", "--host-memory", int(0.6 * roomy) + 3 * 4096)
+    plan = json.loads(triforce_here(*args, *disk, "--dry-run", "--json")[1])["plan"]
+    assert plan["fits"] and plan["memory"]["host"]["parts"]["KV cache"] > 0 < plan["memory"]["disk"]["total"]
+    code, out, err = triforce_here(*args, *disk, "--method", "retrieval", "--budget", "64")
+    assert (code, out) == (0, plain), err
+    assert not list((tmp_path / "disk").iterdir())
+
+
+def test_a_gpu_is_planned_with_a_disk(triforce_here, tmp_path):
+    asked = ("profile", "--gpu", "4090", "--model", "Llama-2-7B-128K", "--host-memory", "32GiB", "--json")
+    plan = json.loads(triforce_here(*asked, "--disk", tmp_path, "--disk-limit", "1000GiB")[1])["plan"]
+    assert plan["memory"]["disk"]["total"] > 0 and plan["memory"]["host"]["total"] <= 32 * 2**30
 
 
 def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ CASES = [
     (96, 33, 128, 4, range(1, 3)),
     (513, 8, 64, 3, range(1, 16)),
     (530, 25, 16, 7, range(16)),
-    (700, 12, 256, 2, [1, 2, 3, 7, 15, 16]),
+    (700, 12, 512, 2, [1, 2, 3, 7, 15, 16]),
     (1100, 64, 32, 1, range(1, 32)),
 ]
 
@@ -153,7 +153,7 @@ def unusual(dtype, dim):
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dim", [16, 80, 256])
+@pytest.mark.parametrize("dim", [16, 80, 512])
 def test_every_level_quantises_to_the_same_bits(kernel, library, kind, dtype, dim):
     if kernel.level == "portable":
         pytest.skip("this level is the reference")

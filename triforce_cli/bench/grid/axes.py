@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from offload.config import Speculation
 from offload.errors import SettingsError
-from offload.methods import METHODS
+from offload.levels import drafter_kind
+from offload.methods import LOOKUP, METHODS
 from offload.short_repr import short_repr
 from offload.units import parse_tokens
 
@@ -26,9 +27,10 @@ _IN_GROUPS_OF_3 = re.compile(r"[1-9]\d{0,2}(,\d{3})+")  # as messages write a nu
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Several values of one option, each once."""
+    """Several values of one option, each once. `str` writes them with the separator, as the option reads them."""
 
     values: tuple[Any, ...]
+    separator: str = field(default=",", compare=False)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values)
@@ -37,14 +39,15 @@ class Values:
         return len(self.values)
 
     def __str__(self) -> str:
-        return ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in self.values)
+        return self.separator.join(str(each).removesuffix(".0") for each in self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A setting that may vary, by its name among the settings, with its option.
 
-    `level` says which methods read it: "all", those that draft ("drafting"), or those with a middle level ("middle").
+    `level` says which methods read it: "all", those that draft ("drafting"), those with a middle level ("middle"), or
+    those that draw trees from a model's distributions ("trees").
     """
 
     name: str
@@ -59,7 +62,13 @@ class Axis:
     def is_read_by(self, speculation: Speculation) -> bool:
         """Return whether the axis has any influence on a method."""
         method = METHODS[speculation.method]
-        return {"all": True, "drafting": method.speculates, "middle": method.middle is not None}[self.level]
+        draws_trees = speculation.tree_shape.kind != "chain" and drafter_kind(speculation) != LOOKUP
+        return {
+            "all": True,
+            "drafting": method.speculates,
+            "middle": method.middle is not None,
+            "trees": method.speculates and draws_trees,
+        }[self.level]
 
 
 def parse_context(text: str) -> int | Values:
@@ -69,7 +78,9 @@ def parse_context(text: str) -> int | Values:
     """
     if _IN_GROUPS_OF_3.fullmatch(text.strip()):
         return Grouped(parse_tokens(text))
-    return parse_list(text, parse_tokens, CONTEXT)
+    found = parse_list(text, parse_tokens, CONTEXT)
+    is_one_number = isinstance(found, Values) and _IN_GROUPS_OF_3.fullmatch(str(found))
+    return replace(found, separator=", ") if is_one_number else found
 
 
 def parse_list(text: str, parse: Callable[[str], Any], name: str) -> Any:
@@ -110,6 +121,7 @@ AXES = {
         Axis("temperature", "--temperature", float),
         Axis("top_p", "--top-p", float),
         Axis("tree", "--tree", _text, "drafting"),
+        Axis("tree_sampling", "--tree-sampling", _text, "trees"),
         Axis("gamma1", "--gamma1", int, "middle"),
         Axis("gamma2", "--gamma2", int, "drafting"),
         Axis("sink", "--sink", int, "drafting"),

@@ -203,6 +203,8 @@ def _cells(asked: GridRequest, prompts: int, opened: Sequence[Point]) -> tuple[d
 def _cell(prompt: int, context: int | None, batch: int, method: str, point: Point) -> Cell:
     speculation = point.speculations[method]
     read = {name: value if AXES[name].is_read_by(speculation) else None for name, value in point.values.items()}
-    if "tree" in read and (":tree=" in method or method.partition(":")[0] in TREES):  # a tree of its own
-        read["tree"] = None
+    name = method.partition(":")[0]
+    own = {"tree"} if ":tree=" in method or name in TREES else set()  # a tree of its own
+    own |= {"tree_sampling"} if name in TREES else set()
+    read |= dict.fromkeys(own & read.keys())
     return Cell(prompt, context, method, tuple(read.items()), batch)

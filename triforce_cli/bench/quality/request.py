@@ -19,7 +19,7 @@ from ...output.terminal import Terminal
 from ...run.model_request import open_shared_model, stretch
 from ...run.plan import plan_tiers
 from ..benchmark import first_tokens, note_grouped
-from .modes import EXACT, MODES, settings_of
+from .modes import EXACT, MODES, recomputes, settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,15 @@ class OpenMode:
     @property
     def speculation(self) -> Speculation:
         return self.settings.speculation
+
+    @property
+    def recomputed(self) -> int | None:
+        """Return the tokens of the window that is run anew for each token; None for a mode with a cache."""
+        return self.speculation.budget if recomputes(self.name) else None
+
+    def stored(self, length: int) -> int:
+        """Return how many tokens the cache stores of a sequence of `length`."""
+        return stored_tokens(self.speculation, min(length, self.recomputed or length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +122,7 @@ def _open_modes(asked: QualityRequest, terminal: Terminal, quiet: bool) -> tuple
 
 
 def _with_tiers(mode: OpenMode, length: int, terminal: Terminal) -> OpenMode:
-    stored = stored_tokens(mode.speculation, length)
-    return replace(mode, tiers=plan_tiers(mode.model, mode.settings, stored, terminal))
+    return replace(mode, tiers=plan_tiers(mode.model, mode.settings, mode.stored(length), terminal))
 
 
 def _needles(asked: QualityRequest, ids: list[int], model: OpenModel) -> tuple[Needle, ...]:

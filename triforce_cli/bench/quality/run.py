@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import torch
 
 from offload.config import GenerationConfig, Sampling
-from offload.engine import Engine, Evaluation
-from offload.evaluation import score_needle, score_text
+from offload.engine import Engine
+from offload.evaluation import Predictor, Recomputed, continue_greedily, score_needle, score_text
 from offload.events import Prefilled, Tokens
-from offload.levels import stored_tokens
 from offload.metrics import Meter
+from offload.speculation.runner import Runner
 
 from ...exit_codes import DONE, INTERRUPTED
 from ...output.plan import print_plan
@@ -33,6 +33,7 @@ from .request import OpenMode, QualityRequest, QualityRun, open_quality_run
 from .table import report_text
 
 _Result = TypeVar("_Result")
+_Evaluated = Generator[Prefilled, None, _Result]
 
 
 def run_quality(asked: QualityRequest, terminal: Terminal, output: BenchOutput, display: ProgressDisplay) -> int:
@@ -106,7 +107,7 @@ class _Measurement:
             )
             for each in run.needles
         )
-        need = mode.model.estimate(stored_tokens(mode.speculation, run.length))
+        need = mode.model.estimate(mode.stored(run.length))
         self.done.append(ModeQuality(mode.name, scores, output, needles, need.weights, need.kv, prefill_s))
 
     def _load(self, mode: OpenMode) -> Engine:
@@ -122,12 +123,21 @@ class _Measurement:
         self._described = self._described or self._engine.describe()
         return self._engine
 
-    def _evaluate(self, engine: Engine, mode: OpenMode, ids: list[int], evaluation: Evaluation[_Result]) -> _Result:
-        meter = Meter(len(ids))
+    def _evaluate(
+        self, engine: Engine, mode: OpenMode, ids: list[int], evaluation: Callable[[Predictor], _Evaluated[_Result]]
+    ) -> _Result:
+        """Return the result of an evaluation of what the mode predicts with, over a text `ids` at most."""
+        window, meter = mode.recomputed, Meter(len(ids))
+        if window is not None:
+            ids = ids[:window]  # the most that is run as one sequence
         context = mode.model.checkpoint.shape.context
         facts = RunFacts(mode.settings.engine.model, mode.name, context, meter, label=mode.name)
         self._display.start(replace(facts, pass_tokens=lambda: engine.model.pass_tokens))
-        with closing(engine.evaluate(ids, evaluation, mode.speculation)) as events:
+
+        def run(runner: Runner) -> _Evaluated[_Result]:
+            return evaluation(runner if window is None else Recomputed(runner, window))
+
+        with closing(engine.evaluate(ids, run, mode.speculation)) as events:
             return self._shown(events, meter, mode.name)
 
     def _shown(self, events: Generator[Prefilled, None, _Result], meter: Meter, name: str) -> _Result:
@@ -144,6 +154,9 @@ class _Measurement:
 
     def _decode(self, engine: Engine, mode: OpenMode) -> tuple[int, ...]:
         """Return the tokens of greedy decoding after the text, whose last token alone is not in the cache."""
+        if mode.recomputed is not None:
+            ids, count = self._run.ids, self._run.new_tokens
+            return self._evaluate(engine, mode, ids, lambda predictor: continue_greedily(predictor, ids, count))
         config = GenerationConfig(max_new_tokens=self._run.new_tokens, seed=0)
         with closing(engine.generate(self._run.ids, Sampling(temperature=0), config, mode.speculation)) as events:
             return tuple(token for event in events if isinstance(event, Tokens) for token in event.ids)

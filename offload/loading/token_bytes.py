@@ -1,0 +1,59 @@
+"""The bytes that a token stands for: a part of a character, where a character takes several tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "▁"  # in vocabularies of SentencePiece
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Return the bytes by the characters that byte-level BPE writes for them, as GPT-2: those that print, themselves.
+
+    The others are the characters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTES = _byte_of_character()
+
+
+class TokenBytes:
+    """Returns the bytes of tokens, which joined are the text in UTF-8.
+
+    Of a special token, which no text shows, they are its name; so are those of vocabularies of another kind than
+    byte-level BPE and SentencePiece.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        steps = _decoding_steps(backend)
+        self._is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
+        self._has_spaces = any(_SPACE in json.dumps(step, ensure_ascii=False) for step in steps)
+        self._added = {token: each.content for token, each in backend.get_added_tokens_decoder().items()}
+
+    def __call__(self, token: int) -> bytes:
+        """Return the bytes of a token; none for an id that is no token, of padded embeddings."""
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._backend.id_to_token(token) or ""
+        if self._is_byte_level:
+            return bytes(_BYTES[each] for each in piece) if all(map(_BYTES.__contains__, piece)) else piece.encode()
+        if found := _BYTE.fullmatch(piece):
+            return bytes([int(found[1], 16)])
+        return (piece.replace(_SPACE, " ") if self._has_spaces else piece).encode()
+
+
+def _decoding_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    return state["decoders"] if state["type"] == "Sequence" else [state]

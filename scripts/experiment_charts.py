@@ -1,0 +1,217 @@
+"""The charts of docs/experiments.md, drawn from what `triforce experiment NAME --quick --json` wrote.
+
+The files are docs/benchmarks/*-experiment-NAME-*.json; scripts/quick_experiments.sh makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, floor, log10
+from typing import Any
+
+from charts import newest
+from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Picture, Plot, Scale, spread
+
+from offload.units import counted
+
+Row = Mapping[str, Any]
+Lines = dict[str, list[tuple[str, float]]]  # by their label: (name of the place on the x axis, value)
+WIDTH, HEIGHT = 760, 350
+LEFT, RIGHT, TOP, BOTTOM = 74, 520, 92, 290
+COLOURS = (
+    ("retrieval", ORANGE),
+    ("triforce", BLUE),
+    ("lookup", PURPLE),
+    ("h2o", RED),
+    ("window attention", RED),
+    ("streaming", GREEN),
+    ("StreamingLLM", GREEN),
+    ("recomputed", PURPLE),
+    ("ideal", GREY),
+    ("exact", GREY),
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: `lines` returns its lines from the rows of the measurement.
+
+    `is_log` is for values over several powers of ten; `step` is the distance of other ticks.
+    """
+
+    experiment: str
+    title: str
+    x: str
+    y: str
+    lines: Callable[[Sequence[Row]], Lines]
+    step: float = 0.1
+    is_log: bool = False
+    is_share: bool = False
+
+
+def _accepted(rows: Sequence[Row], along: str) -> Lines:
+    """Return the acceptance by the full cache along a setting, a line for each method."""
+    found: Lines = {}
+    for row in rows:
+        pair = next((pair for pair in row["acceptance"] if pair.endswith("-> full")), None)
+        if pair is not None:
+            label = row["method"].removesuffix(":none")
+            found.setdefault(label, []).append((f"{row[along]:g}", row["acceptance"][pair]))
+    return found
+
+
+def _measured(rows: Sequence[Row], along: str, measure: str) -> Lines:
+    """Return a measure along a setting, a line for each method but the exact one."""
+    found: Lines = {}
+    for row in rows:
+        if row[along] is not None:
+            found.setdefault(row["method"], []).append((f"{row[along]:,}", row[measure]))
+    return found
+
+
+def _by_layer(rows: Sequence[Row]) -> Lines:
+    """Return the recovered attention of each layer, with the largest budget."""
+    budget = max(row["budget"] for row in rows)
+    return {
+        row["method"]: [(layer, value) for layer, value in row["recovered_by_layer"].items()]
+        for row in rows
+        if row["budget"] == budget
+    }
+
+
+def _by_position(rows: Sequence[Row]) -> Lines:
+    """Return the perplexity by position of each way to read a text, with the smaller cache; one token of sink."""
+    budget = min(row["budget"] for row in rows if row["budget"] is not None)
+    names = {"exact": "exact (dense)", "recompute": "recomputed window"}
+    sinks = {0: "window attention", 1: "StreamingLLM, sink 1", 4: "StreamingLLM, sink 4"}
+    found: Lines = {}
+    for row in rows:
+        if row["budget"] in (None, budget) and row["sink"] in (None, *sinks):
+            label = sinks[row["sink"]] if row["sink"] is not None else names[row["method"]]
+            found[label] = [(each.partition("-")[2], value) for each, value in row["perplexity_by_position"].items()]
+    return found
+
+
+def _by_depth(rows: Sequence[Row]) -> Lines:
+    """Return the log-probability of a needle's tokens by its depth, in the longest text."""
+    context = max(row["context"] for row in rows)
+    return {
+        row["method"]: list(row["needle_by_depth"].items())
+        for row in rows
+        if row["context"] == context and row["needle_by_depth"]
+    }
+
+
+CHARTS = (
+    Chart(
+        "temperature",
+        "Acceptance by the full cache against temperature",
+        "temperature",
+        "accepted",
+        partial(_accepted, along="temperature"),
+        is_share=True,
+    ),
+    Chart(
+        "budget",
+        "Acceptance by the full cache against the budget",
+        "budget, tokens",
+        "accepted",
+        partial(_accepted, along="budget"),
+        is_share=True,
+    ),
+    Chart(
+        "locality",
+        "Acceptance against the tokens after which a selection is made anew",
+        "--rebuild-every",
+        "accepted",
+        partial(_accepted, along="rebuild_every"),
+        is_share=True,
+    ),
+    Chart(
+        "attention",
+        "Attention that selections recover, by layer",
+        "layer",
+        "share of the attention",
+        _by_layer,
+        is_share=True,
+    ),
+    Chart(
+        "streaming-llm",
+        "Perplexity by position among the scored tokens",
+        "scored tokens, to",
+        "perplexity",
+        _by_position,
+        is_log=True,
+    ),
+    Chart(
+        "h2o",
+        "Divergence from exact decoding against the budget",
+        "budget, tokens",
+        "KL, nats",
+        partial(_measured, along="budget", measure="kl"),
+    ),
+    Chart(
+        "needles",
+        "Log-probability of a needle's tokens by its depth",
+        "depth of the needle",
+        "nats",
+        _by_depth,
+        step=2.0,
+    ),
+)
+
+
+def draw(chart: Chart) -> Picture:
+    """Draw a chart from the newest run of its experiment."""
+    found = newest(f"*-experiment-{chart.experiment}-*.json")
+    lines = chart.lines(found["measured"]["points"])
+    picture = Picture(chart.title, WIDTH, HEIGHT)
+    picture.text(24, 32, chart.title, 15, "bold")
+    picture.text(24, 50, _about(found), 11, "muted")
+    places = list(dict.fromkeys(place for points in lines.values() for place, _ in points))
+    ticks = _ticks(chart, [value for points in lines.values() for _, value in points])
+    scale = Scale(_height(chart, ticks[0]), _height(chart, ticks[-1]), BOTTOM, TOP)
+    plot = Plot(picture, Scale(0, max(len(places) - 1, 1), LEFT, RIGHT), scale)
+    every = ceil(len(places) / 10)
+    shown = [(number, place) for number, place in enumerate(places) if number % every == 0]
+    labels = [(_height(chart, tick), f"{tick:.0%}" if chart.is_share else f"{tick:g}") for tick in ticks]
+    plot.axes(shown, labels, chart.x, chart.y)
+    curves = {
+        label: [(places.index(place), _height(chart, value)) for place, value in points]
+        for label, points in lines.items()
+    }
+    heights = spread([plot.y(points[-1][1]) for points in curves.values()], 18)
+    for (label, points), height in zip(curves.items(), heights, strict=True):
+        colour = next(colour for name, colour in COLOURS if label.startswith(name))
+        plot.line(points, colour, dashed=label.endswith(("middle=h2o", "sink 1")) or colour == GREY)
+        picture.box(RIGHT + 16, height - 4, 8, 8, colour, 1)
+        picture.text(RIGHT + 30, height + 4, label, 12)
+    return picture
+
+
+def _about(found: Mapping[str, Any]) -> str:
+    """Return what was run, in a line."""
+    prompts = found["measured"]["prompts"]
+    longest = max(each["tokens"] for each in prompts)
+    texts = f"{counted(len(prompts), 'text')} of up to {longest:,} tokens"
+    return f"triforce experiment {found['name']} --quick: {found['measured']['model']}, {texts}, {found['date'][:10]}"
+
+
+def _height(chart: Chart, value: float) -> float:
+    return log10(value) if chart.is_log else value
+
+
+def _ticks(chart: Chart, values: Sequence[float]) -> list[float]:
+    """Return ticks around all values: 1, 2, 5 and 10 times powers of ten, or multiples of the chart's step."""
+    if chart.is_log:
+        powers = range(floor(log10(min(values))), ceil(log10(max(values))) + 1)
+        every = [part * 10.0**power for power in powers for part in (1, 2, 5)]
+        low, high = max(each for each in every if each <= min(values)), min(x for x in every if x >= max(values))
+        return [each for each in every if low <= each <= high]
+    low, high = floor(round(min(values) / chart.step, 6)), ceil(round(max(values) / chart.step, 6))
+    return [number * chart.step for number in range(min(low, high - 1), high + 1)]
+
+
+PICTURES = {f"experiment-{chart.experiment}": partial(draw, chart) for chart in CHARTS}

@@ -1,0 +1,165 @@
+"""Plans of mixtures of experts on GPUs that cannot hold them, against bounds computed by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from offload.architecture.dims import WeightBits
+from offload.architecture.known_models import published_bits
+from offload.config import Placement
+from offload.hardware.rates import READ
+from offload.planning.expert_times import expert_times
+from offload.planning.placement import place, placements
+from offload.planning.plan import ANSWER_TOKENS, make_plan
+from offload.planning.suggestions import suggestions
+from offload.units import GIB
+from tests.support.planning import HARDWARE, request
+
+QWEN, OSS = "Qwen3-30B-A3B", "gpt-oss-120b"
+QWEN_LAYER = 128 * 3 * 2048 * 768 * 2  # bytes of a layer's experts in bf16
+OSS_LAYER = 128 * 3 * 2880 * 2880 * 4.5 / 8  # in MXFP4, with scales of 16 bits
+WAYS = ("host", "stream")
+LINK, HOST = 25e9, 51.2e9  # bytes a second of a 4090's link, and assumed of its host's memory
+
+
+def asked(model=QWEN, tokens=4096, way="auto", host=128, **rest):
+    placement = Placement(host_memory=host * GIB, experts=way, **rest)
+    found = replace(request(model, tokens=tokens, placement=placement, method="ar"), prefill_chunk=2048)
+    return replace(found, weight_bits=published_bits(model))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("model", "layers", "each"), [(QWEN, 48, QWEN_LAYER), (OSS, 36, OSS_LAYER)])
+def test_bytes_are_those_of_the_experts(model, layers, each, way):
+    placed = make_plan(asked(model, way=way)).placed
+    kept = layers - placed.away_layers
+    assert placed.fits and 0 < kept < layers
+    assert placed.host.parts["experts"] == pytest.approx(placed.away_layers * each, rel=1e-6)
+    assert placed.device.parts["experts"] == pytest.approx(kept * each, rel=1e-6)
+    assert placed.device.total + each > placed.device.limit  # one more layer's would not fit
+    assert placed.weight_layers == layers and "KV cache" not in placed.host.parts
+    staged = 2 * each if way == "stream" else 0
+    assert placed.device.parts.get("staging", 0) == pytest.approx(staged, rel=1e-6)
+
+
+def test_weights_without_experts_have_their_own_bits():
+    """Of gpt-oss-120b everything else is in bf16: 36 layers' attention and routers, embedding and head."""
+    attention = 2880 * (64 + 2 * 8) * 64 + 64 * 64 * 2880
+    dense = 2 * (36 * (attention + 128 * 2880) + 2 * 201088 * 2880)
+    assert make_plan(asked(OSS, way="host")).device.parts["weights"] == pytest.approx(dense, rel=0.001)
+
+
+@pytest.mark.parametrize(("host", "fits"), [(32, False), (64, True), (128, True)])
+def test_host_memory_must_hold_the_rest(host, fits):
+    plan = make_plan(asked(OSS, way="host", host=host))
+    assert plan.fits is fits
+    if not fits:
+        assert "host memory (experts 4" in plan.shortage()
+        assert any(each.text.startswith("--host-memory ") for each in suggestions(plan.request))
+
+
+@pytest.mark.parametrize(("model", "each", "count", "chosen"), [(QWEN, QWEN_LAYER, 128, 8), (OSS, OSS_LAYER, 128, 4)])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_times_of_each_way_are_bytes_over_rates(model, each, count, chosen, rows):
+    plan = make_plan(asked(model, way="host"))
+    times = expert_times(plan.request, plan.placed, rows)
+    distinct = count * (1 - (1 - chosen / count) ** rows)
+    read = plan.placed.away_layers * each * distinct / count
+    assert times.distinct == pytest.approx(distinct)
+    assert times.bytes == pytest.approx(read, rel=1e-6)
+    assert times.link_s == pytest.approx(read / LINK, rel=1e-6)
+    assert read / HOST / READ < times.host_s < 2 * read / HOST / READ
+    assert read / 1008e9 < times.device_s < times.link_s / 10
+
+
+def test_a_verification_reads_the_union_of_its_rows_experts():
+    plan = make_plan(replace(asked(way="host"), speculation=request(method="lookup", gamma2=8).speculation))
+    one, nine = plan.expert_times
+    assert (one.tokens, nine.tokens) == (1, 9) and one.distinct == pytest.approx(8)
+    assert nine.distinct == pytest.approx(128 * (1 - (15 / 16) ** 9))  # 56.4, not 72
+    assert nine.bytes > 6 * one.bytes
+    assert plan.chosen.verify_s > plan.plain.tbt.seconds + nine.host_s - one.host_s - 0.001
+
+
+@pytest.mark.parametrize("model", [QWEN, OSS])
+def test_a_step_takes_what_its_experts_take_and_little_more(model):
+    host, stream = (make_plan(asked(model, way=way)) for way in WAYS)
+    for plan, took in ((host, host.expert_times[0].host_s), (stream, stream.expert_times[0].link_s)):
+        assert took < plan.plain.tbt.seconds < took + 0.06
+    assert host.plain.tbt.seconds < stream.plain.tbt.seconds
+    whole = make_plan(asked(model, way="device"))  # layers with all of their experts travel
+    assert whole.plain.tbt.seconds > 10 * stream.plain.tbt.seconds
+
+
+def test_a_prompt_s_experts_are_multiplied_on_the_host_or_travel_once():
+    host, stream = (make_plan(asked(tokens=32768, way=way)) for way in WAYS)
+    operations = 2 * 3 * 2048 * 768 * 8 * 32768 * host.placed.away_layers
+    assert host.ttft.bound == "experts on the host"
+    assert host.ttft.seconds > operations / HARDWARE["rtx-4090"].host_flops
+    assert stream.placed.prefill_order == "layers"
+    assert stream.placed.away_layers * QWEN_LAYER / LINK < stream.ttft.seconds < 10
+
+
+def test_the_way_is_the_one_that_takes_least_time_for_a_prompt_and_an_answer():
+    for tokens in (512, 4096, 32768):
+        auto, *ways = (make_plan(asked(tokens=tokens, way=way)) for way in ("auto", *WAYS))
+        times = [plan.ttft.seconds + ANSWER_TOKENS * plan.plain.tbt.seconds for plan in ways]
+        assert auto.placed == ways[times.index(min(times))].placed
+    assert make_plan(asked(tokens=512)).placed.experts == "host"
+    assert make_plan(asked(tokens=32768)).placed.experts == "stream"
+
+
+def test_a_batch_shares_what_is_read():
+    """16 sequences read 64 % of a layer's experts, not 16 times 8 of them."""
+    alone, together = (replace(asked(way="host"), sequences=count) for count in (1, 16))
+    one, many = (make_plan(each).expert_times[0] for each in (alone, together))
+    assert many.distinct == pytest.approx(128 * (1 - (15 / 16) ** 16))
+    assert many.distinct < 0.65 * 16 * one.distinct
+
+
+def test_experts_leave_before_keys_and_values():
+    """A step reads all KV, and an expert out of 16: so what has no room is experts."""
+    quantised = WeightBits(5.0, 8.5, 5.0)
+    plan = make_plan(replace(asked(tokens=40960, memory=20 * GIB), weight_bits=quantised))
+    assert plan.placed.away_layers and plan.placed.resident_layers == 48
+    kept = make_plan(replace(asked(tokens=40960, memory=20 * GIB, way="device"), weight_bits=quantised))
+    assert kept.placed.resident_layers < 48
+    assert plan.plain.tbt.seconds < kept.plain.tbt.seconds
+
+
+def test_what_fits_stays_on_the_device():
+    for gpu, changes in (("h100", {}), ("rtx-4090", {"weight_bits": WeightBits(5.0, 8.5, 5.0)})):
+        plan = make_plan(replace(asked(), hardware=HARDWARE[gpu], **changes))
+        assert (plan.placed.experts, plan.placed.away_layers, plan.host.total) == ("device", 0, 0)
+        assert plan.expert_times == ()
+
+
+def test_requested_layers_are_kept():
+    plan = make_plan(asked(way="host", expert_layers=5))
+    assert (plan.placed.experts, plan.placed.away_layers) == ("host", 43)
+    assert not make_plan(asked(way="host", expert_layers=40)).fits
+
+
+def test_without_the_kernel_the_host_runs_no_experts_unasked():
+    assert {placed.experts for placed in placements(asked(tokens=512))} == {"host", "stream"}
+    without = replace(asked(tokens=512), host_computes=False)
+    assert [placed.experts for placed in placements(without)] == ["stream"]
+    assert place(replace(without, placement=Placement(experts="host"))).experts == "host"
+
+
+def test_nothing_moves_with_offload_none_and_in_dense_models():
+    assert place(asked(offload="none")).experts == "device"
+    assert not place(asked(offload="none")).fits
+    (first, *_) = suggestions(asked(offload="none"))
+    assert first.text.startswith("--offload auto keeps the experts of 3")
+    found = suggestions(asked(way="device", host=8))
+    assert all(make_plan(each.request).fits for each in found)
+    assert place(request("Llama-3.1-70B")).experts == "device"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_gpus_share_each_expert(way):
+    one, two = (make_plan(replace(asked(OSS, way=way), hardware=HARDWARE[gpu])) for gpu in ("rtx-4090", "2x-rtx-4090"))
+    each = [plan.host.parts["experts"] / plan.placed.away_layers for plan in (one, two)]
+    assert each == pytest.approx([OSS_LAYER, OSS_LAYER], rel=1e-6)
+    assert two.placed.away_layers < one.placed.away_layers and two.fits
