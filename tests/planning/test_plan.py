@@ -36,6 +36,7 @@ REQUESTS = st.builds(
         lambda offload, host_share, **others: Placement(
             offload, host_share=host_share if offload in ("auto", "hybrid") else None, **others
         ),
+        experts=st.sampled_from(["auto", "device", "host", "stream"]),
         offload=st.sampled_from(OFFLOADS),
         memory=st.none() | st.integers(1, 100 * GIB),
         host_memory=st.none() | st.integers(1, 300 * GIB),
@@ -77,13 +78,16 @@ def test_sums_caps_and_times_are_consistent(asked):
         assert plan.host.total <= asked.placement.host_memory
     kept = {
         name: plan.device.parts.get(name, 0) * gpus + plan.host.parts.get(name, 0) + plan.disk.parts.get(name, 0)
-        for name in ("weights", "KV cache")
+        for name in ("weights", "experts", "KV cache")
     }
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
-    assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
-    size, piece = shape.kv_bytes(1, asked.itemsize), page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
-    rings = shape.ring_bytes(asked.itemsize)  # of layers with a window, as large for a short sequence
-    assert size * asked.tokens - slack <= kept["KV cache"] <= size * (asked.tokens + piece) + rings + slack
+    weights = kept["weights"] + kept["experts"]
+    assert weights == pytest.approx(shape.parameters * asked.itemsize, abs=2 * slack)
+    size, piece = shape.growing.kv_bytes(1, asked.itemsize), page_tokens(shape.share(gpus), asked.itemsize)
+    least = size * asked.tokens + shape.ring_bytes(asked.tokens, asked.itemsize)  # of layers with a window
+    assert least - slack <= kept["KV cache"] <= least + size * piece + slack  # whole pages
+    assert 0 <= where.disk_layers <= shape.kv_layers - where.resident_layers
+    assert (where.away_layers > 0) == (where.experts != "device")
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
     assert 0 <= plan.host_share <= 1
