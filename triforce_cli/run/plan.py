@@ -149,8 +149,8 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
         return None
     plan, suggestions = plan_with_suggestions(request)
     plan.require_fit(suggestions_text(suggestions))
-    everything = plan.offload == "none" and plan.placed.weight_layers == plan.request.shape.layers
-    return None if everything else _tier_settings(plan)
+    is_whole = plan.placed.weight_layers == plan.request.shape.layers and not plan.placed.away_layers
+    return None if plan.offload == "none" and is_whole else _tier_settings(plan)
 
 
 def _tier_settings(plan: Plan) -> TierSettings:

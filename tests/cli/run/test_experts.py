@@ -21,14 +21,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ["host", "stream"])
-@pytest.mark.parametrize("more", [(), ("--expert-layers", "1", "--offload", "hybrid", "--method", "lookup")])
+@pytest.mark.parametrize(
+    "more", [(), ("--offload", "none"), ("--expert-layers", "1", "--offload", "hybrid", "--method", "lookup")]
+)
 def test_the_text_is_that_of_a_model_in_one_memory(triforce_here, folder, way, more):
     args = ("generate", PROMPT, *GREEDY, "--model", folder)
     _, plain, _ = triforce_here(*args)
     code, out, err = triforce_here(*args, *LINK, "--experts", way, *more, "-v")
     assert (code, out) == (0, plain), err
+    away = 1 if "--expert-layers" in more else 2
     where = "on the host" if way == "host" else "copied"
-    assert f"experts   {where} in {1 if more else 2} layer" in err
+    assert f"experts   {where} in {away} layer" in err
     assert f"experts            {way}" in " ".join(err.split()) or f"experts {way} flag" in " ".join(err.split())
 
 
