@@ -37,7 +37,7 @@ def first_token(passes: Passes) -> Time:
     linear = 2 * shape.active_layer_parameters * tokens
     causal = attention_flops(shape, tokens, tokens) / 2
     chunks, rows = max(tokens / request.prefill_chunk, 1), min(tokens, request.prefill_chunk)
-    chunk = passes.linears(rows)
+    chunk = Passes(replace(request, sequences=1), placed).linears(rows)
     linear -= chunks * chunk.hosted_expert_flops
     hosted = chunks * hosted_experts_time(chunk, hardware)
     compute = (linear + causal) / hardware.gpus / hardware.flops / COMPUTE

@@ -147,7 +147,7 @@ class Passes:
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
         budget, count = min(request.speculation.budget, request.tokens), request.sequences
         kind = request.speculation.retrieval_kv
-        offloaded = request.shape.layers - self.placed.resident_layers
+        offloaded = shape.kv_layers - self.placed.resident_layers
         if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
             kind = request.kv
         windows = shape.window_bytes(request.tokens, request.itemsize)

@@ -140,6 +140,23 @@ def test_requested_layers_are_kept():
     assert not make_plan(asked(way="host", expert_layers=40)).fits
 
 
+def test_requested_layers_are_kept_where_the_plan_chooses_the_way():
+    for hardware in (HARDWARE["rtx-4090"], HARDWARE["h100"]):  # more would fit
+        placed = make_plan(replace(asked(expert_layers=5), hardware=hardware)).placed
+        assert placed.fits and placed.experts in WAYS and placed.away_layers == 43
+    assert make_plan(asked(expert_layers=5, offload="none")).placed.away_layers == 43
+    too_many = make_plan(asked(expert_layers=40))
+    assert not too_many.fits and too_many.placed.away_layers == 8
+    assert any("--expert-layers" in each.text for each in suggestions(too_many.request))
+
+
+def test_sequences_that_run_together_do_not_make_a_prompt_s_experts_cheaper():
+    one, many = (make_plan(replace(asked(way="host"), sequences=count)) for count in (1, 16))
+    assert one.placed.away_layers <= many.placed.away_layers
+    hosted = [plan.ttft.resources["experts on the host"] / plan.placed.away_layers for plan in (one, many)]
+    assert hosted[0] == pytest.approx(hosted[1], rel=0.1)
+
+
 def test_without_the_kernel_the_host_runs_no_experts_unasked():
     assert {placed.experts for placed in placements(asked(tokens=512))} == {"host", "stream"}
     without = replace(asked(tokens=512), host_computes=False)

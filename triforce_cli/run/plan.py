@@ -119,12 +119,17 @@ def plan_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Term
 
 
 def fewest_on_device(tiers: list[TierSettings]) -> TierSettings | None:
-    """Return the settings that keep the fewest layers' weights, then KV, on the device; None if there are none."""
+    """Return the settings that keep the fewest layers' weights, experts, and KV on the device; None without any.
+
+    Of those, it is the one with the least KV in host memory.
+    """
     return min(tiers, key=_layers_on_device, default=None)
 
 
-def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
-    return math.inf if tiers.weight_layers is None else tiers.weight_layers, tiers.resident_layers
+def _layers_on_device(tiers: TierSettings) -> tuple[float, float, int, int]:
+    weights = math.inf if tiers.weight_layers is None else tiers.weight_layers
+    experts = math.inf if tiers.experts == "device" else tiers.expert_layers
+    return weights, experts, tiers.resident_layers, tiers.host_layers
 
 
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
