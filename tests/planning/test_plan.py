@@ -15,6 +15,7 @@ from offload.hardware.rates import describe
 from offload.planning.placement import place
 from offload.planning.plan import make_plan, suggested_budget
 from offload.planning.request import PlanRequest
+from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
 from offload.planning.suggestions import suggestions
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
@@ -283,6 +284,30 @@ def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small()
     assert "of disk" in make_plan(beside_a_gpu(32, disk_limit=GIB)).shortage()
     without = replace(tight.request, placement=replace(tight.request.placement, disk=None))
     assert any(each.text.startswith("--disk ") for each in suggestions(without))
+
+
+def test_layers_that_borrow_read_the_last_layer_s_keys_again():
+    """From disk and in pages, as over the link."""
+    asked = beside_a_gpu(32)
+    borrowing = replace(asked, shape=replace(asked.shape, borrowing=(4, 0)))
+    one, other = (make_plan(each) for each in (asked, borrowing))
+    layer, pages = asked.shape.layer_kv_bytes(131072, 2), 131072 / page_tokens(asked.shape, 2)
+    for plan, again in ((one, 0), (other, 4)):
+        where, resources = plan.placed, plan.plain.tbt.resources
+        away = plan.request.shape.kv_layers - where.resident_layers
+        assert 0 < where.disk_layers < away
+        assert resources["disk"] == pytest.approx((where.disk_layers + again) * layer / 3e9)
+        assert resources["link"] == pytest.approx((away + again) * layer / plan.request.hardware.link)
+        eager = plan.request.shape.layers * LAUNCHES * LAUNCH_S
+        assert resources["launches"] == pytest.approx((away + again) * pages * PAGE_S + eager)
+
+
+def test_a_prompt_copies_no_layer_s_own_embeddings():
+    """Their tables are in host memory, from which only the rows of a chunk's tokens come."""
+    asked = request("Llama-3.2-1B", tokens=4096, method="ar")
+    plan = make_plan(replace(asked, shape=replace(asked.shape, layer_input=256)))
+    assert plan.placed.weight_layers == 16 and plan.host.parts["weights"] == 128256 * 16 * 256 * 2
+    assert plan.ttft.resources["link"] == 0
 
 
 def test_an_unknown_gpu_is_refused():
