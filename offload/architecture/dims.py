@@ -188,6 +188,11 @@ class Dimensions:
 
     def linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without routers."""
+        yield from self.dense_linears()
+        yield from self.expert_linears()
+
+    def dense_linears(self) -> Iterator[tuple[int, int]]:
+        """Yield the inputs and outputs of the linears but the experts', as `linears` does."""
         for count, heads, keys_and_values in self._kinds:
             queries = self.heads * heads.head_dim
             yield self.hidden, count * queries + keys_and_values
@@ -197,7 +202,6 @@ class Dimensions:
             yield self.layer_input, self.layers * self.hidden
         yield from self._mlps(self.intermediate, self.dense_layers - self.wide_layers)
         yield from self._mlps(2 * self.intermediate, self.wide_layers)
-        yield from self.expert_linears()
 
     def expert_linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all experts' linears, as `linears` does."""
