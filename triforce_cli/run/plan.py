@@ -148,7 +148,7 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
     try:
         request, _ = request_on_this_machine(model, settings, tokens, load_measured(terminal))
     except SettingsError:  # this GPU's rates are unknown: without them there is no plan, but there may be room
-        if placement.offload not in ("auto", "none"):
+        if placement.offload not in ("auto", "none") or expert_flags(placement):
             raise
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from offload.errors import SettingsError
 from tests.support.models import FAMILY_CASES, make_hf_model, make_tokenizer
+from triforce_cli.run import plan
 
 PROMPT = "the cat and the dog and " * 40
 GREEDY = ("--raw", "-n", "16", "--temperature", "0")
@@ -75,3 +77,14 @@ def test_a_model_without_experts_has_none_to_move(triforce_here):
     code, _, err = triforce_here("generate", PROMPT, *GREEDY, *LINK, "--experts", "host")
     assert code == 2 and "--experts host is for a mixture of experts" in err
     assert triforce_here("generate", PROMPT, *GREEDY, "--experts", "device")[0] == 0
+
+
+def test_experts_asked_for_are_refused_without_the_rates_that_a_plan_needs(triforce_here, folder, monkeypatch):
+    def unknown(*args):
+        raise SettingsError("no rates are known", "name a profile")
+
+    monkeypatch.setattr(plan, "request_on_this_machine", unknown)
+    args = ("generate", PROMPT, *GREEDY, "--model", folder, *LINK)
+    assert triforce_here(*args)[0] == 0
+    code, _, err = triforce_here(*args, "--experts", "host")
+    assert code == 2 and "no rates are known" in err
