@@ -254,6 +254,11 @@ class Dimensions:
 
         Those are routers, and the rates and decays of linear attention.
         """
+        yield from self.dense_linears()
+        yield from self.expert_linears()
+
+    def dense_linears(self) -> Iterator[tuple[int, int]]:
+        """Yield the inputs and outputs of the linears but the routed experts', as `linears` does."""
         for count, heads, keys_and_values in self._kinds:
             queries = self.heads * heads.head_dim
             yield self.hidden, count * queries * (1 + self.gates_heads) + keys_and_values
@@ -268,7 +273,6 @@ class Dimensions:
         yield from self._mlps(2 * self.intermediate, self.wide_layers)
         if self.experts and self.experts.shared:
             yield from self._mlps(self.experts.shared, self.experts.layers)
-        yield from self.expert_linears()
 
     def expert_linears(self) -> Iterator[tuple[int, int]]:
         """Yield the inputs and outputs of all experts' linears, without shared experts, as `linears` does."""

@@ -98,8 +98,9 @@ def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | N
 
 def rounded_bits(shape: Dimensions, level: str, itemsize: int = 2) -> WeightBits:
     """Return the bits of a model's weights rounded to a level; those that are not, take `itemsize` bytes."""
-    parts = (list(_layer_sizes(shape.linears())), [_outer_size(shape)], list(_layer_sizes(shape.expert_linears())))
-    return WeightBits(*(_average(sizes, level, itemsize) if sizes else None for sizes in parts))
+    parts = (_layer_sizes(shape.dense_linears()), [_outer_size(shape)], _layer_sizes(shape.expert_linears()))
+    layers, outer, experts = (_average(list(sizes), level, itemsize) for sizes in parts)
+    return WeightBits(layers, outer, experts if shape.experts and experts != layers else None)
 
 
 Named = tuple[str, tuple[int, int]]  # of a matrix: its name, or any for one in a layer, and its size [outputs, inputs]
@@ -120,4 +121,4 @@ def _average(sizes: Sequence[Named], level: str, itemsize: int) -> float:
         kind, count = format_of(level, name, size), size[0] * size[1]
         bits += count * (8 * itemsize if kind is None else kind.bits_per_weight)
         weights += count
-    return bits / weights
+    return bits / max(weights, 1)

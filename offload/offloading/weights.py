@@ -60,8 +60,11 @@ class StreamedLayers:
             for target, tensor in zip(_views(row, offsets, parts), _tensors(layer), strict=True):
                 target.copy_(tensor)
         buffers = torch.empty((2, size), dtype=torch.uint8, device=device).unbind()
-        self._slots = {
-            buffer.data_ptr(): _rebuilt(streamed[0], iter(_views(buffer, offsets, parts))) for buffer in buffers
+        # Each layer's own linears: layers of equal sizes may be in different formats.
+        self._over = {
+            (buffer.data_ptr(), index): _rebuilt(layer, iter(_views(buffer, offsets, parts)))
+            for buffer in buffers
+            for index, layer in enumerate(streamed)
         }
         self._ring = PrefetchRing(link, buffers)
         self._owner: object | None = None  # the iteration that the ring prefetches for
@@ -84,7 +87,7 @@ class StreamedLayers:
             for index, item in enumerate(self._order):
                 self._acquire(iteration, index)
                 buffer = self._ring.take(item)
-                yield self._slots[buffer.data_ptr()]
+                yield self._over[buffer.data_ptr(), index]
                 if self._owner is iteration:
                     self._ring.release(buffer)
         except BaseException:

@@ -37,16 +37,15 @@ def first_token(passes: Passes) -> Time:
     linear = 2 * shape.active_layer_parameters * tokens
     causal = attention_flops(shape, tokens, tokens) / 2
     chunks, rows = max(tokens / request.prefill_chunk, 1), min(tokens, request.prefill_chunk)
-    chunk = passes.linears(rows)
+    chunk = Passes(replace(request, sequences=1), placed).linears(rows)
     linear -= chunks * chunk.hosted_expert_flops
     hosted = chunks * hosted_experts_time(chunk, hardware)
     compute = (linear + causal) / hardware.gpus / hardware.flops / COMPUTE
     compute += chunks * dequantizing(request)
     if hardware.gpus > 1:
         compute += 2 * shape.layers * (ALL_REDUCE_S * chunks + tokens * shape.hidden * request.itemsize / hardware.link)
-    kv, weights, experts = (
-        placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "weights", "experts")
-    )
+    kv, experts = (placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "experts"))
+    weights = (shape.layers - placed.weight_layers) * shape.layer_bytes(request.bits) / hardware.gpus
     weights += experts if placed.experts == "stream" else 0
     by_layers = placed.prefill_order == "layers"
     disk = {}

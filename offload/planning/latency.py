@@ -117,7 +117,8 @@ class Passes:
         each = (count * request.kv_bytes(request.tokens) - windows) / shape.kv_layers
         layers, (grown_reads, window_reads) = shape.kv_layers - self.placed.resident_layers, shape.kv_reads
         kv = windows * window_reads + each * shape.kv_layers * grown_reads + count * shape.moved_state_bytes
-        offloaded = each * (layers + shape.borrowing[0]) if layers else 0.0  # the last layer's are read again
+        again = shape.borrowing[0] if layers else 0  # layers that read the last one's, which is offloaded
+        offloaded = each * (layers + again)
         copied = 0.0 if request.has_one_memory else offloaded
         hosted = share * offloaded
         scoring = count * attention_flops(shape, request.tokens, rows)
@@ -127,13 +128,13 @@ class Passes:
             kv=(kv - hosted) / gpus,
             kv_rate=KV_RATES[request.kv],
             copied=base.copied + max(copied - hosted, 0) / gpus,
-            disk=self.on_disk,
+            disk=self.on_disk * (1 + again / self.placed.disk_layers) if self.on_disk else 0.0,
             hosted=hosted,
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
             graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv == EXACT),
-            pages=base.pages + (1 - share) * layers * count * self.pages,
-            folded_layers=count * layers if hosted else 0,
+            pages=base.pages + (1 - share) * (layers + again) * count * self.pages,
+            folded_layers=count * (layers + again) if hosted else 0,
         )
 
     def linears(self, rows: int) -> Pass:
@@ -147,7 +148,7 @@ class Passes:
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
         budget, count = min(request.speculation.budget, request.tokens), request.sequences
         kind = request.speculation.retrieval_kv
-        offloaded = request.shape.layers - self.placed.resident_layers
+        offloaded = shape.kv_layers - self.placed.resident_layers
         if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
             kind = request.kv
         grown_reads, window_reads = shape.kv_reads

@@ -75,15 +75,15 @@ def place(request: PlanRequest) -> Placed:
 def placements(request: PlanRequest) -> list[Placed]:
     """Return the placements to choose from by their times: those of all ways to run experts that have no room.
 
-    If no placement fits, it is one that does not.
+    If none of them fits, but experts in host memory were asked for, they are those that do not.
     """
-    ways, asked = request.expert_ways, request.placement.experts != "auto"
+    placement = request.placement
+    ways, asked = request.expert_ways, placement.experts != "auto" or placement.expert_layers is not None
     if not asked and _has_room(request):
         ways = ()
     found = [_in_best_order(request, way) for way in ways]
-    if not asked:
-        found = [placed for placed in found if placed.fits]
-    return found or [_in_best_order(request, "device")]
+    fitting = [placed for placed in found if placed.fits]
+    return fitting or (found if asked else []) or [_in_best_order(request, "device")]
 
 
 def _has_room(request: PlanRequest) -> bool:

@@ -97,7 +97,7 @@ class PlanRequest:
             return ()
         if placement.experts != "auto":
             return (placement.experts,)
-        if placement.offload == "none":
+        if placement.offload == "none" and placement.expert_layers is None:
             return ()
         return ("host", "stream") if self.host_computes else ("stream",)
 

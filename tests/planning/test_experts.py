@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from offload.architecture.dims import WeightBits
+from offload.architecture.known import KNOWN
 from offload.architecture.known_models import published_bits
+from offload.architecture.weight_formats import rounded_bits
 from offload.config import Placement
 from offload.hardware.rates import READ
 from offload.planning.expert_times import expert_times
@@ -140,6 +142,23 @@ def test_requested_layers_are_kept():
     assert not make_plan(asked(way="host", expert_layers=40)).fits
 
 
+def test_requested_layers_are_kept_where_the_plan_chooses_the_way():
+    for hardware in (HARDWARE["rtx-4090"], HARDWARE["h100"]):  # more would fit
+        placed = make_plan(replace(asked(expert_layers=5), hardware=hardware)).placed
+        assert placed.fits and placed.experts in WAYS and placed.away_layers == 43
+    assert make_plan(asked(expert_layers=5, offload="none")).placed.away_layers == 43
+    too_many = make_plan(asked(expert_layers=40))
+    assert not too_many.fits and too_many.placed.away_layers == 8
+    assert any("--expert-layers" in each.text for each in suggestions(too_many.request))
+
+
+def test_sequences_that_run_together_do_not_make_a_prompt_s_experts_cheaper():
+    one, many = (make_plan(replace(asked(way="host"), sequences=count)) for count in (1, 16))
+    assert one.placed.away_layers <= many.placed.away_layers
+    hosted = [plan.ttft.resources["experts on the host"] / plan.placed.away_layers for plan in (one, many)]
+    assert hosted[0] == pytest.approx(hosted[1], rel=0.1)
+
+
 def test_without_the_kernel_the_host_runs_no_experts_unasked():
     assert {placed.experts for placed in placements(asked(tokens=512))} == {"host", "stream"}
     without = replace(asked(tokens=512), host_computes=False)
@@ -163,3 +182,12 @@ def test_two_gpus_share_each_expert(way):
     each = [plan.host.parts["experts"] / plan.placed.away_layers for plan in (one, two)]
     assert each == pytest.approx([OSS_LAYER, OSS_LAYER], rel=1e-6)
     assert two.placed.away_layers < one.placed.away_layers and two.fits
+
+
+def test_rounded_weights_have_other_bits_beside_experts_only_where_they_differ():
+    """Rows of 2880 numbers are no multiple of 256, so 6 bits become 8; those of 64 * 64, of each head's output, are."""
+    rounded = rounded_bits(KNOWN["gpt-oss-20b"], "q6")
+    queries, outputs = 2880 * (64 + 2 * 8) * 64, 64 * 64 * 2880
+    assert rounded.experts == 8.5
+    assert rounded.layers == pytest.approx((8.5 * queries + 6.5625 * outputs) / (queries + outputs))
+    assert rounded_bits(KNOWN[QWEN], "q4") == WeightBits(5.0, 8.5)

@@ -16,6 +16,7 @@ from offload.levels import tree_nodes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan, suggested_budget
 from offload.planning.request import PlanRequest
+from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
 from offload.planning.suggestions import suggestions
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
@@ -37,6 +38,7 @@ REQUESTS = st.builds(
         lambda offload, host_share, **others: Placement(
             offload, host_share=host_share if offload in ("auto", "hybrid") else None, **others
         ),
+        experts=st.sampled_from(["auto", "device", "host", "stream"]),
         offload=st.sampled_from(OFFLOADS),
         memory=st.none() | st.integers(1, 100 * GIB),
         host_memory=st.none() | st.integers(1, 300 * GIB),
@@ -78,14 +80,17 @@ def test_sums_caps_and_times_are_consistent(asked):
         assert plan.host.total <= asked.placement.host_memory
     kept = {
         name: plan.device.parts.get(name, 0) * gpus + plan.host.parts.get(name, 0) + plan.disk.parts.get(name, 0)
-        for name in ("weights", "KV cache")
+        for name in ("weights", "experts", "KV cache")
     }
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
-    assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
+    weights = kept["weights"] + kept["experts"]
+    assert weights == pytest.approx(shape.parameters * asked.itemsize, abs=2 * slack)
     size = shape.growing.kv_bytes(1, asked.itemsize)
     piece = page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
     fixed = shape.fixed_bytes(asked.tokens, asked.itemsize, tree_nodes(asked.speculation), asked.prefill_chunk)
     assert size * asked.tokens - slack <= kept["KV cache"] - fixed <= size * (asked.tokens + piece) + slack
+    assert 0 <= where.disk_layers <= shape.kv_layers - where.resident_layers
+    assert (where.away_layers > 0) == (where.experts != "device")
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
     assert 0 <= plan.host_share <= 1
@@ -281,6 +286,30 @@ def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small()
     assert "of disk" in make_plan(beside_a_gpu(32, disk_limit=GIB)).shortage()
     without = replace(tight.request, placement=replace(tight.request.placement, disk=None))
     assert any(each.text.startswith("--disk ") for each in suggestions(without))
+
+
+def test_layers_that_borrow_read_the_last_layer_s_keys_again():
+    """From disk and in pages, as over the link."""
+    asked = beside_a_gpu(32)
+    borrowing = replace(asked, shape=replace(asked.shape, borrowing=(4, 0)))
+    one, other = (make_plan(each) for each in (asked, borrowing))
+    layer, pages = asked.shape.layer_kv_bytes(131072, 2), 131072 / page_tokens(asked.shape, 2)
+    for plan, again in ((one, 0), (other, 4)):
+        where, resources = plan.placed, plan.plain.tbt.resources
+        away = plan.request.shape.kv_layers - where.resident_layers
+        assert 0 < where.disk_layers < away
+        assert resources["disk"] == pytest.approx((where.disk_layers + again) * layer / 3e9)
+        assert resources["link"] == pytest.approx((away + again) * layer / plan.request.hardware.link)
+        eager = plan.request.shape.layers * LAUNCHES * LAUNCH_S
+        assert resources["launches"] == pytest.approx((away + again) * pages * PAGE_S + eager)
+
+
+def test_a_prompt_copies_no_layer_s_own_embeddings():
+    """Their tables are in host memory, from which only the rows of a chunk's tokens come."""
+    asked = request("Llama-3.2-1B", tokens=4096, method="ar")
+    plan = make_plan(replace(asked, shape=replace(asked.shape, layer_input=256)))
+    assert plan.placed.weight_layers == 16 and plan.host.parts["weights"] == 128256 * 16 * 256 * 2
+    assert plan.ttft.resources["link"] == 0
 
 
 def test_an_unknown_gpu_is_refused():

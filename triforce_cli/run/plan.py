@@ -119,12 +119,17 @@ def plan_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Term
 
 
 def fewest_on_device(tiers: list[TierSettings]) -> TierSettings | None:
-    """Return the settings that keep the fewest layers' weights, then KV, on the device; None if there are none."""
+    """Return the settings that keep the fewest layers' weights, experts, and KV on the device; None without any.
+
+    Of those, it is the one with the least KV in host memory.
+    """
     return min(tiers, key=_layers_on_device, default=None)
 
 
-def _layers_on_device(tiers: TierSettings) -> tuple[float, int]:
-    return math.inf if tiers.weight_layers is None else tiers.weight_layers, tiers.resident_layers
+def _layers_on_device(tiers: TierSettings) -> tuple[float, float, int, int]:
+    weights = math.inf if tiers.weight_layers is None else tiers.weight_layers
+    experts = math.inf if tiers.experts == "device" else tiers.expert_layers
+    return weights, experts, tiers.resident_layers, tiers.host_layers
 
 
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
@@ -143,14 +148,14 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
     try:
         request, _ = request_on_this_machine(model, settings, tokens, load_measured(terminal))
     except SettingsError:  # this GPU's rates are unknown: without them there is no plan, but there may be room
-        if placement.offload not in ("auto", "none"):
+        if placement.offload not in ("auto", "none") or expert_flags(placement):
             raise
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
     plan, suggestions = plan_with_suggestions(request)
     plan.require_fit(suggestions_text(suggestions))
-    everything = plan.offload == "none" and plan.placed.weight_layers == plan.request.shape.layers
-    return None if everything else _tier_settings(plan)
+    is_whole = plan.placed.weight_layers == plan.request.shape.layers and not plan.placed.away_layers
+    return None if plan.offload == "none" and is_whole else _tier_settings(plan)
 
 
 def _tier_settings(plan: Plan) -> TierSettings:

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from offload.errors import SettingsError
 from tests.support.models import FAMILY_CASES, make_hf_model, make_tokenizer
+from triforce_cli.run import plan
 
 PROMPT = "the cat and the dog and " * 40
 GREEDY = ("--raw", "-n", "16", "--temperature", "0")
@@ -21,14 +23,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ["host", "stream"])
-@pytest.mark.parametrize("more", [(), ("--expert-layers", "1", "--offload", "hybrid", "--method", "lookup")])
+@pytest.mark.parametrize(
+    "more", [(), ("--offload", "none"), ("--expert-layers", "1", "--offload", "hybrid", "--method", "lookup")]
+)
 def test_the_text_is_that_of_a_model_in_one_memory(triforce_here, folder, way, more):
     args = ("generate", PROMPT, *GREEDY, "--model", folder)
     _, plain, _ = triforce_here(*args)
     code, out, err = triforce_here(*args, *LINK, "--experts", way, *more, "-v")
     assert (code, out) == (0, plain), err
+    away = 1 if "--expert-layers" in more else 2
     where = "on the host" if way == "host" else "copied"
-    assert f"experts   {where} in {1 if more else 2} layer" in err
+    assert f"experts   {where} in {away} layer" in err
     assert f"experts            {way}" in " ".join(err.split()) or f"experts {way} flag" in " ".join(err.split())
 
 
@@ -72,3 +77,14 @@ def test_a_model_without_experts_has_none_to_move(triforce_here):
     code, _, err = triforce_here("generate", PROMPT, *GREEDY, *LINK, "--experts", "host")
     assert code == 2 and "--experts host is for a mixture of experts" in err
     assert triforce_here("generate", PROMPT, *GREEDY, "--experts", "device")[0] == 0
+
+
+def test_experts_asked_for_are_refused_without_the_rates_that_a_plan_needs(triforce_here, folder, monkeypatch):
+    def unknown(*args):
+        raise SettingsError("no rates are known", "name a profile")
+
+    monkeypatch.setattr(plan, "request_on_this_machine", unknown)
+    args = ("generate", PROMPT, *GREEDY, "--model", folder, *LINK)
+    assert triforce_here(*args)[0] == 0
+    code, _, err = triforce_here(*args, "--experts", "host")
+    assert code == 2 and "no rates are known" in err

@@ -72,6 +72,13 @@ def test_bench_takes_the_placement_that_leaves_least_on_the_device():
     found = [TierSettings(weight_layers=7), TierSettings(weight_layers=2), TierSettings(resident_layers=1)]
     assert fewest_on_device(found).weight_layers == 2
     assert fewest_on_device([found[2], TierSettings(resident_layers=3)]).resident_layers == 1
+    experts = [
+        TierSettings(resident_layers=4),
+        *(TierSettings("stream", 4, None, 512, experts="host", expert_layers=n) for n in (9, 3)),
+    ]
+    assert fewest_on_device(experts).expert_layers == 3
+    on_disk = [TierSettings(resident_layers=4, host_layers=n) for n in (8, 5, 6)]
+    assert fewest_on_device(on_disk).host_layers == 5
 
 
 @pytest.mark.parametrize(
