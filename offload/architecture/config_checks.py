@@ -143,6 +143,8 @@ class ConfigCheck:
         window, family = window_in_use(values), _family(values)
         for name, limits in NUMBERS.items():
             is_unused = name == "sliding_window" and window is None
+            if family is not None and name in family.not_null:
+                limits = replace(limits, null=False)
             if name in _OF_EXPERTS and values.get(name) is None:  # other families may have null
                 is_unused = family is not None and "num_experts" not in family.defaults
             if name in values and not is_unused:
@@ -180,8 +182,12 @@ class ConfigCheck:
             head_dim = hidden // heads
             if head_dim < 2:
                 raise self.error("num_attention_heads", heads, f"at most half of the hidden size of {hidden}")
+        self._even("head_dim", head_dim)
+        self._even("global_head_dim", values.get("global_head_dim"))
+
+    def _even(self, name: str, head_dim: int | None) -> None:
         if head_dim and head_dim % 2:
-            raise self.error("head_dim", head_dim, "an even number: RoPE turns pairs")
+            raise self.error(name, head_dim, "an even number: RoPE turns pairs")
 
     def _rope(self, rope: Mapping[str, Any]) -> None:
         """Check the merged RoPE parameters that the RoPE type reads."""
@@ -244,6 +250,7 @@ class ConfigCheck:
             for each in ("head_dim", "num_key_value_heads"):
                 if each in own:
                     self._number(each, own[each], replace(NUMBERS[each], null=False))
+            self._even("head_dim", own.get("head_dim"))
 
     def _divisors(self, name: str, value: Any) -> None:
         """Check a list of longrope."""
