@@ -35,6 +35,7 @@ from offload.loading.layer_tensors import TensorPlaces
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.tensor_checks import check_tensors
 from offload.loading.weights import load_model
+from offload.methods import APPROXIMATIONS
 from offload.prompt_cache.fingerprint import fingerprint
 from tests.support.engine import GREEDY, run, tokens
 from tests.support.gguf import write_family
@@ -291,6 +292,18 @@ def test_no_layer_needs_to_have_a_window(name, tmp_path):
     with torch.inference_mode():
         expected = reference(IDS[None], use_cache=False).logits[0]
     assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("approximate", APPROXIMATIONS)
+def test_approximate_caches_lend_keys_and_values_to_other_layers(approximate, tmp_path, native):
+    family, changes = FAMILY_CASES["gemma4"]
+    make_hf_model(family, **changes | {"layer_types": ["full_attention"] * 6}).save_pretrained(tmp_path)
+    model = load(FolderCheckpoint(tmp_path), native)
+    whole, part = (
+        tokens(run(Engine(model, (), 32), ids(60), 20, approximate=approximate, budget=budget)) for budget in (128, 32)
+    )
+    assert whole == tokens(run(Engine(model, (), 32), ids(60), 20))
+    assert whole != part
 
 
 @pytest.mark.parametrize("change", [{"head_dim": 24}, {"hidden_size_per_layer_input": 24}])
