@@ -282,6 +282,17 @@ def test_heads_that_a_family_cannot_have_are_refused_by_name(family, change, tmp
             read(tmp_path / "config.json")
 
 
+@pytest.mark.parametrize("kind", ["default", "linear", "yarn"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("llama_4_scaling_beta", None), ("llama_4_scaling_beta", "0.1"), ("original_max_position_embeddings", 0)],
+)
+def test_impossible_factors_of_queries_are_refused_by_name(kind, name, value):
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1, name: value}
+    with pytest.raises(CheckpointError, match=f"{name} is "):
+        shape_from_config({"model_type": "ministral3", "num_key_value_heads": 2, "rope_parameters": rope} | SIZES, {})
+
+
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "olmo3"])
 def test_no_layer_needs_to_have_a_window(name, tmp_path):
     family, changes = FAMILY_CASES[name]

@@ -112,6 +112,7 @@ _OF_ROPE_TYPE = {  # the parameters that transformers reads, and those that it r
     ),
     "longrope": (("factor", "original_max_position_embeddings", "attention_factor", *_LISTS), _LISTS),
 }
+_QUERY_SCALING = ("llama_4_scaling_beta", "original_max_position_embeddings")
 _RATIO_TYPES = ("yarn", "longrope")  # types whose factor may be null: the ratio of two contexts
 _ASCENDING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
@@ -158,7 +159,11 @@ class ConfigCheck:
         self._numbers_of_layers("mlp_only_layers", values)
         self._layer_types(values)
         self._per_layer_config(values)
-        self._rope(self.rope_of(values))
+        rope = self.rope_of(values)
+        self._rope(rope)
+        for name in _QUERY_SCALING if family is not None and family.scales_queries else ():
+            if name in rope and _QUERY_SCALING[0] in rope:  # whatever the type of RoPE reads
+                self._number(name, rope[name], ROPE_NUMBERS[name])
         if sliding := self.sliding_rope_of(values):
             self._rope(sliding)
 
