@@ -25,18 +25,20 @@ from offload.architecture.families import FAMILIES
 from offload.architecture.known import read_shape
 from offload.architecture.layer_spec import LayerSpec
 from offload.batching.request import BatchRequest
-from offload.config import METHODS
+from offload.config import METHODS, EngineConfig
 from offload.decoder_layer import LayerPass
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
-from offload.kernels.native.ops import NativeOperations
-from offload.kernels.ops import TorchOperations
+from offload.kernels.native.ops import NativeOperations, why_not
+from offload.kernels.ops import TorchOperations, choose_operations
 from offload.kv_cache.tree import tree_of
+from offload.loader import open_model
 from offload.loading.gguf import GGUFCheckpoint
 from offload.loading.layer_tensors import TensorPlaces
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.tensor_checks import check_tensors
 from offload.loading.weights import load_model
+from offload.methods import APPROXIMATIONS
 from offload.prompt_cache.fingerprint import fingerprint
 from tests.support.engine import GREEDY, run, tokens
 from tests.support.gguf import write_family
@@ -48,6 +50,11 @@ IDS = id_tensor(150) % 266
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 267, "max_position_embeddings": 512}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 PLAIN = {"hidden_size_per_layer_input": 0}
+_PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+PARTIAL_WINDOWS = {
+    name: {"full_attention": {"rope_type": kind, "rope_theta": 1e4}, "sliding_attention": _PARTIAL}
+    for name, kind in (("gemma3", "default"), ("gemma4", "proportional"))
+}
 NO_GGUF = ("phi3-long", "qwen3-moe-mixed", "olmo3")  # factors stored as tensors, no dense layers, no windows
 NO_GGUF += ("ministral", "ministral3", "gemma4", "gemma4-large")  # written as others
 NO_GGUF += ("qwen3-next", "qwen3.5", "qwen3.5-moe")  # linear attention
@@ -175,6 +182,9 @@ def test_quantised_weights_stay_quantised_in_the_right_order(case, tmp_path):
         ("gemma4_text", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}} | PLAIN, "RoPE type 'linear'"),
         ("gemma4_text", {"per_layer_config": {"00": {"head_dim": 64}}} | PLAIN, "single layers"),
         ("gemma4_text", {"num_kv_shared_layers": 29} | PLAIN, "a layer of each kind"),
+        ("gemma4_text", {"use_bidirectional_attention": True} | PLAIN, "both directions"),
+        ("gemma4_text", {"rope_parameters": PARTIAL_WINDOWS["gemma4"]} | PLAIN, "layers with a window"),
+        ("gemma3_text", {"rope_parameters": PARTIAL_WINDOWS["gemma3"]}, "layers with a window"),
         ("gpt_oss", {"swiglu_alpha": 2.0, "num_key_value_heads": 2}, "swiglu_alpha"),
     ],
 )
@@ -255,6 +265,69 @@ def test_gguf_files_may_say_that_there_are_no_windows_and_axes(tmp_path):
 def test_wrong_values_are_named_as_in_the_config(family, change, name):
     with pytest.raises(CheckpointError, match=name):
         shape_from_config({"model_type": family} | change, {})
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("gemma2", {"head_dim": None}),
+        ("gemma4_text", {"head_dim": None}),
+        ("gemma4_text", {"num_key_value_heads": None}),
+        ("gemma4_text", {"global_head_dim": 17}),
+        ("gemma4_text", {"per_layer_config": {"5": {"head_dim": 17}}}),
+    ],
+)
+def test_heads_that_a_family_cannot_have_are_refused_by_name(family, change, tmp_path):
+    config = {"model_type": family} | SIZES | PLAIN | {"num_hidden_layers": 6} | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    name = "head_dim" if "per_layer_config" in change else next(iter(change))
+    for read in (lambda path: shape_from_config(json.loads(path.read_text()), {}), read_shape):
+        with pytest.raises(CheckpointError, match=f": {name} is "):
+            read(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "yarn"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("llama_4_scaling_beta", None), ("llama_4_scaling_beta", "0.1"), ("original_max_position_embeddings", 0)],
+)
+def test_impossible_factors_of_queries_are_refused_by_name(kind, name, value):
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1, name: value}
+    with pytest.raises(CheckpointError, match=f"{name} is "):
+        shape_from_config({"model_type": "ministral3", "num_key_value_heads": 2, "rope_parameters": rope} | SIZES, {})
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "olmo3"])
+def test_no_layer_needs_to_have_a_window(name, tmp_path):
+    family, changes = FAMILY_CASES[name]
+    kinds = ["full_attention"] * len(changes["layer_types"])
+    reference = make_hf_model(family, **changes | {"layer_types": kinds}).eval()
+    reference.save_pretrained(tmp_path)
+    model = open_model(EngineConfig(str(tmp_path), device="cpu", dtype="float32")).load().model
+    with torch.inference_mode():
+        expected = reference(IDS[None], use_cache=False).logits[0]
+    assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("approximate", APPROXIMATIONS)
+def test_approximate_caches_lend_keys_and_values_to_other_layers(approximate, tmp_path, native):
+    family, changes = FAMILY_CASES["gemma4"]
+    make_hf_model(family, **changes | {"layer_types": ["full_attention"] * 6}).save_pretrained(tmp_path)
+    model = load(FolderCheckpoint(tmp_path), native)
+    whole, part = (
+        tokens(run(Engine(model, (), 32), ids(60), 20, approximate=approximate, budget=budget)) for budget in (128, 32)
+    )
+    assert whole == tokens(run(Engine(model, (), 32), ids(60), 20))
+    assert whole != part
+
+
+@pytest.mark.parametrize("change", [{"head_dim": 24}, {"hidden_size_per_layer_input": 24}])
+def test_torch_computes_what_the_native_kernel_has_no_widths_for(change):
+    family, changes = FAMILY_CASES["gemma4"]
+    shape = shape_from_config({"model_type": family} | SIZES | changes | change, {})
+    assert shape.head_dim == 32
+    assert "24" in why_not(shape, torch.bfloat16, CPU)
+    assert isinstance(choose_operations("auto", shape, torch.bfloat16, CPU), TorchOperations)
 
 
 @pytest.mark.parametrize("family", ["mistral", "ministral3"])

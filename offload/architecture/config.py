@@ -224,6 +224,7 @@ def shape_from_config(
     specs, window = _specs_and_window(values, check)
     _refuse_features(values, rope, specs)
     heads, dual_chunk = values["num_attention_heads"], dual_chunk_tokens(config, check)
+    sliding_rope = _sliding_rope(values, check)
     shape = ModelShape(
         **family.features(values),
         mlp_matrices=family.mlp_matrices,
@@ -242,7 +243,7 @@ def shape_from_config(
         tied_embeddings=values["tie_word_embeddings"],
         eos_ids=_eos_ids(values, generation, check),
         rope=rope,
-        sliding_rope=_sliding_rope(values, check),
+        sliding_rope=sliding_rope if any(spec.window for spec in specs) else None,
         max_positions=values["max_position_embeddings"],
         rope_divisors=rope_divisors,
         dual_chunk=dual_chunk,
@@ -400,6 +401,8 @@ def _rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str,
 def _sliding_rope(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any] | None:
     """Return the RoPE parameters of the layers with a window; None if they are those of the others."""
     rope = check.sliding_rope_of(values)
+    if rope is not None and rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel("RoPE on a part of each head in layers with a window is not supported", _SUPPORTED)
     if rope is not None and rope["rope_type"] != "default":
         raise UnsupportedModel(
             f"the RoPE type {short_repr(rope['rope_type'])} in layers with a window is not supported", _SUPPORTED

@@ -119,6 +119,7 @@ _OF_ROPE_TYPE = {  # the parameters that transformers reads, and those that it r
     ),
     "longrope": (("factor", "original_max_position_embeddings", "attention_factor", *_LISTS), _LISTS),
 }
+_QUERY_SCALING = ("llama_4_scaling_beta", "original_max_position_embeddings")
 _RATIO_TYPES = ("yarn", "longrope")  # types whose factor may be null: the ratio of two contexts
 _ASCENDING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
@@ -150,6 +151,8 @@ class ConfigCheck:
         window, family = window_in_use(values), _family(values)
         for name, limits in NUMBERS.items():
             is_unused = name == "sliding_window" and window is None
+            if family is not None and name in family.not_null:
+                limits = replace(limits, null=False)
             if name in _OF_EXPERTS and values.get(name) is None:  # other families may have null
                 is_unused = family is not None and "num_experts" not in family.defaults
             if name in values and not is_unused:
@@ -163,7 +166,11 @@ class ConfigCheck:
         self._numbers_of_layers("mlp_only_layers", values)
         self._layer_types(values)
         self._per_layer_config(values)
-        self._rope(self.rope_of(values))
+        rope = self.rope_of(values)
+        self._rope(rope)
+        for name in _QUERY_SCALING if family is not None and family.scales_queries else ():
+            if name in rope and _QUERY_SCALING[0] in rope:  # whatever the type of RoPE reads
+                self._number(name, rope[name], ROPE_NUMBERS[name])
         if sliding := self.sliding_rope_of(values):
             self._rope(sliding)
 
@@ -187,8 +194,12 @@ class ConfigCheck:
             head_dim = hidden // heads
             if head_dim < 2:
                 raise self.error("num_attention_heads", heads, f"at most half of the hidden size of {hidden}")
+        self._even("head_dim", head_dim)
+        self._even("global_head_dim", values.get("global_head_dim"))
+
+    def _even(self, name: str, head_dim: int | None) -> None:
         if head_dim and head_dim % 2:
-            raise self.error("head_dim", head_dim, "an even number: RoPE turns pairs")
+            raise self.error(name, head_dim, "an even number: RoPE turns pairs")
 
     def _rope(self, rope: Mapping[str, Any]) -> None:
         """Check the merged RoPE parameters that the RoPE type reads."""
@@ -251,6 +262,7 @@ class ConfigCheck:
             for each in ("head_dim", "num_key_value_heads"):
                 if each in own:
                     self._number(each, own[each], replace(NUMBERS[each], null=False))
+            self._even("head_dim", own.get("head_dim"))
 
     def _divisors(self, name: str, value: Any) -> None:
         """Check a list of longrope."""

@@ -148,7 +148,9 @@ class EvictingCache:
         self._stored.commit()
         return budget
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is None:  # what other layers attend to is chosen by the layer that has it
+            return self._stored.attend(layer, q, k, v)
         start = self._stored.length
         self._keys[layer, start : start + len(k)], self._values[layer, start : start + len(v)] = k, v
         if not self.observes:

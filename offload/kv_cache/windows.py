@@ -95,7 +95,8 @@ class Windows:
         """
         room = max(self.shape.window_room, self._longest + inflight)
         if end > self._ring.room and room > self._ring.room:
-            ring = self._new_ring(room)
+            with torch.inference_mode(False):  # an inference tensor could not be written to outside that mode
+                ring = self._new_ring(room)
             if (first := max(self._first, there - self._ring.room)) < there:
                 ring.copy(self._ring, first, there)
             self._ring = ring

@@ -86,6 +86,17 @@ def test_a_short_sequence_has_a_small_ring_which_grows_behind_its_capacity(kerne
     assert short.windows.nbytes == long.windows.nbytes
 
 
+def test_a_ring_that_has_grown_in_inference_mode_is_written_to_outside_of_it(kernel):
+    grown, other = Sequence(kernel, room=48, lends=True), Sequence(kernel, room=48)
+    with torch.inference_mode():
+        grown.run(60)
+    other.run(32)
+    kv = other.windows.dump(16, 32)
+    grown.windows.load(16, 32, kv)
+    assert torch.equal(grown.windows.dump(16, 32), kv)
+    grown.windows.compact(20, [1, 3])
+
+
 def test_other_layers_attend_to_a_ring_later_in_the_pass(kernel):
     sequence = Sequence(kernel, lends=True)
     for count in (5, 30, 1, 2):

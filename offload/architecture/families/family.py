@@ -74,6 +74,7 @@ class Family:
         name: the `model_type`.
         layers: returns the layers' specs; further layers repeat them. May raise UnsupportedModel.
         defaults: transformers' values for what a config leaves out, where they are not those of all families.
+        not_null: values that others' configs may have as null, for one that follows from others.
         aliases: the family's names of values in its config.json, by the names of others.
         rope_types: names of RoPE types in the family's configs -> what they mean.
         only_rope: the RoPE types that the family may have; none: all.
@@ -101,6 +102,7 @@ class Family:
     name: str
     layers: Callable[[Values], Sequence[LayerSpec]]
     defaults: Values = field(default_factory=dict)
+    not_null: Sequence[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     rope_types: Mapping[str, str] = field(default_factory=dict)
     only_rope: Sequence[str] = ()

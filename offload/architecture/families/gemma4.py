@@ -51,7 +51,7 @@ def _refuse(values: Values) -> None:
     """Raise UnsupportedModel for variants that the decoder does not compute."""
     if values["enable_moe_block"]:
         raise UnsupportedModel("Gemma 4 with experts beside the MLP is not supported", _HINT)
-    if values.get("use_bidirectional_attention") == "all":
+    if values.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise UnsupportedModel("Gemma with attention in both directions is not supported", "use a model that generates")
     if values["hidden_size_per_layer_input"] and values["vocab_size_per_layer_input"] != values["vocab_size"]:
         raise UnsupportedModel("Gemma 4 with a smaller vocabulary in its layers (vocab_size_per_layer_input)", _HINT)
@@ -131,6 +131,7 @@ GEMMA4 = Family(
         "enable_moe_block": False,
         "use_double_wide_mlp": False,
     },
+    not_null=("head_dim", "num_key_value_heads"),
     aliases=GEMMA3.aliases,
     only_rope=("proportional",),
     has_partial_rope=True,

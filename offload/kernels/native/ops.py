@@ -162,11 +162,12 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
         return f"the model runs on {device.type}"
     if dtype not in DTYPES:
         return f"it does not support {str(dtype).removeprefix('torch.')}"
-    if shape.head_dim % BLOCK or shape.head_dim > MAX_HEAD_DIM:
-        return f"it does not support heads of {shape.head_dim}"
+    for head_dim in sorted({shape.heads_of(spec).head_dim for spec in shape.specs}):
+        if head_dim % BLOCK or head_dim > MAX_HEAD_DIM:
+            return f"it does not support heads of {head_dim}"
     if shape.linear is not None and (reason := _why_not_linear(shape.linear)) is not None:
         return reason
-    widths = [shape.hidden, *shape.mlp_widths]
+    widths = [shape.hidden, *shape.mlp_widths, *([shape.layer_input] if shape.layer_input else [])]
     if any(width % BLOCK for width in widths):
         return f"it needs rows in multiples of {BLOCK}, not {' and '.join(map(str, widths))}"
     return None
