@@ -247,7 +247,8 @@ class Engine:
         """Return what `run` returns: an evaluation of package `evaluation`, given the runner of the target.
 
         The target runs on the full cache, or on the approximate one that `speculation` asks for. `ids` are the longest
-        text that it runs but for `more` tokens after it, in one session as `generate` does. Yields the progress of reading.
+        text that it runs, but for `more` tokens after it, in one session as `generate` does. Yields the progress of
+        reading.
         Raises PromptError as `generate` does, when it is started.
         """
         ids, settings = token_ids(ids), speculation or Speculation()

@@ -3,9 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models
 
 from offload.events import Finished, Logprobs, Text, Tokens
 from offload.loading.text_stream import TextLayer, stream_text
