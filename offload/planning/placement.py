@@ -201,7 +201,7 @@ def _host_limit(request: PlanRequest, device: Tier) -> int | None:
 
 
 def _keeps_all_kv(request: PlanRequest) -> bool:
-    return request.placement.offload == "none" or request.has_one_memory or request.keeps_kv
+    return request.placement.offload == "none" or request.has_one_memory
 
 
 def _wanted_kv(request: PlanRequest) -> int:
