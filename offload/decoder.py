@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .architecture.config import ModelShape
+from .architecture.layer_spec import FULL, LINEAR, SLIDING
 from .architecture.rope import Rope
 from .config import EXACT
 from .decoder_layer import Layer, LayerPass
@@ -20,11 +21,14 @@ from .events import ExpertsRun
 from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
 from .kv_cache.full import Attends, FullCache, KVCache
+from .kv_cache.states import States
 from .kv_cache.store import Store
 from .kv_cache.tree import Tree
 from .kv_cache.windows import Windows
 from .parallel import ALONE, Group
 from .row_inputs import NO_INPUTS, LayerEmbeddings, RowInputs, query_scales
+
+_ATTEND = {FULL: "attend", SLIDING: "attend_window", LINEAR: "attend_linear"}  # by the kind of a layer
 
 
 class Model:
@@ -103,7 +107,13 @@ class Model:
             shape = self.shape.full_attention
             store = new_store(self.operations.kernel, shape, capacity, self.dtype, self.device, self.kv)
         rope = rope or self.rope(capacity)
-        return FullCache(store, rope, capacity, self._new_windows(rope.length, capacity))
+        return FullCache(store, rope, capacity, self._new_windows(rope.length, capacity), self.new_states())
+
+    def new_states(self) -> States | None:
+        """Return empty states for the layers with linear attention, if there are any."""
+        if self.shape.linear is None:
+            return None
+        return States(self.shape.linear, self.dtype, self.device, self.operations.kernel)
 
     def _new_windows(self, length: int, capacity: int) -> Windows | None:
         """Return an empty ring for the layers that attend to a window, if there are any."""
@@ -234,9 +244,9 @@ class Model:
         return parts[-1]
 
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:
-        is_sliding, number = self.shape.places[index]
-        attend = cache.attend_window if is_sliding else cache.attend
-        return self._passes[index % len(self._passes)].run(layer, x, partial(attend, number), inputs.layer(index))
+        kind, number = self.shape.places[index]
+        attend = partial(getattr(cache, _ATTEND[kind]), number)
+        return self._passes[index % len(self._passes)].run(layer, x, attend, inputs.layer(index))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

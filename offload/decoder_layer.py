@@ -14,10 +14,11 @@ from .architecture.layer_spec import LayerSpec
 from .experts import ExpertWeights
 from .kernels.attention import with_sinks
 from .kernels.ops import Linear, Operations
+from .linear_attention import DeltaWeights
 from .parallel.norm import JoinedNorm
 from .row_inputs import NO_INPUTS, RowInputs
 
-Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer
+Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer, or `attend_linear` of one with linear attention
 _SWIGLU_ALPHA = 1.702
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -35,10 +36,13 @@ def _clamped_swiglu(x: Tensor, limit: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one decoder layer; q, k, v and gate, up are fused. A family has some of the norms."""
+    """The weights of one decoder layer; q, k, v and gate, up are fused. A family has some of the norms.
+
+    With gates of heads, `qkv` has their rows behind those of q.
+    """
 
     input_norm: Tensor | None  # [hidden]
-    qkv: Linear  # [(heads + 2 kv_heads) * head_dim, hidden]
+    qkv: Linear | None  # [(heads + 2 kv_heads) * head_dim, hidden]
     q_norm: Tensor | None  # [head_dim], or [heads * head_dim]
     k_norm: Tensor | None  # [head_dim], or [kv_heads * head_dim]
     o: Linear  # [hidden, heads * head_dim]
@@ -51,6 +55,7 @@ class Layer:
     mlp_post_norm: Tensor | None = None
     experts: ExpertWeights | None = None  # in place of gate_up and down
     sinks: Tensor | None = None  # [heads], in fp32
+    delta: DeltaWeights | None = None  # in place of qkv and the norms of q and k
     v_norm: Tensor | None = None  # [head_dim], of ones
     input_gate: Linear | None = None  # [width, hidden], of the layer's own embeddings
     input_projection: Linear | None = None  # [hidden, width]
@@ -62,6 +67,8 @@ class Layer:
         """Return the bytes of the weights that a pass of `tokens` tokens multiplies with: of experts those expected."""
         linears = filter(None, (self.qkv, self.o, self.gate_up, self.down, self.input_gate, self.input_projection))
         dense = sum(tensor.nbytes for linear in linears for tensor in linear.tensors())
+        if self.delta is not None:
+            dense += sum(tensor.nbytes for tensor in self.delta.tensors())
         return dense if self.experts is None else dense + self.experts.read_bytes(tokens)
 
 
@@ -106,25 +113,35 @@ class LayerPass:
 
     def _attended(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs) -> Tensor:
         """Return the output of attention, `[tokens, heads, head_dim]`, for normalised rows."""
-        q, k, v = self._project(layer, x)
+        if layer.delta is not None:
+            return layer.delta.attended(x, self.shape.norm_eps, attend)
+        q, gate, k, v = self._project(layer, x)
         if inputs.query_scales is not None:
             q = q * inputs.query_scales
+        if gate is not None:
+            return attend(q, k, v) * torch.sigmoid(gate)
         if layer.sinks is None:
             return attend(q, k, v)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         return with_sinks(attend(q, k, v, lse=lse), lse, layer.sinks)
 
-    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return q `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`; None for borrowed ones."""
+    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Return q and its gate `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`.
+
+        A gate that the layer does not have is None, as are borrowed k and v.
+        """
         own, spec = self.shape.heads_of(self.spec), self.spec
+        queries, gates = self.shape.heads, self.shape.heads * spec.gates_heads
         heads = layer.qkv(x).view(len(x), -1, own.head_dim)
-        q, *both = heads.split((self.shape.heads, own.kv_heads, own.kv_heads)[: len(spec.projections)], dim=1)
+        kv_heads = (own.kv_heads,) * (len(spec.projections) - 1)
+        q, gate, *both = heads.split((queries, gates, *kv_heads), dim=1)
         k, v = (both[0], both[-1]) if both else (None, None)
         if layer.joined_norm is not None:
             q, k = layer.joined_norm(q, k, self.shape.norm_eps)
         elif layer.q_norm is not None:
             q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
-        return (q if spec.query_scale == 1.0 else q * spec.query_scale), k, self._norm_heads(v, layer.v_norm)
+        q = q if spec.query_scale == 1.0 else q * spec.query_scale
+        return q, gate if gates else None, k, self._norm_heads(v, layer.v_norm)
 
     def _norm_heads(self, x: Tensor | None, weight: Tensor | None) -> Tensor | None:
         """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has, if both are."""

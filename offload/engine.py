@@ -16,7 +16,7 @@ from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .kv_cache.store import Store
-from .levels import check_forgetting, forgets, tree_nodes, uses_copy
+from .levels import check_approximate, check_forgetting, check_trees, forgets, tree_nodes, uses_copy
 from .loading.quantized_copy import QuantizedCopies
 from .offloading import LINK_COST, TieredStoreFactory
 from .planning.self_draft import best_level, expected_agreements, relative_costs
@@ -139,7 +139,8 @@ class Engine:
     def _batch_memory(self, parallel: int) -> BatchMemory | None:
         """Return the pages of a batch's sequences; None where there are none, and each sequence has its own memory."""
         has_pages = self.stores is None and self.model.operations.kernel is not None and self.model.kv == EXACT
-        has_pages = has_pages and not self.model.shape.sliding_layers and not self.model.shape.caps_scores
+        shape = self.model.shape
+        has_pages = has_pages and shape.kv_layers == shape.layers and not shape.caps_scores
         if not has_pages:
             return None
         longest = self.model.shape.context + MOST_NODES
@@ -183,10 +184,12 @@ class Engine:
 
     def _checked(self, ids: Sequence[int], config: GenerationConfig, settings: Speculation) -> list[int]:
         """Return the token ids of a request. Raises PromptError."""
-        ids = token_ids(ids)
+        ids, shape = token_ids(ids), self.model.shape
         if forgets(settings):
-            check_forgetting(settings, self.model.shape.context)
-        check_prompt(self.model.shape, ids, 0 if forgets(settings) else len(ids) + config.max_new_tokens)
+            check_forgetting(settings, shape.context)
+        check_approximate(settings, shape.family, shape.kv_layers < shape.layers or shape.caps_scores)
+        check_trees(settings, any(model.shape.linear for model in (self.model, self.draft) if model))
+        check_prompt(shape, ids, 0 if forgets(settings) else len(ids) + config.max_new_tokens)
         return ids
 
     def prepare(self, ids: Sequence[int], config: GenerationConfig, speculation: Speculation) -> QuantizedCopy | None:

@@ -15,6 +15,7 @@ from .parallel import Group
 
 Linears = Sequence[LocalLinear] | Mapping[int, LocalLinear]  # by the expert's number
 Groups = tuple[list[tuple[int, int]], Tensor]  # as `grouped` returns them
+_WIDE = 32  # numbers: torch computes fewer one by one, and rounds a sigmoid otherwise
 
 
 class ExpertsAway(Protocol):
@@ -32,10 +33,29 @@ class ExpertsAway(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """An expert that all tokens have, multiplied with the sigmoid of its gate."""
+
+    gate: LocalLinear  # [1, hidden]
+    gate_up: LocalLinear  # [2 * width, hidden]
+    down: LocalLinear  # [hidden, width]
+
+    def output(self, x: Tensor, activated: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return its output for rows `x` `[tokens, hidden]`, in fp32."""
+        gate = self.gate.wide(x).expand(-1, _WIDE).contiguous().sigmoid()[:, :1]
+        return self.down.wide(activated(self.gate_up(x))).mul_(gate)
+
+    @property
+    def linears(self) -> tuple[LocalLinear, ...]:
+        """Return all linears."""
+        return self.gate, self.gate_up, self.down
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """The router and the experts of one layer. `group` are the ranks that share the width of every expert.
 
-    With `away` the experts are in host memory, and `gate_up` and `down` are empty.
+    With `away` the experts are in host memory, and `gate_up` and `down` are empty; the `shared` one is on the device.
     """
 
     router: LocalLinear  # [experts, hidden]
@@ -43,6 +63,7 @@ class ExpertWeights:
     down: tuple[LocalLinear, ...]  # of each expert [hidden, width]
     per_token: int  # experts that a token is routed to
     group: Group
+    shared: SharedExpert | None = None
     away: ExpertsAway | None = None
 
     def mixed(self, x: Tensor, router: str, activated: Callable[[Tensor], Tensor]) -> Tensor:
@@ -57,20 +78,26 @@ class ExpertWeights:
         """
         weights, experts = route(self.router.wide(x), self.per_token, router)
         if self.away is not None:
-            return self.group.sum(self.away.weighted_sum(x, weights, experts, activated))
-        return self.group.sum(weighted_sum(self.gate_up, self.down, x, weights, grouped(experts), activated))
+            total = self.away.weighted_sum(x, weights, experts, activated)
+        else:
+            total = weighted_sum(self.gate_up, self.down, x, weights, grouped(experts), activated)
+        if self.shared is not None:
+            total += self.shared.output(x, activated)
+        return self.group.sum(total)
 
     def read_bytes(self, tokens: int) -> float:
         """Return the bytes of the router and of the experts that `tokens` tokens are expected to read."""
-        router = sum(tensor.nbytes for tensor in self.router.tensors())
+        always = (self.router, *(self.shared.linears if self.shared else ()))
+        fixed = sum(tensor.nbytes for linear in always for tensor in linear.tensors())
         if self.away is not None:
-            return router + self.away.read_cost(tokens)
+            return fixed + self.away.read_cost(tokens)
         read = expected_experts(len(self.down), self.per_token, tokens) / len(self.down)
-        return router + read * (sum(tensor.nbytes for tensor in self.tensors()) - router)
+        return fixed + read * (sum(tensor.nbytes for tensor in self.tensors()) - fixed)
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of all linears, as `Linear.tensors` does."""
-        return [tensor for linear in (self.router, *self.gate_up, *self.down) for tensor in linear.tensors()]
+        shared = self.shared.linears if self.shared else ()
+        return [tensor for linear in (self.router, *self.gate_up, *self.down, *shared) for tensor in linear.tensors()]
 
     def over(self, tensors: list[Tensor]) -> ExpertWeights:
         """Return the experts over other memory, as `Linear.over` does."""
@@ -81,7 +108,8 @@ class ExpertWeights:
 
         router = moved(self.router)
         gate_up, down = (tuple(map(moved, linears)) for linears in (self.gate_up, self.down))
-        return replace(self, router=router, gate_up=gate_up, down=down)
+        shared = self.shared and SharedExpert(*map(moved, self.shared.linears))
+        return replace(self, router=router, gate_up=gate_up, down=down, shared=shared)
 
 
 def weighted_sum(

@@ -120,6 +120,24 @@ def check_forgetting(settings: Speculation, context: int) -> None:
     )
 
 
+def check_approximate(settings: Speculation, family: str, has_kinds: bool) -> None:
+    """Raise SettingsError if a target, some of whose layers do not attend to all tokens, is to decode approximately."""
+    require(
+        settings.approximate is None or not has_kinds,
+        f"--approximate {settings.approximate} does not work with {family}: not all of its layers attend to all tokens",
+        "leave --approximate out",
+    )
+
+
+def check_trees(settings: Speculation, has_linear_layers: bool) -> None:
+    """Raise SettingsError if drafts are to be trees where the target, or the draft model, has linear attention."""
+    require(
+        settings.tree == "chain" or not has_linear_layers,
+        f"--tree {settings.tree} does not work with linear attention, whose states follow one path",
+        "leave --tree out",
+    )
+
+
 def stored_tokens(settings: Speculation, tokens: int) -> int:
     """Return how many tokens' keys and values the target's cache takes memory for, in a sequence of `tokens`."""
     return 2 * forgetting_capacity(settings) if forgets(settings) else tokens  # rotated, and before RoPE

@@ -26,7 +26,7 @@ from .errors import PromptError, SettingsError, TriforceError
 from .generation_config import DRY_BREAKERS
 from .kernels import triton
 from .kernels.ops import Operations, check_kernel, choose_operations
-from .levels import check_forgetting, forgets, has_draft_model, uses_copy
+from .levels import check_approximate, check_forgetting, check_trees, forgets, has_draft_model, uses_copy
 from .loading.agreement import agreement
 from .loading.hub import FetchProgress, locate, open_checkpoint, silent
 from .loading.quantization_checks import check_quantize, check_self_draft, quantized
@@ -379,13 +379,11 @@ class OpenModel:
         return None if reason is None else f"Triton's kernels, on a GPU, and they cannot run: {reason}"
 
     def _check_windows(self) -> None:
-        """Raise SettingsError for settings that layers with windows, capped scores or sinks do not have."""
-        shape, approximate = self.checkpoint.shape, self.speculation.approximate
-        if approximate is not None and (shape.sliding_layers or shape.caps_scores):
-            raise SettingsError(
-                f"--approximate {approximate} does not work with {shape.family}: some of its layers attend to a window",
-                "leave --approximate out",
-            )
+        """Raise SettingsError for settings that layers of some kinds, capped scores or sinks do not have."""
+        shape = self.checkpoint.shape
+        check_approximate(self.speculation, shape.family, shape.kv_layers < shape.layers or shape.caps_scores)
+        models = filter(None, (self.checkpoint, self.draft))
+        check_trees(self.speculation, any(model.shape.linear for model in models))
         if self.config.kv != EXACT and (shape.caps_scores or shape.has_sinks):
             what = "caps attention scores" if shape.caps_scores else "has attention sinks"
             raise SettingsError(

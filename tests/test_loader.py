@@ -73,3 +73,19 @@ def test_quantised_keys_are_refused_where_attention_to_them_lacks_what_the_model
     make_hf_model(family, **changes | {"vocab_size": len(tokenizer)}).save_pretrained(tmp_path)
     with pytest.raises(SettingsError, match=why):
         open_model(EngineConfig(str(tmp_path), device="cpu", kv="q8"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (Speculation("lookup", tree="8"), "--tree 8 does not work with linear attention"),
+        (Speculation("ar", approximate="h2o"), "--approximate h2o does not work with qwen3_5_text"),
+    ],
+)
+def test_what_linear_attention_does_not_have_is_refused_before_weights_are_read(tmp_path, wanted, why):
+    family, changes = FAMILY_CASES["qwen3.5"]
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    make_hf_model(family, **changes | {"vocab_size": len(tokenizer)}).save_pretrained(tmp_path)
+    with pytest.raises(SettingsError, match=why):
+        open_model(EngineConfig(str(tmp_path), device="cpu"), speculation=wanted)

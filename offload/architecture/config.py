@@ -15,9 +15,9 @@ from ..errors import UnsupportedModel
 from ..short_repr import short_repr, short_text
 from ..units import MOST_TOKENS
 from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
-from .dims import WINDOW_SLACK, Dimensions, Experts, Heads
+from .dims import WINDOW_SLACK, Dimensions, Experts, Heads, LinearAttention
 from .families import FAMILIES, Family
-from .layer_spec import LayerSpec, activation_of
+from .layer_spec import FULL, LINEAR, SLIDING, LayerSpec, activation_of
 from .text_part import text_config
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")  # of most families
@@ -77,38 +77,44 @@ class ModelShape(Dimensions):
     @cached_property
     def full_attention(self) -> ModelShape:
         """Return the part of the model whose layers attend to all tokens: a KV cache grows for these alone."""
-        own = [spec for spec in self._every_spec if not spec.window and not spec.borrows]
-        return self._of_layers(own, self.rope, Heads(self.kv_heads, self.head_dim))
+        return self._of_layers(FULL, self.rope, self._own_heads)
 
     @cached_property
     def sliding_attention(self) -> ModelShape:
         """Return the part of the model whose layers attend to a window, and have keys and values of it."""
-        own = [spec for spec in self._every_spec if spec.window and not spec.borrows]
-        return self._of_layers(own, self.sliding_rope or self.rope, self.heads_of(own[0]))
+        return self._of_layers(SLIDING, self.sliding_rope or self.rope, self.sliding_heads or self._own_heads)
 
     def heads_of(self, spec: LayerSpec) -> Heads:
         """Return the heads of a layer."""
-        return self.sliding_heads if spec.window and self.sliding_heads else Heads(self.kv_heads, self.head_dim)
+        return self.sliding_heads if spec.window and self.sliding_heads else self._own_heads
+
+    @property
+    def _own_heads(self) -> Heads:
+        return Heads(self.kv_heads, self.head_dim)
 
     @property
     def _every_spec(self) -> list[LayerSpec]:
         return [self.spec(layer) for layer in range(self.layers)]
 
-    def _of_layers(self, specs: list[LayerSpec], rope: Mapping[str, Any], heads: Heads) -> ModelShape:
+    def _of_layers(self, kind: str, rope: Mapping[str, Any], heads: Heads) -> ModelShape:
+        specs = [spec for spec in self._every_spec if spec.kind == kind and not spec.borrows]
         if len(specs) == self.layers and rope is self.rope:
             return self
-        sliding = sum(spec.window > 0 for spec in specs)
-        more = {"sliding_layers": sliding, "rope": rope, "sliding_rope": None, "sliding_heads": None}
+        sliding = len(specs) if kind == SLIDING else 0
+        more = {"sliding_layers": sliding, "rope": rope, "sliding_rope": None, "sliding_heads": None, "linear": None}
         more |= {"borrowing": (0, 0), "kv_heads": heads.kv_heads, "head_dim": heads.head_dim}
         return replace(self, specs=tuple(specs), layers=len(specs), **more)
 
     @cached_property
-    def places(self) -> list[tuple[bool, int]]:
-        """Return for each layer whether it attends to a window, and the number of its keys and values of that kind."""
-        numbers, found = [-1, -1], []
+    def places(self) -> list[tuple[str, int]]:
+        """Return for each layer its kind, as `LayerSpec.kind`, and its number among the layers of that kind.
+
+        That of a layer that borrows is the one of the layer whose keys and values it attends to.
+        """
+        numbers, found = dict.fromkeys((FULL, SLIDING, LINEAR), -1), []
         for spec in self._every_spec:
-            numbers[spec.window > 0] += not spec.borrows
-            found.append((spec.window > 0, numbers[spec.window > 0]))
+            numbers[spec.kind] += not spec.borrows
+            found.append((spec.kind, numbers[spec.kind]))
         return found
 
     @property
@@ -217,16 +223,14 @@ def shape_from_config(
     rope = _rope_parameters(values, check)
     specs, window = _specs_and_window(values, check)
     _refuse_features(values, rope, specs)
-    experts = _experts(values, specs, check)
     heads, dual_chunk = values["num_attention_heads"], dual_chunk_tokens(config, check)
     shape = ModelShape(
         **family.features(values),
         mlp_matrices=family.mlp_matrices,
-        experts=experts,
         family=family.name,
         specs=specs,
         layers=values["num_hidden_layers"],
-        **_counts(specs, values["num_hidden_layers"]),
+        **_features_of_layers(values, specs, check),
         hidden=values["hidden_size"],
         heads=heads,
         **_heads(values),
@@ -263,11 +267,38 @@ def checked_features(config: Mapping[str, Any], check: ConfigCheck) -> dict[str,
     return {
         "context": _context(values, rope, window, dual_chunk),
         "dual_chunk": dual_chunk is not None,
-        "experts": _experts(values, specs, check),
-        **_counts(specs, values["num_hidden_layers"]),
+        **_features_of_layers(values, specs, check),
         **_heads(values),
         "layer_input": values.get("hidden_size_per_layer_input") or 0,
     }
+
+
+def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> dict[str, Any]:
+    """Return the fields of `Dimensions` that follow from the layers' specs. Raises as `checked_features`."""
+    layers = values["num_hidden_layers"]
+    every = [specs[layer % len(specs)] for layer in range(layers)]
+    sliding, linear = (sum(spec.kind == kind for spec in every) for kind in (SLIDING, LINEAR))
+    for count, what in ((sliding, "attend to a window"), (linear, "have linear attention")):
+        if count == layers:
+            raise UnsupportedModel(f"a model all of whose layers {what} is not supported", _SUPPORTED)
+    return {
+        "experts": _experts(values, specs, check),
+        "linear": _linear_attention(values, linear, check) if linear else None,
+        "gates_heads": any(spec.gates_heads for spec in every),
+        "sliding_layers": sliding,
+        "window_room": max(spec.window for spec in every) + WINDOW_SLACK if sliding else 0,
+        "borrowing": tuple(sum(spec.borrows and spec.kind == kind for spec in every) for kind in (FULL, SLIDING)),
+        "keys_are_values": any(spec.keys_are_values for spec in every),
+        "wide_layers": sum(spec.width_factor == 2 for spec in every),
+    }
+
+
+def _linear_attention(values: Mapping[str, Any], layers: int, check: ConfigCheck) -> LinearAttention:
+    key_heads, value_heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
+    if value_heads % key_heads:
+        raise check.error("linear_num_key_heads", key_heads, f"a divisor of the {value_heads} value heads")
+    sizes = values["linear_key_head_dim"], values["linear_value_head_dim"], values["linear_conv_kernel_dim"]
+    return LinearAttention(key_heads, value_heads, *sizes, layers)
 
 
 def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> Experts | None:
@@ -278,7 +309,8 @@ def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: Confi
     count, per_token = values["num_experts"], values["num_experts_per_tok"]
     if per_token > count:
         raise check.error("num_experts_per_tok", per_token, f"at most the number of experts, {count}")
-    return Experts(count, per_token, values.get("moe_intermediate_size") or values["intermediate_size"], sparse)
+    width = values.get("moe_intermediate_size") or values["intermediate_size"]
+    return Experts(count, per_token, width, sparse, values.get("shared_expert_intermediate_size") or 0)
 
 
 def _context(values: Mapping[str, Any], rope: Mapping[str, Any], window: int | None, dual_chunk: int | None) -> int:
@@ -342,22 +374,6 @@ def _specs_and_window(values: Mapping[str, Any], check: ConfigCheck) -> tuple[tu
     if 0 in windows or check.sliding_rope_of(values) is not None:
         return specs, None
     return tuple(replace(spec, window=0) for spec in specs), max(windows)
-
-
-def _counts(specs: Sequence[LayerSpec], layers: int) -> dict[str, Any]:
-    """Return the fields of `Dimensions` that say which layers are unlike others."""
-    every = [specs[layer % len(specs)] for layer in range(layers)]
-    sliding = [spec for spec in every if spec.window]
-    if len(sliding) == layers:
-        raise UnsupportedModel("a model all of whose layers attend to a window is not supported", _SUPPORTED)
-    borrowing = [sum(spec.borrows and (spec.window > 0) is kind for spec in every) for kind in (False, True)]
-    return {
-        "sliding_layers": len(sliding),
-        "window_room": max(spec.window for spec in sliding) + WINDOW_SLACK if sliding else 0,
-        "borrowing": tuple(borrowing),
-        "keys_are_values": any(spec.keys_are_values for spec in every),
-        "wide_layers": sum(spec.width_factor == 2 for spec in every),
-    }
 
 
 def _heads(values: Mapping[str, Any]) -> dict[str, Any]:

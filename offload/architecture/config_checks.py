@@ -14,7 +14,7 @@ from ..errors import CheckpointError
 from ..short_repr import short_repr
 from ..units import MOST_TOKENS
 from .families import FAMILIES, Family
-from .families.family import FULL, SLIDING
+from .layer_spec import FULL, SLIDING
 
 _MOST_IDS = 2**32
 
@@ -72,6 +72,13 @@ NUMBERS = {
     "hidden_size_per_layer_input": Limits(int, 0, 2**16, 256, null=True),
     "vocab_size_per_layer_input": Limits(int, 1, 2**28, 262144),
     "swiglu_limit": Limits(float, 1e-3, 1e6, 7),
+    "shared_expert_intermediate_size": Limits(int, 1, 2**24, 512),
+    "full_attention_interval": Limits(int, 1, 10_000, 4),
+    "linear_conv_kernel_dim": Limits(int, 2, 64, 4),
+    "linear_key_head_dim": Limits(int, 1, 2**16, 128),
+    "linear_value_head_dim": Limits(int, 1, 2**16, 128),
+    "linear_num_key_heads": Limits(int, 1, 2**16, 16),
+    "linear_num_value_heads": Limits(int, 1, 2**16, 32),
 }
 _OF_EXPERTS = ("num_experts", "moe_intermediate_size")
 ROPE_NUMBERS = {
@@ -225,11 +232,11 @@ class ConfigCheck:
     def _layer_types(self, values: Mapping[str, Any]) -> None:
         """Check the list of each layer's kind, or null, where a family reads it."""
         kinds, family = values.get("layer_types"), _family(values)
-        if kinds is None or family is None or not family.has_layer_windows:
+        if kinds is None or family is None or not family.layer_kinds:
             return
         is_list = isinstance(kinds, list) and len(kinds) >= values.get("num_hidden_layers", 0)
-        if not is_list or any(kind not in (FULL, SLIDING) for kind in kinds):
-            raise self.error("layer_types", kinds, f"a list with {FULL} or {SLIDING} for every layer")
+        if not is_list or any(kind not in family.layer_kinds for kind in kinds):
+            raise self.error("layer_types", kinds, f"a list with {' or '.join(family.layer_kinds)} for every layer")
 
     def _per_layer_config(self, values: Mapping[str, Any]) -> None:
         """Check values of single layers, by the layers' numbers, or null."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+STATE_ROOM = 160  # tokens that linear attention can be rolled back: those of a block of a prompt on disk, and a draft
 WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollbacks
 # Of a layer's experts: where a pass reads as many, copying the others too costs less than not knowing them in advance.
 NEARLY_ALL = 0.9
@@ -48,12 +49,14 @@ class Experts:
         per_token: how many of them a token is routed to.
         width: the intermediate size of each.
         layers: how many of the decoder's layers are sparse.
+        shared: the intermediate size of the expert that all tokens have beside those; 0 without one.
     """
 
     count: int
     per_token: int
     width: int
     layers: int
+    shared: int = 0
 
     def distinct(self, tokens: float) -> float:
         """Return the expected number of experts of a layer that `tokens` tokens read together."""
@@ -86,6 +89,55 @@ class Heads:
     head_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """The linear attention of a decoder's layers by the gated delta rule.
+
+    Attributes:
+        key_heads: heads of q and of k, each of which `value_heads / key_heads` value heads share.
+        value_heads: heads of v, each with a state of `key_dim * value_dim` numbers.
+        key_dim, value_dim: dimensions of a head.
+        kernel: inputs of the causal convolution before q, k and v: the token's own, and those before it.
+        layers: how many of the decoder's layers have it.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    layers: int
+
+    @property
+    def keys(self) -> int:
+        """Return the numbers of a token's q, and those of its k."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Return the numbers of a token's v."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Return the numbers of a token's q, k and v, which the convolution has as channels."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state_numbers(self) -> int:
+        """Return the numbers of the recurrent state of one layer."""
+        return self.values * self.key_dim
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Return the bytes that all layers keep for one sequence: see kv_cache/states.py.
+
+        These are states at three places, two of them with the inputs of STATE_ROOM tokens behind, for rollbacks.
+        """
+        before = (self.kernel - 1) * self.width * itemsize
+        behind = STATE_ROOM * (self.width * itemsize + 2 * self.value_heads * 4)
+        return self.layers * (3 * (4 * self.state_numbers + before) + 2 * behind)
+
+
 @dataclass(frozen=True)
 class Dimensions:
     """The dimensions of a decoder. Parameter counts exclude biases and norms, which are under 0.1 % of the total."""
@@ -108,6 +160,8 @@ class Dimensions:
     wide_layers: int = field(default=0, kw_only=True)  # layers whose MLP is twice as wide as `intermediate`
     layer_input: int = field(default=0, kw_only=True)  # the width of the embeddings that each layer has; 0: none
     experts: Experts | None = field(default=None, kw_only=True)  # of sparse layers; the others' width is `intermediate`
+    linear: LinearAttention | None = field(default=None, kw_only=True)  # of the layers that have it
+    gates_heads: bool = field(default=False, kw_only=True)  # whether q_proj has as many rows more, for gates
 
     @property
     def group(self) -> int:
@@ -117,12 +171,19 @@ class Dimensions:
     @property
     def unshared(self) -> str:
         """Return why ranks cannot share the model; "" if they can."""
+        if self.linear is not None:
+            return "some of its layers have linear attention"
         return "its layers have heads of two kinds" if self.sliding_heads else ""
 
     @property
     def kv_layers(self) -> int:
         """Return how many layers have keys and values of all tokens."""
-        return self.layers - self.sliding_layers - self.borrowing[0]
+        return self.layers - self.sliding_layers - self.linear_layers - self.borrowing[0]
+
+    @property
+    def linear_layers(self) -> int:
+        """Return how many layers have linear attention."""
+        return self.linear.layers if self.linear else 0
 
     @property
     def ring_layers(self) -> int:
@@ -149,14 +210,15 @@ class Dimensions:
         """Return the dimensions with these layers alone, for bytes of what grows with the sequence."""
         if self.kv_layers == self.layers:
             return self
-        return replace(self, layers=self.kv_layers, sliding_layers=0, sliding_heads=None, borrowing=(0, 0))
+        nothing = {"sliding_layers": 0, "sliding_heads": None, "borrowing": (0, 0), "linear": None}
+        return replace(self, layers=self.kv_layers, **nothing)
 
     @property
     def _kinds(self) -> list[tuple[int, Heads, int]]:
-        """Return for both kinds of layers how many there are, their heads, and outputs of their k and v together."""
+        """Return for both kinds of layers with KV how many there are, their heads, and outputs of their k and v."""
         own = Heads(self.kv_heads, self.head_dim)
         sliding = self.sliding_heads or own
-        counts = (self.layers - self.sliding_layers, self.sliding_layers)
+        counts = (self.layers - self.sliding_layers - self.linear_layers, self.sliding_layers)
         found = []
         for count, heads, borrowing, parts in zip(
             counts, (own, sliding), self.borrowing, (1 if self.keys_are_values else 2, 2), strict=True
@@ -184,23 +246,32 @@ class Dimensions:
     def mlp_widths(self) -> list[int]:
         """Return the intermediate sizes that there are: of an MLP, of an expert, or of both."""
         widths = [self.intermediate] * (self.dense_layers > 0) + [2 * self.intermediate] * (self.wide_layers > 0)
-        return widths + ([self.experts.width] if self.experts else [])
+        experts = [self.experts.width, self.experts.shared or self.experts.width] if self.experts else []
+        return widths + list(dict.fromkeys(experts))
 
     def linears(self) -> Iterator[tuple[int, int]]:
-        """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without routers."""
+        """Yield the inputs and outputs of all layers' linears, those of equal inputs together; without small ones.
+
+        Those are routers, and the rates and decays of linear attention.
+        """
         for count, heads, keys_and_values in self._kinds:
             queries = self.heads * heads.head_dim
-            yield self.hidden, count * queries + keys_and_values
+            yield self.hidden, count * queries * (1 + self.gates_heads) + keys_and_values
             yield queries, count * self.hidden
+        if linear := self.linear:
+            yield self.hidden, linear.layers * (linear.width + linear.values)
+            yield linear.values, linear.layers * self.hidden
         if self.layer_input:
             yield self.hidden, self.layers * self.layer_input
             yield self.layer_input, self.layers * self.hidden
         yield from self._mlps(self.intermediate, self.dense_layers - self.wide_layers)
         yield from self._mlps(2 * self.intermediate, self.wide_layers)
+        if self.experts and self.experts.shared:
+            yield from self._mlps(self.experts.shared, self.experts.layers)
         yield from self.expert_linears()
 
     def expert_linears(self) -> Iterator[tuple[int, int]]:
-        """Yield the inputs and outputs of all experts' linears, as `linears` does."""
+        """Yield the inputs and outputs of all experts' linears, without shared experts, as `linears` does."""
         if self.experts:
             yield from self._mlps(self.experts.width, self.experts.layers * self.experts.count)
 
@@ -215,8 +286,11 @@ class Dimensions:
 
     def _all_layers(self) -> int:
         """Return the number of parameters of all layers."""
-        routers = self.experts.layers * self.experts.count * self.hidden if self.experts else 0
-        return routers + sum(inputs * outputs for inputs, outputs in self.linears())
+        choices = self.experts.count + (self.experts.shared > 0) if self.experts else 0  # and the shared one's gate
+        small = self.experts.layers * choices * self.hidden if self.experts else 0
+        if self.linear:
+            small += self.linear.layers * 2 * self.linear.value_heads * self.hidden
+        return small + sum(inputs * outputs for inputs, outputs in self.linears())
 
     def _read_by(self, tokens: float) -> float:
         """Return the expected number of the layers' parameters that `tokens` tokens read together."""
@@ -307,6 +381,19 @@ class Dimensions:
     def window_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of keys and values of `tokens` tokens that the layers with a window keep."""
         return self.ring_layers * self._ring_layer_bytes(min(tokens, self.window_room), itemsize)
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Return the bytes of the states of the layers with linear attention, as `LinearAttention.state_bytes`."""
+        return self.linear.state_bytes(itemsize) if self.linear else 0
+
+    @property
+    def moved_state_bytes(self) -> int:
+        """Return the bytes of states that a pass reads and writes."""
+        return 2 * 4 * self.linear.layers * self.linear.state_numbers if self.linear else 0
+
+    def fixed_bytes(self, tokens: int, itemsize: int, nodes: int = 0, chunk: int = 0) -> int:
+        """Return the bytes of rings, as `ring_bytes`, and of states: of what does not grow with every token."""
+        return self.ring_bytes(tokens, itemsize, nodes, chunk) + self.state_bytes(itemsize)
 
     def ring_bytes(self, tokens: int, itemsize: int, nodes: int = 0, chunk: int = 0) -> int:
         """Return the bytes of the rings of the layers with a window for `tokens` tokens, whatever is in them.

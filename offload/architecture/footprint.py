@@ -22,6 +22,8 @@ def activation_bytes(
     # The peak is in the MLP: gate, up, their product and the residual; norms are computed in fp32.
     width = max(shape.mlp_widths)
     row = (3 * width + 2 * shape.hidden + 3 * shape.heads * shape.head_dim) * max(itemsize, 4 * copies)
+    if shape.linear:  # q, k, v and gates as they come and convolved, those of a key head for each of its value heads
+        row += 4 * (3 * shape.linear.width + 6 * shape.linear.values)
     if shape.experts:  # a row for each expert of a token: what it takes, gate, up, their product, and outputs in fp32
         row += expert_row_bytes(shape, max(itemsize, 4 * copies))
     if copies:

@@ -93,7 +93,7 @@ def _shape(config: Mapping[str, Any], file: Path, check: ConfigCheck) -> PlanSha
         layers=number("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        intermediate=number("intermediate_size"),
+        intermediate=number("intermediate_size", config.get("moe_intermediate_size")),  # where all layers have experts
         vocab=number("vocab_size"),
         tied_embeddings=bool(tied),
         mlp_matrices=family.mlp_matrices,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .dims import WINDOW_SLACK, Dimensions, Experts, WeightBits
+from .dims import WINDOW_SLACK, Dimensions, Experts, LinearAttention, WeightBits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,16 @@ def _gpt_oss(layers: int, experts: int) -> PlanShape:
     return _known(layers, 2880, 64, 8, 2880, 201088, head_dim=64, experts=mixture, **windows)
 
 
+def _hybrid(
+    layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int, vocab: int, **rest: Any
+) -> PlanShape:
+    """Return the shape of a Qwen3-Next or Qwen3.5: of four layers, the last one has no linear attention."""
+    values = rest.pop("value_heads", 32)
+    linear = LinearAttention(16, values, 128, 128, 4, layers=layers - layers // 4)
+    rest = {"head_dim": 256, "context": 262144, "linear": linear, "gates_heads": True} | rest
+    return _known(layers, hidden, heads, kv_heads, intermediate, vocab, **rest)
+
+
 KNOWN = {
     "Llama-2-7B-128K": _known(*_LLAMA_2_7B),
     "Llama-2-13B-128K": _known(40, 5120, 40, 40, 13824, 32000),
@@ -88,6 +98,9 @@ KNOWN = {
     "Qwen3-32B": _known(64, 5120, 64, 8, 25600, 151936, **_QWEN3),
     "Qwen3-30B-A3B": _known(48, 2048, 32, 4, 6144, 151936, experts=Experts(128, 8, 768, layers=48), **_QWEN3),
     "Qwen3-235B-A22B": _known(94, 4096, 64, 4, 12288, 151936, experts=Experts(128, 8, 1536, layers=94), **_QWEN3),
+    "Qwen3-Next-80B-A3B": _hybrid(
+        *(48, 2048, 16, 2, 5120, 151936), experts=Experts(512, 10, 512, layers=48, shared=512)
+    ),
     "Mixtral-8x7B": _known(32, 4096, 32, 8, 14336, 32000, experts=Experts(8, 2, 14336, layers=32), context=32768),
     "Phi-4": _known(40, 5120, 40, 10, 17920, 100352, context=16384),
     "Phi-4-mini": _known(32, 3072, 24, 8, 8192, 200064, **_TIED),

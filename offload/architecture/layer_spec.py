@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"  # transformers' kinds of layers
 ACTIVATIONS = {  # transformers' names -> ours
     "silu": "silu",
     "swish": "silu",
@@ -39,6 +40,7 @@ class LayerSpec:
         router: of a mixture of experts, what the outputs of a token's experts are multiplied with: "all": their part of
             a softmax over all experts; "chosen": their softmax alone. "": there is one MLP.
         router_bias: whether it has a bias.
+        shares_expert: whether all tokens have one further expert, multiplied with the sigmoid of its gate.
         swiglu_limit: where a gate is gate * sigmoid(1.702 gate), and multiplied with up + 1: both are clamped at this
             limit before (gpt-oss). 0: they are not.
         rotates: whether q and k have rotary positions.
@@ -47,6 +49,9 @@ class LayerSpec:
         window: tokens that a token attends to, itself included; 0: all before it.
         soft_cap: attention scores are `soft_cap * tanh(score / soft_cap)`; 0: they are as they are.
         has_sinks: whether each head has a learned logit of a key without value in the softmax of its scores (gpt-oss).
+        gates_heads: whether the output of attention is multiplied with the sigmoid of a gate, further rows of q_proj.
+        is_linear: whether attention is linear, by the gated delta rule (arXiv 2412.06464), whose state has one size
+            however long the sequence is; of the attributes of attention, none then counts.
     """
 
     qkv_bias: bool = False
@@ -67,6 +72,7 @@ class LayerSpec:
     has_scale: bool = False
     router: str = ""
     router_bias: bool = False
+    shares_expert: bool = False
     swiglu_limit: float = 0.0
     rotates: bool = True
     query_scale: float = 1.0
@@ -74,6 +80,13 @@ class LayerSpec:
     window: int = 0
     soft_cap: float = 0.0
     has_sinks: bool = False
+    gates_heads: bool = False
+    is_linear: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return FULL for attention to all tokens, SLIDING for attention to a window, LINEAR for linear attention."""
+        return LINEAR if self.is_linear else SLIDING if self.window else FULL
 
     @property
     def projections(self) -> str:
@@ -88,7 +101,9 @@ class LayerSpec:
     @property
     def is_native(self) -> bool:
         """Return whether the native kernel has all operations of the layer; torch runs what it lacks."""
-        if self.is_sparse or self.has_sinks or self.normalises_values or self.borrows or self.has_scale:
+        if self.is_sparse or self.has_sinks or self.gates_heads or self.is_linear:
+            return False
+        if self.normalises_values or self.borrows or self.has_scale:
             return False
         plain = self.norm == "rms" and not self.post_norms and self.activation == "silu" and self.is_gated
         plain = plain and not self.window and not self.soft_cap

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 # `model_type`s whose text part is a model of a family, computed as if it were alone; the family that it usually is.
-WRAPPERS = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+WRAPPERS = {
+    "mistral3": "mistral",
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 _PREFIXES = {  # as transformers has saved such models before and after version 5
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -40,3 +46,8 @@ def text_name(name: str) -> str:
 def is_text(name: str) -> bool:
     """Return whether a tensor, by what `text_name` returns, is of the text part."""
     return name.startswith(_TEXT)
+
+
+def is_decoder(name: str) -> bool:
+    """Return whether a tensor is of the decoder, and not of layers that predict further tokens (MTP)."""
+    return not name.startswith("mtp.")

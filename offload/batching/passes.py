@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..decoder import Model
+from ..kernels.delta_rule import DeltaRule
 from ..kv_cache.store import given
 from ..levels import KEPT_QUERIES
 from ..speculation.recorded_passes import PassRecorder
@@ -33,6 +34,11 @@ class JointCache:
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Attend as each cache does in a layer with a window."""
         return self._attend([cache.attend_window for cache in self._caches], layer, q, k, v, lse)
+
+    def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
+        """Run the tokens as each cache does in a layer with linear attention."""
+        parts = zip(self._caches, rows.split(self._sizes), gates.split(self._sizes), strict=True)
+        return torch.cat([cache.attend_linear(layer, rule, *part) for cache, *part in parts])
 
     def positions(self) -> Tensor:
         """Return the positions of the pass's tokens, each in its own sequence."""

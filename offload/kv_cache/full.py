@@ -15,11 +15,13 @@ from torch import Tensor
 
 from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
+from ..kernels.delta_rule import DeltaRule
 from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .block_store import BlockStore
+from .states import States
 from .static_step import StoreStep
 from .store import PlainStore, Store, append, given
 from .tree import InFlight, Tree
@@ -42,6 +44,13 @@ class Attends(Protocol):
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store and attend as `attend`, for number `layer` of those layers that attend to a window."""
+        ...
+
+    def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
+        """Run the in-flight tokens behind the committed ones, for number `layer` of those with linear attention.
+
+        `rows` and `gates` are those of `run_delta_rule`, as is what it returns.
+        """
         ...
 
     def positions(self) -> Tensor:
@@ -120,14 +129,22 @@ class Follower(Protocol):
 class FullCache(InFlight):
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
-    The store has the layers that attend to all tokens, `windows` those that attend to a window, if there are any.
+    The store has the layers that attend to all tokens, `windows` those that attend to a window, if there are any, and
+    `states` those with linear attention.
     All caches of the sequence share `rope`. `marks` records rollbacks, for caches that copy from the store; `writes`
     counts passes, for caches that use the store's memory behind the committed tokens. `followers` observe the passes of
     prompts.
     """
 
-    def __init__(self, store: Store, rope: Rope, capacity: int, windows: Windows | None = None) -> None:
-        self.store, self.windows = store, windows
+    def __init__(
+        self,
+        store: Store,
+        rope: Rope,
+        capacity: int,
+        windows: Windows | None = None,
+        states: States | None = None,
+    ) -> None:
+        self.store, self.windows, self.states = store, windows, states
         self.capacity = capacity
         self.rope = rope
         self.marks = Watermarks()
@@ -167,6 +184,9 @@ class FullCache(InFlight):
         self.store.begin(self._length, end - self._length, chunk, self._held)
         if self.windows is not None:
             self.windows.begin(self._length, tokens, tree, self._held)
+        if self.states is not None:
+            assert tree is None, "linear attention has no trees"
+            self.states.begin(self._length, tokens)
 
     def _begin_tree(self, tree: Tree) -> None:
         self._held_at = self.writes
@@ -210,6 +230,8 @@ class FullCache(InFlight):
     def commit(self, keep: Sequence[int] | None = None) -> None:
         if keep is None:
             self.store.end()
+            if self.states is not None:
+                self.states.commit()
             tokens, self._inflight = self._inflight, 0
             self._length += tokens
             self._queries_end = self._length if self._queries is not None else -1
@@ -244,7 +266,7 @@ class FullCache(InFlight):
 
     @property
     def is_recordable(self) -> bool:
-        return self.store.is_recordable and self.windows is None
+        return self.store.is_recordable and self.windows is None and self.states is None
 
     @property
     def has_static_steps(self) -> bool:
@@ -252,8 +274,8 @@ class FullCache(InFlight):
 
         Torch's attention with a mask would read all of the capacity.
         """
-        is_plain = isinstance(self.store, PlainStore) and self.windows is None and not self.store.shape.caps_scores
-        return is_plain and triton.serves(self.store.layer(0)[0][:1])
+        has_layers_alone = self.windows is None and self.states is None and not self.store.shape.caps_scores
+        return isinstance(self.store, PlainStore) and has_layers_alone and triton.serves(self.store.layer(0)[0][:1])
 
     @property
     def position(self) -> int:
@@ -288,10 +310,6 @@ class FullCache(InFlight):
         """Return whether all keys and values of the tokens from position `start` on are there."""
         return self.windows is None or self.windows.holds(start)
 
-    def continues(self, length: int) -> bool:
-        """Return whether the cache can be rolled back to `length` tokens."""
-        return self.windows is None or self.windows.covers(length)
-
     def dump(self, start: int, end: int) -> Tensor:
         """Return a copy of tokens as `Store.dump` does, of the layers with a window behind the others.
 
@@ -315,6 +333,14 @@ class FullCache(InFlight):
         self._length, self._queries_end = end, -1
         self._leave()
 
+    def restore_states(self, length: int, states: Tensor) -> None:
+        """Roll back to `length` tokens, where layers with linear attention go on from what `States.dump` returned.
+
+        Until then the cache is not intact behind tokens that were restored.
+        """
+        self.states.load(length, states)
+        self.truncate(length)
+
     def _parts(self, kv: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """Return what `dump` has put together, in the shapes of the store and of the windows."""
         if kv.dim() > 1:
@@ -329,7 +355,8 @@ class FullCache(InFlight):
 
     def adopt(self, tokens: int) -> None:
         """Commit the first tokens of an empty cache, whose keys and values are in the store already."""
-        assert self._length == 0 and tokens <= self.capacity and (self.windows is None or not tokens)
+        is_plain = self.windows is None and self.states is None
+        assert self._length == 0 and tokens <= self.capacity and (is_plain or not tokens)
         self.writes += 1
         self._length, self._queries_end = tokens, -1
 
@@ -339,13 +366,18 @@ class FullCache(InFlight):
         self._length = length
         self._leave()
         self.store.truncate(length)
+        if self.states is not None:
+            self.states.truncate(length)
         self.marks.lower(length)
         return length
 
     def _restartable(self, length: int) -> int:
-        if self.windows is None or (length and self.windows.covers(length)):
+        if length and self.continues(length):
             return length
-        self.windows.clear()
+        if self.windows is None and self.states is None:
+            return length
+        if self.windows is not None:
+            self.windows.clear()
         return 0
 
     def keep_queries(self) -> None:

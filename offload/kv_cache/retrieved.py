@@ -30,7 +30,8 @@ class RetrievedCache:
     without cached tokens.
     """
 
-    is_intact = is_dumpable = True  # no layer has a window
+    is_intact = is_dumpable = True  # no layer has a window, or linear attention
+    states = None
     held = 0
     passes = ROOM  # tokens of each pass of a prompt
 

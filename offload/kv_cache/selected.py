@@ -38,6 +38,8 @@ class SelectedCache(InFlight, ABC):
         self.selections = 0  # so far
         self.windows = None if full.windows is None else full.windows.like()
         self._windows_end = 0  # up to there, they are copies of the full cache's
+        self.states = None if full.states is None else full.states.like()
+        self._states_end = -1  # the full cache's length when they were copied from its; -1: to be copied
         full.keep_queries()
 
     @property
@@ -87,6 +89,8 @@ class SelectedCache(InFlight, ABC):
             self._rebuild = True
         self._windows_end = min(self._windows_end, unchanged)
         intact = self._invalidate(unchanged)
+        if self.states is not None and (self._states_end != full or unchanged < full):
+            self._states_end, intact = -1, False  # tokens behind other states are of no use
         self._length = max(self._length, full) if intact and not self._rebuild else full
         self._full.marks.update(self, full)
 
@@ -106,6 +110,8 @@ class SelectedCache(InFlight, ABC):
         self._enter(tokens, tree)
         if self.windows is not None:
             self._begin_windows(tokens, tree)
+        if self.states is not None:
+            self._begin_states(tokens)
         rope = self._full.rope
         if tree is None:
             self.rows = rope.rows(self._length, end)
@@ -121,6 +127,20 @@ class SelectedCache(InFlight, ABC):
         self.windows.copy(self._full.windows, self._windows_end, end)
         self._windows_end = end
         self.windows.begin(self._length, tokens, tree, self._held)
+
+    def _begin_states(self, tokens: int) -> None:
+        """Copy the full cache's states if it has run tokens since, and begin a pass."""
+        if self._states_end < 0 or not self.states.covers(self._length):
+            self.states.copy(self._full.states, self._length)
+            self._states_end = self._full.length
+        self.states.begin(self._length, tokens)
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether the committed tokens can be continued; states may be copied from the full cache."""
+        has_windows = self.windows is None or self.windows.covers(self._length)
+        has_states = self.states is None or self._length <= self._full.length or self.states.covers(self._length)
+        return has_windows and has_states
 
     def rows_of(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's rotations of the in-flight tokens."""
@@ -149,6 +169,8 @@ class SelectedCache(InFlight, ABC):
 
     def commit(self, keep: Sequence[int] | None = None) -> None:
         if keep is None:
+            if self.states is not None:
+                self.states.commit()
             self._length += self._inflight
             self._inflight = 0
         else:
@@ -166,7 +188,17 @@ class SelectedCache(InFlight, ABC):
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
         self._leave()
+        if self.states is not None:
+            length = self._truncate_states(length)
         self._length = length
         if length < self.tail_start:
             self._rebuild = True
         return length
+
+    def _truncate_states(self, length: int) -> int:
+        """Roll the states back; return the length, that of the full cache where it alone has states."""
+        if self._states_end >= 0 and self.states.covers(length):
+            self.states.truncate(length)
+            return length
+        self._states_end = -1
+        return min(length, self._full.length)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rope, rotate, rows_of
 from ..kernels.window_attention import Limits, attend_limited
+from .states import States
 from .static_step import StepInputs
 from .store import attend_stored, attend_tree, first_moved
 from .tree import InFlight, Tree, branches_of
@@ -56,16 +57,21 @@ class StreamingCache(InFlight):
         dtype: torch.dtype,
         device: torch.device,
         sliding_rope: Rope | None = None,
+        states: States | None = None,
     ) -> None:
-        """Make an empty cache; `sliding_rope`: of layers that attend to a window of the model's own."""
-        self.shape = shape
+        """Make an empty cache.
+
+        `sliding_rope`: of layers that attend to a window of the model's own; `states`: of layers with linear attention.
+        """
+        self.states = states
+        self.shape = shape.full_attention
         self._sliding_rope = sliding_rope
         self.sink, self.window, self._most = sink, window, inflight
         self._room = sink + 2 * window + 2 * inflight  # about half of it is for rollback
         self.rope = rope
         self._dropped = 0  # tokens between the sink and the oldest of the others
         self.span = Span(0, 0, 0, 0)
-        kinds = (shape.full_attention, *([shape.sliding_attention] if shape.sliding_layers else []))
+        kinds = (self.shape, *([shape.sliding_attention] if shape.sliding_layers else []))
         self._kinds = [_KindOfLayers(kind, self._room, dtype, device) for kind in kinds]
 
     @property
@@ -92,6 +98,8 @@ class StreamingCache(InFlight):
         assert 0 < tokens <= rows <= self._most, f"{rows} tokens at once where {self._most} are the most"
         self._enter(tokens, None)
         self._set_span(tokens, rows)
+        if self.states is not None:
+            self.states.begin(self._length, tokens)
 
     def _begin_tree(self, tokens: int, tree: Tree) -> None:
         assert 0 < tokens <= len(tree) <= self._most, f"{len(tree)} tokens at once where {self._most} are the most"
@@ -180,6 +188,8 @@ class StreamingCache(InFlight):
 
     def commit(self, keep: Sequence[int] | None = None) -> None:
         if keep is None:
+            if self.states is not None:
+                self.states.commit()
             self._length += self._inflight
             self._inflight = 0
         else:
@@ -200,6 +210,8 @@ class StreamingCache(InFlight):
         Committed tokens behind the sink are dropped.
         """
         assert length >= self._length >= min(self.sink, length), f"cannot skip from {self._length} to {length}"
+        if self.states is not None:
+            self.states.skip(self._length, length)
         self._dropped = max(length - self.sink, 0)
         self._length = length
         self._leave()
@@ -210,6 +222,10 @@ class StreamingCache(InFlight):
         # Unless a full window is left, or nothing was dropped, queries would see fewer tokens than they should.
         if self._dropped and length < self._dropped + self.sink + self.window:
             length = self._dropped = 0
+        if self.states is not None:
+            if not self.states.covers(length):
+                length = self._dropped = 0
+            self.states.truncate(length)
         self._length = length
         return length
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from ..kernels.window_attention import Branches
 
 if TYPE_CHECKING:
+    from ..kernels.delta_rule import DeltaRule
+    from .states import States
     from .windows import Windows
 
 
@@ -103,15 +105,25 @@ class InFlight:
     _held = 0  # tokens of earlier passes over the same tree
     tree: Tree | None = None
     windows: Windows | None = None  # of the layers that attend to a window, if there are any
+    states: States | None = None  # of the layers with linear attention, if there are any
 
     @property
     def is_intact(self) -> bool:
         """Return whether the committed tokens can be continued: not after an interrupted pass over many tokens."""
-        return self.windows is None or self.windows.covers(self._length)
+        return self.continues(self._length)
+
+    def continues(self, length: int) -> bool:
+        """Return whether layers with a window or with linear attention can go on behind `length` committed tokens."""
+        has_windows = self.windows is None or self.windows.covers(length)
+        return has_windows and (self.states is None or self.states.covers(length))
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store and attend as `KVCache.attend`, for a layer number `layer` of those that attend to a window."""
         return self.windows.attend(layer, q, k, v, lse)
+
+    def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
+        """Run the tokens as `Attends.attend_linear`, for a layer number `layer` of those with linear attention."""
+        return self.states.attend(layer, rule, rows, gates)
 
     def positions(self) -> Tensor:
         """Return the positions of the pass's tokens, as `Attends.positions`."""

@@ -50,6 +50,7 @@ HUB_MODELS = {
     "Qwen3-32B": HubModel("Qwen/Qwen3-32B", _APACHE),
     "Qwen3-30B-A3B": HubModel("Qwen/Qwen3-30B-A3B", _APACHE),
     "Qwen3-235B-A22B": HubModel("Qwen/Qwen3-235B-A22B", _APACHE),
+    "Qwen3-Next-80B-A3B": HubModel("Qwen/Qwen3-Next-80B-A3B-Instruct", _APACHE),
     "Mixtral-8x7B": HubModel("mistralai/Mixtral-8x7B-Instruct-v0.1", _MISTRAL),
     "Phi-4": HubModel("microsoft/phi-4", _MIT),
     "Phi-4-mini": HubModel("microsoft/Phi-4-mini-instruct", _MIT),

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ..architecture.config import ModelShape, shape_from_config
 from ..architecture.config_checks import check_of_config
-from ..architecture.text_part import is_text, is_wrapper, text_name
+from ..architecture.text_part import is_decoder, is_text, is_wrapper, text_name
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
 from .gguf_tensors import GGUFTensors
@@ -100,7 +100,7 @@ class FolderCheckpoint:
         self.generation = read_json(path / "generation_config.json")
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
         self._name: Callable[[str], str] = str
-        self._reads: Callable[[str], bool] = lambda name: True
+        self._reads: Callable[[str], bool] = is_decoder
         if is_wrapper(config):
             self._name, self._reads = text_name, is_text
         self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None

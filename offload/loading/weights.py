@@ -13,9 +13,11 @@ from ..architecture.config import ModelShape
 from ..architecture.layer_spec import LayerSpec
 from ..decoder import Model
 from ..decoder_layer import Layer, LayerPass
-from ..experts import ExpertWeights
+from ..experts import ExpertWeights, SharedExpert
+from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import Linear, LocalLinear, Operations, TorchOperations
 from ..kernels.quantized import QuantizedTensor
+from ..linear_attention import DeltaWeights
 from ..offloading import ExpertMover, StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
@@ -119,8 +121,8 @@ def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Line
 
 def _load_apart(reader: _WeightReader, host: _WeightReader, shape: ModelShape, index: int, mover: ExpertMover) -> Layer:
     """Load a sparse layer whose experts are in host memory: by `host`, and everything else by `reader`."""
-    spec, mlp = shape.spec(index), f"model.layers.{index}.mlp"
-    experts = _load_experts(host, shape, spec, mlp, _router(reader, spec, mlp))
+    spec = shape.spec(index)
+    experts = _load_experts(host, shape, spec, f"model.layers.{index}.mlp", reader)
     moved = mover.moved(experts, lambda do: LayerPass(spec, shape, do).activated)
     return _load_layer(reader, shape, index, moved)
 
@@ -128,7 +130,7 @@ def _load_apart(reader: _WeightReader, host: _WeightReader, shape: ModelShape, i
 def _load_layer(reader: _WeightReader, shape: ModelShape, index: int, experts: ExpertWeights | None = None) -> Layer:
     """Load the fused weights of one layer; `experts`, if they are loaded already."""
     spec, prefix = shape.spec(index), f"model.layers.{index}."
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp"
+    attention, linear, mlp = f"{prefix}self_attn.", f"{prefix}linear_attn.", f"{prefix}mlp"
     has = set(layer_sizes(shape, spec))
 
     def norm(name: str, kind: str = "weight") -> Tensor | None:
@@ -137,11 +139,13 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int, experts: E
     joined = spec.qk_norm == "projection" and reader.group.size > 1
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in spec.projections)),
+        qkv=None
+        if spec.is_linear
+        else reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in spec.projections)),
         q_norm=None if joined else norm("self_attn.q_norm"),
         k_norm=None if joined else norm("self_attn.k_norm"),
         joined_norm=reader.joined_norm(*(f"{attention}{x}_norm.weight" for x in "qk")) if joined else None,
-        o=reader.summed(spec.o_bias, f"{attention}o_proj"),
+        o=reader.summed(spec.o_bias, f"{linear}out_proj" if spec.is_linear else f"{attention}o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=None if spec.is_sparse else _gate_up(reader, spec, mlp),
         down=None if spec.is_sparse else reader.summed(spec.mlp_bias, f"{mlp}.down_proj"),
@@ -156,6 +160,19 @@ def _load_layer(reader: _WeightReader, shape: ModelShape, index: int, experts: E
         input_projection=reader.linear(False, f"{prefix}per_layer_projection") if shape.layer_input else None,
         input_post_norm=norm("post_per_layer_input_norm"),
         scale=reader.stacked(f"{prefix}layer_scalar") if spec.has_scale else None,
+        delta=_load_delta(reader, shape, linear) if spec.is_linear else None,
+    )
+
+
+def _load_delta(reader: _WeightReader, shape: ModelShape, prefix: str) -> DeltaWeights:
+    """Load the weights of a layer's linear attention, but for those of the output."""
+    conv = reader.wide(f"{prefix}conv1d.weight").squeeze(1).T.contiguous()
+    decay = -reader.wide(f"{prefix}A_log").exp()
+    return DeltaWeights(
+        inputs=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in ("qkv", "z"))),
+        gates=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in "ba")),
+        rule=DeltaRule(shape.linear, conv, decay, reader.wide(f"{prefix}dt_bias")),
+        norm=reader.wide(f"{prefix}norm.weight"),
     )
 
 
@@ -163,23 +180,30 @@ def _gate_up(reader: _WeightReader, spec: LayerSpec, mlp: str) -> LocalLinear:
     return reader.linear(spec.mlp_bias, *(f"{mlp}.{x}_proj" for x in ("gate", "up")[not spec.is_gated :]))
 
 
-def _router(reader: _WeightReader, spec: LayerSpec, mlp: str) -> LocalLinear:
-    return reader.linear(spec.router_bias, f"{mlp}.gate")
-
-
 def _load_experts(
-    reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str, router: LocalLinear | None = None
+    reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str, always: _WeightReader | None = None
 ) -> ExpertWeights:
-    """Load the experts of one layer, one after the other, a rank's columns of each; and the `router` if not given."""
+    """Load the experts of one layer, one after the other, a rank's columns of each.
+
+    What all tokens have, the router and a shared expert, is loaded by the reader `always`, if that is another one.
+    """
+    always = always or reader
     each = [f"{mlp}.experts.{i}" for i in range(shape.experts.count)]
     down_bias = spec.mlp_bias and reader.group.rank == 0  # the ranks' outputs are summed
     return ExpertWeights(
-        router=router or _router(reader, spec, mlp),
+        router=always.linear(spec.router_bias, f"{mlp}.gate"),
         gate_up=tuple(_gate_up(reader, spec, name) for name in each),
         down=tuple(reader.linear(down_bias, f"{name}.down_proj") for name in each),
         per_token=shape.experts.per_token,
         group=reader.group,
+        shared=_load_shared_expert(always, spec, mlp) if spec.shares_expert else None,
     )
+
+
+def _load_shared_expert(reader: _WeightReader, spec: LayerSpec, mlp: str) -> SharedExpert:
+    name = f"{mlp}.shared_expert"
+    gate, down = reader.linear(False, f"{name}_gate"), reader.linear(False, f"{name}.down_proj")
+    return SharedExpert(gate, _gate_up(reader, spec, name), down)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ class Passes:
         windows = count * shape.window_bytes(request.tokens, request.itemsize)
         each = (count * request.kv_bytes(request.tokens) - windows) / shape.kv_layers
         layers, (grown_reads, window_reads) = shape.kv_layers - self.placed.resident_layers, shape.kv_reads
-        kv = windows * window_reads + each * shape.kv_layers * grown_reads
+        kv = windows * window_reads + each * shape.kv_layers * grown_reads + count * shape.moved_state_bytes
         offloaded = each * (layers + shape.borrowing[0]) if layers else 0.0  # the last layer's are read again
         copied = 0.0 if request.has_one_memory else offloaded
         hosted = share * offloaded
@@ -150,11 +150,9 @@ class Passes:
         offloaded = request.shape.layers - self.placed.resident_layers
         if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
             kind = request.kv
-        windows = shape.window_bytes(request.tokens, request.itemsize)
         grown_reads, window_reads = shape.kv_reads
-        kv = count * (
-            windows * window_reads + grown_reads * stored_bytes(shape.growing, kind, budget, request.itemsize)
-        )
+        fixed = window_reads * shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
+        kv = count * (fixed + grown_reads * stored_bytes(shape.growing, kind, budget, request.itemsize))
         scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
         linears = self.linears(rows) if bits is None else _linears(shape, request, rows, gpus, 0, bits)
@@ -342,8 +340,8 @@ def with_experts_away(work: Pass, request: PlanRequest, placed: Placed) -> Pass:
 
 
 def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
-    """Return whether passes are CUDA graphs; those of experts are not, whose kernels depend on the tokens."""
-    is_fixed = not streamed and shape.experts is None
+    """Return whether passes are CUDA graphs: not with experts, chosen by the tokens, or with linear attention."""
+    is_fixed = not streamed and shape.experts is None and shape.linear is None
     return request.hardware.gpus == 1 and is_fixed and (request.static_batch or request.sequences == 1)
 
 

@@ -58,8 +58,8 @@ class MemoryEstimate:
     lookup: int  # the n-gram lookup index, which lies in host memory: 0 for a GPU
     draft_cache: int = 0  # of `draft`: the cache, which every sequence has
     rope: int = 0  # of `activations`: the RoPE tables, likewise
-    kv_layers: int = 0  # of `layers`: those that have keys and values of all tokens; `windows` has those of windows
-    windows: int = 0
+    kv_layers: int = 0  # of `layers`: those that have keys and values of all tokens
+    fixed_kv: int = 0  # of the others: rings of layers with a window, and states of those with linear attention
     host_weights: int = 0  # beside a GPU: of the layers' own embeddings
 
     @property
@@ -68,7 +68,7 @@ class MemoryEstimate:
 
     @property
     def kv(self) -> int:
-        return self.kv_layers * self.layer_kv + self.windows
+        return self.kv_layers * self.layer_kv + self.fixed_kv
 
     @property
     def total(self) -> int:
@@ -91,7 +91,7 @@ class MemoryEstimate:
         own = self.tokens - min(shared, self.tokens)
         return replace(
             self,
-            windows=count * self.windows,
+            fixed_kv=count * self.fixed_kv,
             layer_kv=self.layer_kv + (count - 1) * self.layer_kv * own // self.tokens,
             retrieval=count * self.retrieval,
             lookup=count * self.lookup,
@@ -137,9 +137,7 @@ def estimate(
     if has_middle(settings, tokens):
         grown = share.growing
         retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
-        retrieval += share.ring_bytes(
-            tokens, itemsize, tree_nodes(settings)
-        )  # a copy, with the tokens that are drafted
+        retrieval += share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # a copy, with the tokens drafted
         selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
         if settings.retrieval_kv != EXACT and on_cpu:  # groups of all tokens; a GPU has those of the budget
             retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
@@ -168,7 +166,7 @@ def estimate(
         rope=rope_bytes(share, tokens, itemsize),
         kv_layers=shape.kv_layers,
         host_weights=host_weights,
-        windows=shape.ring_bytes(tokens, itemsize, tree_nodes(settings), prefill_chunk) // gpus,
+        fixed_kv=shape.fixed_bytes(tokens, itemsize, tree_nodes(settings), prefill_chunk) // gpus,
     )
 
 
@@ -213,7 +211,9 @@ def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int,
 
 def _draft_cache_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int) -> int:
     """Return the bytes of a draft model's cache; 0 if the method uses none."""
-    return draft.kv_bytes(draft_capacity(settings), itemsize) if draft and has_draft_model(settings) else 0
+    if draft is None or not has_draft_model(settings):
+        return 0
+    return draft.kv_bytes(draft_capacity(settings), itemsize) + draft.state_bytes(itemsize)
 
 
 def check_fit(need: MemoryEstimate, free: int) -> None:

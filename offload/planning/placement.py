@@ -228,6 +228,8 @@ def _resident_counts(request: PlanRequest, sizes: TierBytes, limit: int | None) 
     kv = sizes.smallest_kv if requested is None else wanted
     if requested is not None and sizes.fit(layers, 0, limit):
         return layers, wanted, 0  # the requested KV does not fit, but the weights do
+    if request.shape.linear is not None:
+        return layers, kv, 0  # whose weights are not streamed
     return next((weights for weights in range(layers - 1, 0, -1) if sizes.fit(weights, kv, limit)), 0), kv, 0
 
 

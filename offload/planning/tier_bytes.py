@@ -58,7 +58,7 @@ class TierBytes:
         need, offloaded = self._need(kv), self._kv_layers - kv
         parts = {
             "weights": need.outer_weights + weights * need.layer_weights,
-            "KV cache": kv * need.layer_kv + need.windows + self._request.sequences * offloaded * self._bf16,
+            "KV cache": kv * need.layer_kv + need.fixed_kv + self._request.sequences * offloaded * self._bf16,
             "retrieval cache": need.retrieval,
             "draft model": need.draft,
             "quantised copy": need.copy,

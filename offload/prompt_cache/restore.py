@@ -17,6 +17,7 @@ from .fingerprint import TOKENS
 from .header import Header, UnusableBlock
 from .reader import BlockReader
 from .reusable import Reusable
+from .states import last_with_states, path_of, read_states
 
 TRIAL = 1.0  # seconds of reading before it is compared with computing
 
@@ -54,9 +55,13 @@ class Restoration:
         stored = self._stored(sequence)
         cached = runner.num_cached
         if stored:
-            cached = min(cached, self._reusable.length)  # the tokens after that are dropped
+            cached = min(
+                cached, self._reusable.length, (stored.start + 1) * TOKENS - 1
+            )  # what is after that is dropped
         yield Prefilled(min(cached, len(sequence) - 1), len(sequence))
         yield from self._restore_all(stored, len(sequence))
+        if self._size and runner.cache.states is not None:
+            self._restore_states(stored.start)
         if self._any_damage:
             _warn(self._prompt.storage.group.collect(self._errors))
         if self._size:
@@ -70,8 +75,12 @@ class Restoration:
 
         The prompt's last token is not among them: it must be run for its logits.
         """
-        first, unit = self._reusable.length // TOKENS, self._reusable.blocks
+        first, unit, cache = self._reusable.length // TOKENS, self._reusable.blocks, self._runner.cache
+        if cache.states is not None and not cache.continues(first * TOKENS):
+            first = 0
         reach = self._prompt.stored(first, (len(sequence) - 1) // TOKENS)
+        if cache.states is not None:
+            reach = last_with_states(self._prompt, first, reach, unit)
         last = min(self._prompt.storage.group.collect(reach // unit * unit))
         return range(first, last if last * TOKENS > self._runner.num_cached else first)
 
@@ -88,6 +97,8 @@ class Restoration:
             self._seconds += (reading := self._clock() - start)
             if set(states) != {_VALID}:
                 self._any_damage = self._any_damage or _DAMAGED in states
+                if self._runner.cache.states is not None:  # there are none from which to compute the block
+                    return
                 self._skip(index)
             elif index >= self._gap.stop:  # earlier ones are computed with the gap
                 yield from self._fill_gap()
@@ -129,6 +140,31 @@ class Restoration:
         self._size += kv.nbytes
         self._seconds += (writing := self._clock() - start)
         self._race.observe(*self._prompt.storage.group.agree((reading + writing, header.prefill_s)))
+
+    def _restore_states(self, first: int) -> None:
+        """Restore the last states that can be read, and drop the tokens behind them."""
+        start, last = self._clock(), self._runner.num_cached // TOKENS
+        while (end := last_with_states(self._prompt, first, last, self._reusable.blocks)) > first:
+            try:
+                states = read_states(self._prompt, end - 1)
+            except FileNotFoundError:
+                last = end - 1
+            except UnusableBlock as error:
+                self._note_damaged_states(end - 1, error)
+            else:
+                self._runner.restore_states(end * TOKENS, states)
+                self._size += states.nbytes
+                break
+        else:
+            self._runner.truncate(first * TOKENS)
+        self._seconds += self._clock() - start
+
+    def _note_damaged_states(self, index: int, error: UnusableBlock) -> None:
+        """Remove a damaged file, so that it is saved again."""
+        path = path_of(self._prompt, index)
+        self._errors.append(f"{path}: {error}")
+        self._any_damage = True
+        self._prompt.folder.remove(path)
 
     def _report(self, cached: int) -> Generator[Restored]:
         """Yield how much was restored, and count a hit; `cached` tokens were in memory before.

@@ -79,7 +79,7 @@ class ReusablePrefix(Reusable):
         self.length = (
             self._runner.num_cached if self._chunk == 1 else min(self.length, unchanged, self._runner.num_cached)
         )
-        if not cache.continues(self.length // TOKENS * TOKENS):
+        if cache.windows is not None and not cache.continues(self.length // TOKENS * TOKENS):
             self.length = 0
 
     def plan(self, tokens: int) -> None:

@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from .chain import Prompt
 from .fingerprint import TOKENS
 from .folder import stem_of
 from .header import Header
+from .states import PART, are_wanted, path_of
 
 _HEADER = 2048  # bytes of a file besides the KV, approximately
 PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time
@@ -56,36 +58,48 @@ class BlockWriter:
             if self._stopped:
                 break
             start = time.perf_counter()
+            seconds = self._seconds / self._tokens * TOKENS
             if not self._prompt.is_saved(index):
-                self._submit(index, self._seconds / self._tokens * TOKENS)
+                self._submit_block(index, seconds)
+            if are_wanted(index, end) and not self._stopped:
+                self._submit_states(index, seconds)
             self._limit_delay(time.perf_counter() - start)
         self._next = max(whole, self._next)
 
-    def _submit(self, index: int, seconds: float) -> None:
-        prompt, start = self._prompt, index * TOKENS
+    def _submit_block(self, index: int, seconds: float) -> None:
+        start = index * TOKENS
         if not self._runner.cache.holds(start):  # windows have gone on; the blocks behind would not be restored
             self._stop("the first tokens have left the windows; hint: --prefill-chunk 512")
             return
+        self._submit(index, seconds, self._prompt.paths[index], self._runner.cache.dump(start, start + TOKENS))
+
+    def _submit_states(self, index: int, seconds: float) -> None:
+        """Save the states of layers with linear attention behind a block, if they can be computed."""
+        states, path = self._runner.cache.states, path_of(self._prompt, index)
+        if states is not None and states.covers((index + 1) * TOKENS) and not path.exists():
+            self._submit(index, seconds, path, states.dump((index + 1) * TOKENS), PART)
+
+    def _submit(self, index: int, seconds: float, path: Path, kv: Tensor, part: str | None = None) -> None:
+        prompt = self._prompt
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "triforce-prompts")
-        kv = self._runner.cache.dump(start, start + TOKENS)
         parent = prompt.keys[index - 1] if index else ""
         storage = prompt.storage
-        names = storage.part, storage.model, storage.label
+        names = storage.part if part is None else part, storage.model, storage.label
         header = Header(prompt.keys[index], parent, *names, self._now, seconds, storage.kv)
         while len(self._pending) >= _MAX_PENDING:
             self._settle()
         if not self._stopped:
-            self._pending.append(self._executor.submit(self._write, index, header, kv))
+            self._pending.append(self._executor.submit(self._write, index, path, header, kv))
 
-    def _write(self, index: int, header: Header, kv: Tensor) -> None:
-        prompt, path = self._prompt, self._prompt.paths[index]
+    def _write(self, index: int, path: Path, header: Header, kv: Tensor) -> None:
+        prompt = self._prompt
         need = kv.nbytes + _HEADER
         if self._size is None:
             prompt.folder.sweep()  # what a process that was killed has left
             self._size = sum(block.size for block in prompt.folder.blocks())
         if self._size + need > prompt.folder.limit:
-            self._make_room(need, index)
+            self._make_room(need, 0 if header.part == PART else index)
         try:
             prompt.folder.make(prompt.fingerprint)
             size = write_block(path, header, prompt.ids(index), kv)
@@ -135,6 +149,9 @@ class BlockWriter:
             self._executor.shutdown()
         for path in self._prompt.paths[: self._next]:
             self._prompt.folder.touch(path, self._now)
+        if self._runner.cache.states is not None:
+            for index in range(self._next):
+                self._prompt.folder.touch(path_of(self._prompt, index), self._now)
         if self._wrote:
             with suppress(OSError):  # another process has removed it
                 sync_folder(self._prompt.paths[0].parent)

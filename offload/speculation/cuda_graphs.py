@@ -31,11 +31,12 @@ def padded(rows: int) -> int:
 def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
     """Return the graphs of a model's passes over a cache, or None if a tensor of theirs may move."""
     # With several ranks there are no graphs: not every backend can record the collectives.
-    # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores or sinks.
+    # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores, sinks or
+    # linear attention, or where what the layers take follows from positions.
     shape = model.shape
-    # Or where what the layers take follows from positions.
     has_limits = shape.caps_scores or shape.has_sinks or not shape.takes_rows_alone
-    is_fixed = model.keeps_weights and shape.experts is None and not (shape.sliding_layers or has_limits)
+    has_kinds = shape.sliding_layers or shape.linear_layers
+    is_fixed = model.keeps_weights and shape.experts is None and not (has_kinds or has_limits)
     on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1
     return StepGraphs(model, cache) if on_gpu and getattr(cache, "has_static_steps", False) else None
 

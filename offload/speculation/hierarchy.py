@@ -68,7 +68,7 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
     chunk = draft_chunk(settings)
     length = settings.sink + settings.window + chunk
     sizes = settings.sink, settings.window, chunk, model.dtype, model.device
-    return StreamingCache(model.shape, model.rope(length), *sizes, model.sliding_rope(length))
+    return StreamingCache(model.shape, model.rope(length), *sizes, model.sliding_rope(length), model.new_states())
 
 
 def selected_cache(full: FullCache, settings: Speculation, middle: str | None = None) -> SelectedCache:

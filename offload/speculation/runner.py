@@ -97,6 +97,11 @@ class Runner:
         self.cache.restore(len(ids), kv)
         self._cached += ids
 
+    def restore_states(self, length: int, states: Tensor) -> None:
+        """Restore the states of layers with linear attention behind the first `length` restored tokens."""
+        self.cache.restore_states(length, states)
+        del self._cached[length:]
+
     def adopt(self, ids: Sequence[int]) -> None:
         """Take the first tokens of an empty FullCache as cached: its store shares them with another sequence's."""
         self.cache.adopt(len(ids))

@@ -84,11 +84,11 @@ def comparable(config):
         "heads": config.num_attention_heads,
         "kv_heads": own.num_key_value_heads,
         "head_dim": head_dim or config.hidden_size // config.num_attention_heads,
-        "intermediate": config.intermediate_size,
+        "intermediate": getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
         "vocab": config.vocab_size,
         "norm_eps": next(getattr(config, name) for name in EPSILONS if hasattr(config, name)),
         "tied_embeddings": config.tie_word_embeddings,
-        "sliding_window": config.sliding_window if qwen or family in WINDOWED else None,
+        "sliding_window": getattr(config, "sliding_window", None) if qwen or family in WINDOWED else None,
         "max_positions": config.max_position_embeddings,
         "rope": dict(rope.get("full_attention", rope)),
         "sliding_rope": rope.get("sliding_attention"),
@@ -155,6 +155,25 @@ def test_layers_have_the_windows_of_transformers(family, change, tmp_path):
         expected = [0] * shape.layers  # up to there, they attend to all tokens
     assert [shape.spec(layer).window for layer in range(shape.layers)] == expected
     assert shape.sliding_layers == shape.layers - shape.full_attention.layers
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.has_linear_layers])
+@pytest.mark.parametrize("change", [{}, {"num_hidden_layers": 3, "full_attention_interval": 2}])
+def test_layers_have_the_kinds_of_transformers(family, change, tmp_path):
+    theirs = by_transformers({"model_type": family} | change, tmp_path)
+    shape = shape_from_config({"model_type": family} | change, {})
+    assert [kind for kind, _ in shape.places] == theirs.layer_types
+    assert shape.linear_layers == shape.layers - shape.full_attention.layers > 0
+
+
+def test_a_model_without_attention_to_all_tokens_is_refused():
+    linear = {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}
+    with pytest.raises(UnsupportedModel, match="all of whose layers have linear attention"):
+        shape_from_config({"model_type": "qwen3_next"} | linear, {})
+    with pytest.raises(CheckpointError, match="layer_types"):
+        shape_from_config({"model_type": "qwen3_next"} | linear | {"layer_types": ["sliding_attention"] * 2}, {})
+    with pytest.raises(CheckpointError, match="linear_num_key_heads"):
+        shape_from_config({"model_type": "qwen3_next", "linear_num_key_heads": 24}, {})
 
 
 def test_generation_config_adds_ends_of_sequence():

@@ -67,7 +67,7 @@ def test_experts_in_host_memory_give_the_same_rows(folder, operations, way, kept
 
 @needs_kernel
 @both_ways
-@pytest.mark.parametrize("case", ["qwen3-moe-mixed", "gpt-oss", "granite-moe"])
+@pytest.mark.parametrize("case", ["qwen3-moe-mixed", "gpt-oss", "granite-moe", "qwen3-next"])
 def test_every_mixture_gives_the_same_rows_in_bf16(tmp_path, way, case):
     make_hf_model(FAMILY_CASES[case][0], **FAMILY_CASES[case][1]).save_pretrained(tmp_path)
     more = {"operations": NativeOperations(native_kernel()), "dtype": torch.bfloat16}

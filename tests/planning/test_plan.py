@@ -12,6 +12,7 @@ from offload.config import OFFLOADS, Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe
+from offload.levels import tree_nodes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan, suggested_budget
 from offload.planning.request import PlanRequest
@@ -81,9 +82,10 @@ def test_sums_caps_and_times_are_consistent(asked):
     }
     slack = gpus * (shape.layers + 1)  # bytes, where they are shared out
     assert kept["weights"] == pytest.approx(shape.parameters * asked.itemsize, abs=slack)
-    size, piece = shape.kv_bytes(1, asked.itemsize), page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
-    rings = shape.ring_bytes(asked.itemsize)  # of layers with a window, as large for a short sequence
-    assert size * asked.tokens - slack <= kept["KV cache"] <= size * (asked.tokens + piece) + rings + slack
+    size = shape.growing.kv_bytes(1, asked.itemsize)
+    piece = page_tokens(shape.share(gpus), asked.itemsize)  # whole pages
+    fixed = shape.fixed_bytes(asked.tokens, asked.itemsize, tree_nodes(asked.speculation), asked.prefill_chunk)
+    assert size * asked.tokens - slack <= kept["KV cache"] - fixed <= size * (asked.tokens + piece) + slack
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
     assert 0 <= plan.host_share <= 1

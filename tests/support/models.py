@@ -48,6 +48,13 @@ _YARN = {
 _GROWING = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 _GROWING |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16}
+_LINEAR = {
+    **{"num_hidden_layers": 4, "head_dim": 16, "rope_parameters": {"rope_type": "default"} | _PARTIAL},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
+_SHARED_EXPERT = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SHARED_EXPERT |= {"shared_expert_intermediate_size": 48}
 FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all that its tests need
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
     "phi3": ("phi3", {"rope_parameters": {"rope_type": "default"} | _PARTIAL}),
@@ -71,6 +78,9 @@ FAMILY_CASES = {  # of every family but those of VARIANTS: a line here is all th
     "ministral": ("ministral", _WINDOW | {"head_dim": 16}),
     "ministral3": ("ministral3", {"rope_parameters": _GROWING, "max_position_embeddings": 512, "head_dim": 16}),
     "gpt-oss": ("gpt_oss", _WINDOW | _YARN | _OSS),
+    "qwen3-next": ("qwen3_next", _LINEAR | _SHARED_EXPERT),
+    "qwen3.5": ("qwen3_5_text", _LINEAR | {"tie_word_embeddings": True}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", _LINEAR | _SHARED_EXPERT | {"linear_num_value_heads": 2}),
 }
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("Ġ", "a"), ("e", "r"), ("o", "n"), ("Ġ", "w")]
@@ -122,6 +132,10 @@ def make_hf_model(family: str, seed: int = 0, **changes) -> torch.nn.Module:
                 weight.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 weight.normal_(mean=1.0)
+            elif "conv1d" in name:
+                weight.normal_(std=0.5)
+            elif name.endswith("A_log"):
+                weight.uniform_(-6, -2)  # slow decays: outputs near zero, whose norms amplify rounding, are rare
             elif name.endswith("bias"):
                 weight.normal_(std=0.2)
             else:

@@ -186,7 +186,8 @@ def _gammas(plan: Plan) -> str:
 
 def _placement(plan: Plan) -> str:
     where, layers, shape = plan.placed, plan.request.shape.layers, plan.request.shape
-    grown = f"{shape.kv_layers} layers{' without a window' if shape.sliding_layers else ''}"
+    kind = " without a window" if shape.sliding_layers else " of full attention" if shape.linear else ""
+    grown = f"{shape.kv_layers} layers{kind}"
     is_whole = where.weight_layers == layers and not where.away_layers
     if plan.offload == "none":
         text = f"none: {'everything' if is_whole else 'the KV cache'} on the device"

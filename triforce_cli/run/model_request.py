@@ -190,7 +190,8 @@ def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequ
         refuse_unverifiable(settings, sampling)
     if model.checkpoint.skipped and not quiet:
         count = counted(model.checkpoint.skipped, "tensor")
-        terminal.note(f"the text part of the model runs; {count} of its other parts, such as for images, not loaded")
+        parts = "such as for images or for predicting several tokens"
+        terminal.note(f"the text part of the model runs; {count} of its other parts, {parts}, not loaded")
     return ModelRequest(request, model, sampling, open_s)
 
 

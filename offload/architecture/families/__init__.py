@@ -20,12 +20,14 @@ from .olmoe import OLMOE
 from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3
 from .qwen3_moe import QWEN3_MOE
+from .qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from .smollm3 import SMOLLM3
 from .starcoder2 import STARCODER2
 
 _DENSE = (LLAMA, MISTRAL, MINISTRAL3, QWEN2, QWEN3, SMOLLM3, PHI3, GRANITE, OLMO2, GLM4, STARCODER2, COHERE)
 _WINDOWED = (GEMMA2, GEMMA3, GEMMA4, OLMO3, COHERE2, MINISTRAL)
-_EVERY = (*_DENSE, *_WINDOWED, QWEN3_MOE, MIXTRAL, GRANITE_MOE, OLMOE, GPT_OSS)
+_HYBRID = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE)
+_EVERY = (*_DENSE, *_WINDOWED, QWEN3_MOE, MIXTRAL, GRANITE_MOE, OLMOE, GPT_OSS, *_HYBRID)
 FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}  # by `model_type`
 _SPARSE = {family.gguf.sparse for family in _EVERY if family.gguf is not None}
 GGUF_FAMILIES = {  # by architecture; of files with experts that share it with others, those others

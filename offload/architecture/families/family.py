@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..layer_spec import LayerSpec
+from ..layer_spec import FULL, LINEAR, SLIDING, LayerSpec
 
 Values = Mapping[str, Any]  # of a config.json, with defaults for absent ones
 _EXPERT = re.compile(r"\.(\d+)\.")  # the number in a layer's `mlp.experts.7.up_proj`
@@ -22,14 +22,18 @@ GGUF_EXPERT_TENSORS = {
 }
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' kinds of layers
-
-
 def layer_windows(values: Values, every: int) -> list[int]:
     """Return the window of each layer, 0 for none: as in `layer_types`, else each `every`-th layer has none."""
     layers = values["num_hidden_layers"]
     kinds = values.get("layer_types") or [SLIDING if (i + 1) % every else FULL for i in range(layers)]
     return [values["sliding_window"] or 0 if kind == SLIDING else 0 for kind in kinds[:layers]]
+
+
+def linear_layers(values: Values) -> list[bool]:
+    """Return for each layer whether its attention is linear: as in `layer_types`, else all but every fourth."""
+    layers, every = values["num_hidden_layers"], values["full_attention_interval"]
+    kinds = values.get("layer_types") or [LINEAR if (i + 1) % every else FULL for i in range(layers)]
+    return [kind == LINEAR for kind in kinds[:layers]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Family:
         has_partial_rope: whether RoPE may rotate a part of each head: `partial_rotary_factor`.
         has_optional_window: whether a config's sliding window counts only with `use_sliding_window`.
         has_layer_windows: whether some layers attend to a window of `sliding_window` tokens, and others to all.
+        has_linear_layers: whether some layers have linear attention, and others attend to all tokens.
+        groups_linear_rows: whether rows of their projections are stored by key head: of each its q, k, v and z.
         sliding_rope: returns the RoPE parameters of the layers with a window, where a config does not have them apart;
             None: they are those of the others.
         scales_queries: whether queries grow with their position as RoPE parameters say, see `ModelShape.query_scaling`.
@@ -102,6 +108,8 @@ class Family:
     has_partial_rope: bool = False
     has_optional_window: bool = False
     has_layer_windows: bool = False
+    has_linear_layers: bool = False
+    groups_linear_rows: bool = False
     sliding_rope: Callable[[Values], dict[str, Any]] | None = None
     scales_queries: bool = False
     counts_scaled_positions: bool = False
@@ -113,6 +121,13 @@ class Family:
     transposes_experts: bool = False
     interleaves_experts: bool = False
     gguf: GGUFNames | None = None
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of layers that `layer_types` may have; none where a config's is not read."""
+        if self.has_linear_layers:
+            return FULL, LINEAR
+        return (FULL, SLIDING) if self.has_layer_windows else ()
 
     def checkpoint_name(self, name: str) -> str:
         """Return the family's name of a layer's tensor, or of the module that has it.

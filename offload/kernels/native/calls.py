@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...architecture.dims import Dimensions
+from ...architecture.dims import Dimensions, LinearAttention
 from .kv_groups import Groups
 from .library import (
     BLOCK,
     PIECE,
     Append,
     Attention,
+    Delta,
     Format,
     KeyScores,
     Merge,
@@ -214,6 +215,30 @@ def score_call(query: Tensor, panels: Tensor, scores: Tensor) -> KeyScores:
         heads=heads,
         head_dim=head_dim,
         wide=query.dtype == torch.float32,
+    )
+
+
+def delta_call(
+    rule: tuple[LinearAttention, Tensor, Tensor, Tensor], rows: Tensor, gates: Tensor, state: Tensor, out: Tensor
+) -> Delta:
+    """Return a call that runs tokens of a layer with linear attention. See `Kernel.delta`."""
+    sizes, conv, decay, bias = rule
+    tensors = {"rows": rows, "gates": gates, "conv": conv, "decay": decay, "bias": bias, "state": state, "out": out}
+    assert all(x.is_contiguous() for x in tensors.values()), "the kernel reads whole rows"
+    assert all(x.dtype == torch.float32 for name, x in tensors.items() if name != "rows")
+    tokens, heads = len(gates), (sizes.value_heads, sizes.key_dim, sizes.value_dim)
+    assert rows.shape == (sizes.kernel - 1 + tokens, sizes.width) and gates.shape[1] == 2 * sizes.value_heads
+    assert conv.shape == (sizes.kernel, sizes.width) and state.shape == heads and out.shape == (tokens, *heads[::2])
+    return Delta(
+        **{name: x.data_ptr() for name, x in tensors.items()},
+        tokens=tokens,
+        width=sizes.width,
+        key_heads=sizes.key_heads,
+        value_heads=sizes.value_heads,
+        key_dim=sizes.key_dim,
+        value_dim=sizes.value_dim,
+        kernel=sizes.kernel,
+        wide=rows.dtype == torch.float32,
     )
 
 

@@ -31,6 +31,7 @@ struct level {
     int (*round)(const struct rounding *);
     int (*observe)(const struct observation *);
     int (*score_keys)(const struct key_scores *);
+    int (*delta)(const struct delta *);
     int (*quantize)(const void *call, int64_t first, int64_t last); /* a task of the pool */
 };
 
@@ -129,7 +130,7 @@ int64_t triforce_layout(void) {
                              sizeof(struct pack),      sizeof(struct rounding),  sizeof(struct quantize),
                              sizeof(struct copy),      sizeof(struct call),   sizeof(struct layer_calls),
                              sizeof(struct sequence),  sizeof(struct pass),   sizeof(struct observation),
-                             sizeof(struct key_scores)};
+                             sizeof(struct key_scores), sizeof(struct delta)};
     uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -175,6 +176,8 @@ int triforce_round(const struct level *level, const struct rounding *r) { return
 int triforce_observe(const struct level *level, const struct observation *o) { return level->observe(o); }
 
 int triforce_score_keys(const struct level *level, const struct key_scores *k) { return level->score_keys(k); }
+
+int triforce_delta(const struct level *level, const struct delta *d) { return level->delta(d); }
 
 int triforce_pack(const struct pack *p) { return run_rows(pack_rows, p, p->rows); }
 

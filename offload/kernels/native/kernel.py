@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .calls import pack_call, product_call, rows_call, score_call, unpack_call
+from ...architecture.dims import LinearAttention
+from .calls import delta_call, pack_call, product_call, rows_call, score_call, unpack_call
 from .library import (
     LEVELS,
     Append,
@@ -57,7 +58,7 @@ class Kernel:
         self._append = library.triforce_append
         self._attend, self._merge = library.triforce_attend, library.triforce_merge
         self._observe, self._score_keys = library.triforce_observe, library.triforce_score_keys
-        self._linear = library.triforce_linear
+        self._linear, self._delta = library.triforce_linear, library.triforce_delta
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
@@ -90,6 +91,23 @@ class Kernel:
         """
         assert recorder.recording is None, "scores of keys cannot be recorded"
         self._score_keys(self._handle, ctypes.byref(score_call(query, panels, scores)))
+
+    def delta(
+        self,
+        rule: tuple[LinearAttention, Tensor, Tensor, Tensor],
+        rows: Tensor,
+        gates: Tensor,
+        state: Tensor,
+        out: Tensor,
+    ) -> Tensor:
+        """Run tokens by the gated delta rule; write their outputs `[tokens, value_heads, value_dim]`, and return them.
+
+        `rule` is a `DeltaRule`, `rows` `[kernel - 1 + tokens, width]` those of `run_delta_rule` behind the inputs
+        before them. The state is replaced.
+        """
+        assert recorder.recording is None, "linear attention cannot be recorded"
+        self._delta(self._handle, ctypes.byref(delta_call(rule, rows, gates, state, out)))
+        return out
 
     def merge(self, call: Merge) -> None:
         """Merge partial results, in order, into a running one; write the attention if the call has room for it."""

@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 19  # as in types.h
+LAYOUT = 20  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 PIECE = 512  # tokens of a partial result
 MAX_HEAD_DIM = 512  # and any multiple of 16 below
@@ -150,6 +150,16 @@ class Rows(ctypes.Structure):
     )
 
 
+class Delta(ctypes.Structure):
+    """`struct delta` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("rows", "gates", "conv", "decay", "bias", "state", "out")),
+        *((name, c_int64) for name in ("tokens", "width")),
+        *((name, c_int32) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "wide")),
+    )
+
+
 class Copy(ctypes.Structure):
     """`struct copy` of types.h."""
 
@@ -225,6 +235,7 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         ("attend", Attention),
         ("observe", Observation),
         ("score_keys", KeyScores),
+        ("delta", Delta),
         ("quantize", Quantize),
         ("merge", Merge),
         ("linear", Product),
@@ -249,7 +260,7 @@ def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
     expected = LAYOUT
     every = (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize)
-    for structure in (*every, Copy, Call, LayerCalls, Sequence, Pass, Observation, KeyScores):
+    for structure in (*every, Copy, Call, LayerCalls, Sequence, Pass, Observation, KeyScores, Delta):
         expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...architecture.config import ModelShape
+from ...architecture.dims import LinearAttention
 from ..quantized import QuantizedTensor
 from .kernel import DTYPES, Kernel
 from .layout import pack_weight, weight_rows
@@ -163,7 +164,16 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
         return f"it does not support {str(dtype).removeprefix('torch.')}"
     if shape.head_dim % BLOCK or shape.head_dim > MAX_HEAD_DIM:
         return f"it does not support heads of {shape.head_dim}"
+    if shape.linear is not None and (reason := _why_not_linear(shape.linear)) is not None:
+        return reason
     widths = [shape.hidden, *shape.mlp_widths]
     if any(width % BLOCK for width in widths):
         return f"it needs rows in multiples of {BLOCK}, not {' and '.join(map(str, widths))}"
+    return None
+
+
+def _why_not_linear(linear: LinearAttention) -> str | None:
+    heads = linear.key_dim, linear.value_dim
+    if any(head % BLOCK or head > MAX_HEAD_DIM for head in heads):
+        return f"it does not support linear attention with heads of {heads[0]} and {heads[1]}"
     return None

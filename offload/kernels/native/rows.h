@@ -170,6 +170,14 @@ NOINLINE static void NAME(norm_row)(const struct norm *n, int64_t row) {
         NAME(store)(y, i, NAME(load)(x, i, n->wide) * factor * NAME(load)(n->weight, i, n->wide), n->wide);
 }
 
+/* g * sigmoid(g) */
+INLINE vec NAME(silu)(vec g) {
+    ints negative = g < 0;
+    vec e = NAME(exp2)((vec)((ints)g | (int32_t)0x80000000) * 1.44269504f); /* e^-|g| */
+    vec top = (vec)(((ints)e & negative) | ((ints)NAME(splat)(1) & ~negative));
+    return g * top / (1 + e);
+}
+
 /* silu(gate) * up, of rows [gate, up]. */
 NOINLINE static void NAME(gate_row)(const struct norm *n, int64_t row) {
     int64_t item = n->wide ? 4 : 2;
@@ -177,10 +185,7 @@ NOINLINE static void NAME(gate_row)(const struct norm *n, int64_t row) {
     char *y = (char *)n->y + row * n->width * item;
     for (int64_t i = 0; i < n->width; i += LANES) {
         vec g = NAME(load)(x, i, n->wide), up = NAME(load)(x, n->width + i, n->wide);
-        ints negative = g < 0;
-        vec e = NAME(exp2)((vec)((ints)g | (int32_t)0x80000000) * 1.44269504f); /* e^-|g| */
-        vec top = (vec)(((ints)e & negative) | ((ints)NAME(splat)(1) & ~negative));
-        NAME(store)(y, i, g * top / (1 + e) * up, n->wide);
+        NAME(store)(y, i, NAME(silu)(g) * up, n->wide);
     }
 }
 

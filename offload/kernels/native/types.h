@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 19,     /* raise it with any change that Python sees */
+    LAYOUT = 20,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens between two updates of the running maximum */
     OBSERVED_KEYS = 128, /* keys whose received attention one thread sums at once */
@@ -220,6 +220,18 @@ struct norm {
     int64_t heads, stride;
     float epsilon;
     int32_t wide;
+};
+
+/* Tokens of a layer with linear attention. Heads have multiples of 16 dimensions, at most MAX_HEAD_DIM. */
+struct delta {
+    const void *rows;   /* [kernel - 1 + tokens][width]: q, k and v of all heads, those of the tokens before first */
+    const float *gates; /* [tokens][2 * value_heads]: of rates, and of decays */
+    const float *conv;  /* [kernel][width] */
+    const float *decay, *bias; /* [value_heads] */
+    float *state;       /* [value_heads][key_dim][value_dim], which is replaced by the one behind the tokens */
+    float *out;         /* [tokens][value_heads][value_dim] */
+    int64_t tokens, width;
+    int32_t key_heads, value_heads, key_dim, value_dim, kernel, wide;
 };
 
 /* Rows that are copied as they are. */

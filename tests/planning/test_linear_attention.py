@@ -1,0 +1,77 @@
+"""Plans of models with linear attention: states of one size, and keys and values of the other layers alone."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offload.architecture.known import KNOWN, read_shape
+from offload.config import Speculation
+from offload.kv_cache.states import States
+from offload.planning.memory import estimate
+from offload.planning.plan import make_plan
+from tests.support.planning import request
+
+QWEN3_NEXT_80B = {  # its published config.json, but for switches
+    "model_type": "qwen3_next",
+    "intermediate_size": 5120,
+    "max_position_embeddings": 262144,
+    "rope_theta": 10000000,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "num_hidden_layers": 48,
+    "vocab_size": 151936,
+}
+EACH = 2 * 2 * 256 * 2  # bytes of keys and values of a layer and token
+
+
+@pytest.fixture
+def shape(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT_80B))
+    return read_shape(tmp_path / "config.json")
+
+
+def test_the_dimensions_are_those_published(shape):
+    assert 79.5e9 < shape.parameters < 80e9 and 3.5e9 < shape.read_parameters < 4e9
+    assert (shape.kv_layers, shape.linear_layers) == (12, 36)
+    assert shape == KNOWN["Qwen3-Next-80B-A3B"]
+
+
+@pytest.mark.parametrize("tokens", [1000, 200_000])
+def test_states_do_not_grow_with_the_sequence(shape, tokens):
+    need = estimate(shape, tokens, Speculation("ar"), device="cpu", itemsize=2, prefill_chunk=512)
+    assert need.kv == 12 * EACH * tokens + shape.state_bytes(2)
+    assert need.for_sequences(2).kv == 2 * need.kv
+    retrieving = Speculation("retrieval", budget=64)
+    drafting = estimate(shape, tokens, retrieving, device="cpu", itemsize=2, prefill_chunk=512, in_place=True)
+    assert drafting.retrieval > shape.state_bytes(2)  # the retrieval cache has states of its own
+
+
+def test_the_bytes_of_states_are_those_that_are_allocated(shape):
+    states = States(replace(shape.linear, layers=1), torch.bfloat16, torch.device("meta"))
+    assert 36 * states.nbytes == shape.state_bytes(2)
+    assert 0.3 < shape.state_bytes(2) / 2**30 < 0.5
+
+
+def test_a_plan_offloads_keys_and_values_but_no_weights(shape):
+    small = replace(request(), shape=replace(shape, experts=replace(shape.experts, count=16)), tokens=200_000)
+    plan = make_plan(small)
+    assert plan.placed.weight_layers == 48
+    host = make_plan(replace(small, placement=replace(small.placement, resident_layers=4))).host.parts["KV cache"]
+    assert abs(host - 8 * EACH * 200_000) < 0.02 * host
+    whole = replace(small, shape=shape)
+    assert not make_plan(replace(whole, placement=replace(whole.placement, experts="device"))).fits
+
+
+@pytest.mark.parametrize("way", ["host", "stream"])
+def test_experts_go_to_host_memory_and_a_shared_one_stays(shape, way):
+    asked = replace(request(), shape=shape, tokens=200_000)
+    placed = make_plan(replace(asked, placement=replace(asked.placement, experts=way))).placed
+    assert (placed.weight_layers, placed.experts) == (48, way) and placed.away_layers > 0
+    each = 3 * 2048 * 512 * 2  # bytes of an expert
+    assert placed.host.parts["experts"] == placed.away_layers * 512 * each
+    always = 2 * (shape.parameters - 48 * 512 * 3 * 2048 * 512)
+    assert placed.device.parts["weights"] == pytest.approx(always, abs=49)
