@@ -245,19 +245,21 @@ class Engine:
             self.idle_session = session
 
     def evaluate(
-        self, ids: Sequence[int], run: Evaluation[_Result], speculation: Speculation | None = None
+        self, ids: Sequence[int], run: Evaluation[_Result], speculation: Speculation | None = None, more: int = 0
     ) -> Generator[Prefilled, None, _Result]:
         """Return what `run` returns: an evaluation of package `evaluation`, given the runner of the target.
 
         The target runs on the full cache, or on the approximate one that `speculation` asks for. `ids` are the longest
-        text that it runs, in one session as `generate` does. Yields the progress of reading.
+        text that it runs, but for `more` tokens after it, in one session as `generate` does. Yields the progress of
+        reading.
         Raises PromptError as `generate` does, when it is started.
         """
         ids, settings = token_ids(ids), speculation or Speculation()
         if forgets(settings):
             check_forgetting(settings, self.model.shape.context)
-        check_prompt(self.model.shape, ids, 0 if forgets(settings) else len(ids))
-        session = self._session(len(ids), settings=settings)
+        length = len(ids) + more
+        check_prompt(self.model.shape, ids, 0 if forgets(settings) else length)
+        session = self._session(length, settings=settings)
         try:
             return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
         finally:

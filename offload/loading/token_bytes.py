@@ -38,12 +38,13 @@ class TokenBytes:
         steps = _decoding_steps(backend)
         self._is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
         self._has_spaces = any(_SPACE in json.dumps(step, ensure_ascii=False) for step in steps)
-        self._added = {token: each.content for token, each in backend.get_added_tokens_decoder().items()}
+        added = backend.get_added_tokens_decoder().items()
+        self._special = {token: each.content for token, each in added if each.special}
 
     def __call__(self, token: int) -> bytes:
         """Return the bytes of a token; none for an id that is no token, of padded embeddings."""
-        if token in self._added:
-            return self._added[token].encode()
+        if token in self._special:
+            return self._special[token].encode()
         piece = self._backend.id_to_token(token) or ""
         if self._is_byte_level:
             return bytes(_BYTES[each] for each in piece) if all(map(_BYTES.__contains__, piece)) else piece.encode()

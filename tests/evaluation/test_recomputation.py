@@ -76,6 +76,18 @@ def test_greedy_tokens_after_the_window(engine, hf_model):
     assert found == tuple(text[-6:])
 
 
+def test_greedy_tokens_after_a_text_shorter_than_the_window(engine, hf_model):
+    engine.release()  # the session of an earlier test may have more room
+
+    def run(runner):
+        return continue_greedily(Recomputed(runner, 100), TEXT, 6)
+
+    text, found = list(TEXT), finished(engine.evaluate(TEXT, run, more=6))
+    for _ in found:
+        text.append(int(expected(hf_model, text).argmax()))
+    assert found == tuple(text[-6:])
+
+
 def test_what_cannot_be_recomputed_is_refused(engine):
     with pytest.raises(AssertionError, match="a window of 0 tokens"):
         Recomputed(engine, 0)

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models
 
 from offload.events import Finished, Logprobs, Text, Tokens
 from offload.loading.text_stream import TextLayer, stream_text
@@ -92,6 +92,21 @@ def test_bytes_of_sentencepiece_tokens(step):
     raw.decoder = decoders.Sequence([step, decoders.ByteFallback(), decoders.Fuse()])
     of = TokenBytes(raw)
     assert b"".join(map(of, [1, 2, 1, 3, 4, 5])).decode() == " theé the€"
+
+
+@pytest.mark.parametrize(
+    ("step", "piece", "added"),
+    [(decoders.Replace("▁", " "), "▁the", "▁▁▁"), (decoders.ByteLevel(), "Ġthe", "ĠĠ")],
+)
+def test_added_tokens_that_are_text_are_decoded_as_text_is(step, piece, added):
+    """Gemma's vocabulary has runs of spaces so."""
+    raw = RawTokenizer(models.BPE(vocab={piece: 0}, merges=[]))
+    raw.decoder = step
+    raw.add_tokens([AddedToken(added, normalized=False), "  a"])
+    raw.add_special_tokens(["▁end▁"])
+    of = TokenBytes(raw)
+    assert b"".join(map(of, [0, 1, 0, 2])).decode() == raw.decode([0, 1, 0, 2])
+    assert of(3) == "▁end▁".encode()
 
 
 def test_a_vocabulary_without_a_decoder_is_as_it_is_spelt():

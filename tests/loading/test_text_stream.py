@@ -13,7 +13,7 @@ from offload.loading.text_stream import StopStrings, StreamDecoder, TextLayer, s
 from offload.loading.thinking import Thinking
 from offload.loading.tokenizer import Tokenizer
 from offload.metrics import Meter
-from tests.support.models import make_tokenizer
+from tests.support.models import SPECIAL, make_tokenizer
 
 HF = make_tokenizer()
 TOKENIZER = Tokenizer.from_transformers(HF)
@@ -43,7 +43,8 @@ def test_long_runs_that_never_settle_lose_nothing(text):
 @PROPERTY
 @given(st.text(max_size=30))
 def test_text_never_shows_a_broken_character(text):
-    assume("\ufffd" not in text)
+    # Special tokens are no text; hypothesis also tries strings that it finds in the sources.
+    assume("\ufffd" not in text and not any(name in text for name in SPECIAL))
     pieces = streamed(TOKENIZER.decode, TOKENIZER.encode(text, special_tokens=False))
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)

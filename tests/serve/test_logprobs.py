@@ -1,6 +1,8 @@
 """Log-probabilities in answers: OpenAI's forms, and the model's own numbers, streamed or not, whatever runs beside."""
 
+import asyncio
 import json
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -8,10 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offload.events import Logprobs, ScoredToken
+from offload.config import GenerationConfig, Sampling, Speculation
+from offload.events import Finished, Logprobs, ScoredToken, Text
 from tests.support.models import SPECIAL
 from tests.support.serving import connected, opened_model, serve_options, serving
 from triforce_cli.serve.logprobs import chat_logprobs, completion_logprobs
+from triforce_cli.serve.responses import Form, streamed
+from triforce_cli.serve.sequence import Answer, SequenceSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPT = "the house of the king, the house of the"
@@ -188,6 +193,28 @@ def test_what_asks_for_none_has_none(client):
         content = {"messages": ASKED["messages"]} if path == CHAT else {"prompt": "a"}
         found = client.post(path, json=content | more | {"max_tokens": 1}).json()
         assert found["choices"][0]["logprobs"] is None
+
+
+def test_a_stream_keeps_none_of_what_it_has_sent():
+    """With 20 likely tokens each, those of a long answer take more memory than its keys and values."""
+
+    class Watched(ScoredToken):
+        """One that weak references can watch."""
+
+    async def left():
+        wanted = SequenceSettings([1], Sampling(), GenerationConfig(), Speculation(), logprobs=1)
+        answer, form = Answer([wanted], None), Form(False, "tiny", lambda token: b"a")
+        sent = streamed(answer, form, 1, False, False, pytest.fail)
+        token = Watched(5, 0, Logprobs(-0.5, ((5, -0.5),)))
+        watched = weakref.ref(token)
+        answer.sequences[0].observe(Text("a", (token,)))
+        answer.sequences[0].observe(Finished("length"))
+        del token
+        parts = [part async for part in sent]
+        assert json.loads(parts[0][6:])["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
+        return watched()
+
+    assert asyncio.run(left()) is None
 
 
 def test_numbers_that_json_has_not_and_tokens_that_are_spelt_alike():

@@ -40,14 +40,17 @@ class Form:
         head = {"id": prefix + self.id, "object": kind, "created": self.created, "model": self.model}
         return head | {"choices": choices} | more
 
-    def choice(self, sequence: ServedSequence) -> dict[str, Any]:
-        """Return a whole choice: of a reasoning model, with what it has thought apart from the answer, as in vLLM."""
+    def choice(self, sequence: ServedSequence, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        """Return a whole choice: of a reasoning model, with what it has thought apart from the answer, as in vLLM.
+
+        `tokens` are those of the answer, if their log-probabilities are wanted.
+        """
         meter = sequence.meter
         content: dict[str, Any] = {"text": meter.text}
         if self.is_chat:
             thought = {_THOUGHT: "".join(meter.thoughts)} if meter.thoughts else {}
             content = {"message": {"role": "assistant", "content": meter.text, "refusal": None} | thought}
-        end = {"logprobs": self.logprobs(sequence.tokens), "finish_reason": _REASONS[meter.finish_reason]}
+        end = {"logprobs": self.logprobs(tokens), "finish_reason": _REASONS[meter.finish_reason]}
         return {"index": sequence.index} | content | end
 
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
@@ -87,10 +90,12 @@ def statistics(meter: Meter) -> dict[str, Any]:
 
 async def whole(answer: Answer, form: Form, choices: int) -> dict[str, Any]:
     """Return the response when all sequences have ended. Raises their errors."""
-    async for _ in answer.events():
-        pass
+    tokens: list[list[ScoredToken]] = [[] for _ in answer.sequences]
+    async for index, event in answer.events():
+        if isinstance(event, Text):
+            tokens[index] += event.tokens
     meters = [sequence.meter for sequence in answer.sequences]
-    found = [form.choice(sequence) for sequence in answer.sequences]
+    found = [form.choice(*each) for each in zip(answer.sequences, tokens, strict=True)]
     return form.response(found, usage=usage(meters, choices), statistics=[statistics(meter) for meter in meters])
 
 

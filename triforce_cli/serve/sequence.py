@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest, Events
 from offload.config import GenerationConfig, Sampling, Speculation
-from offload.events import DraftPrefilled, Event, Finished, Prefilled, ScoredToken, Text, Thought
+from offload.events import DraftPrefilled, Event, Finished, Prefilled, Text, Thought
 from offload.loading.text_stream import TextLayer, stream_text
 from offload.loading.tokenizer import Tokenizer
 from offload.metrics import Meter
@@ -51,7 +51,6 @@ class ServedSequence:
         self.meter = Meter(len(settings.ids))
         self.begun = 0.0  # when it left the queue, by time.monotonic
         self.is_cancelled = False  # set by any thread
-        self.tokens: list[ScoredToken] = []  # of the answer so far, if log-probabilities are wanted
         self._tokenizer, self._post = tokenizer, post
 
     def request(self, key: int) -> BatchRequest:
@@ -72,8 +71,6 @@ class ServedSequence:
         if isinstance(event, Cancelled):
             return
         self.meter.observe(event)
-        if isinstance(event, Text):
-            self.tokens += event.tokens
         if isinstance(event, _SENT):
             self._post(self.index, event)
 

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.evaluation import NeedleScore, TextScores
 from tests.support.command import assert_error
@@ -71,6 +72,19 @@ def test_a_window_that_is_recomputed(triforce_here):
     assert whole[1]["needles"] == [
         {**each, "log_prob": pytest.approx(each["log_prob"], abs=1e-3)} for each in whole[0]["needles"]
     ]
+
+
+def test_the_cache_of_a_recomputed_window_has_no_room_for_the_text(triforce_here, monkeypatch):
+    """The plan counts on the window alone, and gives the exact mode room for the text."""
+    capacities, new_session = [], Engine._new_session
+
+    def observed(self, capacity, *rest):
+        capacities.append(capacity)
+        return new_session(self, capacity, *rest)
+
+    monkeypatch.setattr(Engine, "_new_session", observed)
+    found_of(triforce_here, "--modes", "recompute", "--budget", "32", "--needles", "0")
+    assert capacities == [168, 32]
 
 
 def test_the_table(triforce_here):

@@ -57,7 +57,11 @@ class OpenMode:
 
     def stored(self, length: int) -> int:
         """Return how many tokens the cache stores of a sequence of `length`."""
-        return stored_tokens(self.speculation, min(length, self.recomputed or length))
+        return stored_tokens(self.speculation, self.longest(length))
+
+    def longest(self, length: int) -> int:
+        """Return how many tokens of a text of `length` are run as one sequence at most."""
+        return min(length, self.recomputed or length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,21 +115,26 @@ class _Measurement:
         last = self._loaded
         if last is not None and (last.settings.engine, last.tiers) == (mode.settings.engine, mode.tiers):
             self._engine.release()
-            return self._engine
-        self._engine = self._loaded = None  # free its memory first
-        self._display.loading(f"{mode.name} · loading {mode.settings.engine.model}")
-        self._engine, self._loaded = mode.model.load(tiers=mode.tiers).without_end(), mode
-        self._engine.reserve(self._run.length)
+        else:
+            self._engine = self._loaded = None  # free its memory first
+            self._display.loading(f"{mode.name} · loading {mode.settings.engine.model}")
+            self._engine, self._loaded = mode.model.load(tiers=mode.tiers).without_end(), mode
+        self._engine.reserve(mode.longest(self._run.length))
         self._described = self._described or self._engine.describe()
         return self._engine
 
     def _evaluate(
-        self, engine: Engine, mode: OpenMode, ids: list[int], evaluation: Callable[[Predictor], _Evaluated[_Result]]
+        self,
+        engine: Engine,
+        mode: OpenMode,
+        ids: list[int],
+        evaluation: Callable[[Predictor], _Evaluated[_Result]],
+        more: int = 0,
     ) -> _Result:
-        """Return the result of an evaluation of what the mode predicts with, over a text `ids` at most."""
+        """Return the result of an evaluation of what the mode predicts with, over `ids` and `more` tokens at most."""
         window, meter = mode.recomputed, Meter(len(ids))
-        if window is not None:
-            ids = ids[:window]  # the most that is run as one sequence
+        longest = mode.longest(len(ids) + more)
+        ids = ids[:longest]
         context = mode.model.checkpoint.shape.context
         facts = RunFacts(mode.settings.engine.model, mode.name, context, meter, label=mode.name)
         self._display.start(replace(facts, pass_tokens=lambda: engine.model.pass_tokens))
@@ -137,7 +142,7 @@ class _Measurement:
         def run(runner: Runner) -> _Evaluated[_Result]:
             return evaluation(runner if window is None else Recomputed(runner, window))
 
-        with closing(engine.evaluate(ids, run, mode.speculation)) as events:
+        with closing(engine.evaluate(ids, run, mode.speculation, longest - len(ids))) as events:
             return self._shown(events, meter, mode.name)
 
     def _shown(self, events: Generator[Prefilled, None, _Result], meter: Meter, name: str) -> _Result:
@@ -156,7 +161,7 @@ class _Measurement:
         """Return the tokens of greedy decoding after the text, whose last token alone is not in the cache."""
         if mode.recomputed is not None:
             ids, count = self._run.ids, self._run.new_tokens
-            return self._evaluate(engine, mode, ids, lambda predictor: continue_greedily(predictor, ids, count))
+            return self._evaluate(engine, mode, ids, lambda predictor: continue_greedily(predictor, ids, count), count)
         config = GenerationConfig(max_new_tokens=self._run.new_tokens, seed=0)
         with closing(engine.generate(self._run.ids, Sampling(temperature=0), config, mode.speculation)) as events:
             return tuple(token for event in events if isinstance(event, Tokens) for token in event.ids)
