@@ -187,7 +187,7 @@ class Engine:
         ids, shape = token_ids(ids), self.model.shape
         if forgets(settings):
             check_forgetting(settings, shape.context)
-        check_approximate(settings, shape.family, shape.kv_layers < shape.layers or shape.caps_scores)
+        check_approximate(settings, shape.family, not shape.is_uniform)
         check_trees(settings, any(model.shape.linear for model in (self.model, self.draft) if model))
         check_prompt(shape, ids, 0 if forgets(settings) else len(ids) + config.max_new_tokens)
         return ids

@@ -381,7 +381,7 @@ class OpenModel:
     def _check_windows(self) -> None:
         """Raise SettingsError for settings that layers of some kinds, capped scores or sinks do not have."""
         shape = self.checkpoint.shape
-        check_approximate(self.speculation, shape.family, shape.kv_layers < shape.layers or shape.caps_scores)
+        check_approximate(self.speculation, shape.family, not shape.is_uniform)
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(self.speculation, any(model.shape.linear for model in models))
         if self.config.kv != EXACT and (shape.caps_scores or shape.has_sinks):

@@ -118,6 +118,11 @@ class ModelShape(Dimensions):
         return found
 
     @property
+    def is_uniform(self) -> bool:
+        """Return whether every layer attends to all tokens, with scores that are not capped."""
+        return not (self.sliding_layers or self.linear_layers or self.caps_scores)
+
+    @property
     def caps_scores(self) -> bool:
         """Return whether attention scores of any layer are capped, which torch alone computes."""
         return any(spec.soft_cap for spec in self.specs)
