@@ -118,10 +118,6 @@ class SuffixIndex:
         first = self._token[state]
         return {} if first == _NONE else {first: self._target[state]} | self._more.get(state, {})
 
-    def suffix_of(self, state: int) -> int:
-        """Return the state of the longest suffix that occurs at more positions; -1 for that of no tokens."""
-        return self._link[state]
-
     def match(self, tail: Sequence[int] = ()) -> tuple[int, int]:
         """Return the length of the longest suffix of text + `tail` that occurs earlier in the text, and the position of
         the token that follows it there. The length is 0 if there is none. The tail is not added to the text.
