@@ -107,6 +107,20 @@ class BackgroundLink:
     @staticmethod
     def _work(link: Any, submitted: queue.SimpleQueue[Ticket | None]) -> None:
         """Run the copies of a link, to which it has only a weak reference, until None comes."""
+        while (ticket := submitted.get()) is not None:
+            error = None
+            try:
+                link.transfer(ticket)
+            except ReferenceError:  # the link is gone, so nobody waits
+                return
+            except Exception as failed:
+                error = failed
+            finally:
+                ticket.end(error)
+                del ticket, error
+
+    def transfer(self, ticket: Any) -> None:
+        """Run the copies of a ticket in the link's thread. Any error is that of whoever waits for them."""
         raise NotImplementedError
 
     def copy(self, pairs: Sequence[Pair], after: Any = None) -> Ticket:
@@ -172,26 +186,12 @@ class SimulatedLink(BackgroundLink):
     ) -> None:
         self.bandwidth, self.latency = bandwidth, latency
         self._before = before
+        self._free = 0.0  # when the last copy ended
         super().__init__(poison)
 
-    @staticmethod
-    def _work(link: SimulatedLink, submitted: queue.SimpleQueue[Ticket | None]) -> None:
-        free = 0.0
-        while (ticket := submitted.get()) is not None:
-            error = None
-            try:
-                free = link.transfer(ticket, free)
-            except ReferenceError:  # the link is gone, so nobody waits
-                return
-            except Exception as failed:
-                error = failed
-            finally:
-                ticket.end(error)
-                del ticket, error
-
-    def transfer(self, ticket: Ticket, free: float) -> float:
-        """Run one copy in the link's thread; `free` is when the last one ended. Return when this one ended."""
-        start = max(ticket.submitted, free)
+    def transfer(self, ticket: Ticket) -> None:
+        """Run one copy in the link's thread, after the last one has ended."""
+        start = max(ticket.submitted, self._free)
         if ticket.poison:
             fill_with_nan(ticket.pairs)
         if self._before is not None:
@@ -200,11 +200,10 @@ class SimulatedLink(BackgroundLink):
             ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
         due = start + self.latency + ticket.size / self.bandwidth
         time.sleep(max(due - time.perf_counter(), 0))
-        end = max(due, time.perf_counter() - 1e-3)  # a sleep that overran a little is not counted
-        ticket.seconds = end - start
+        self._free = max(due, time.perf_counter() - 1e-3)  # a sleep that overran a little is not counted
+        ticket.seconds = self._free - start
         self.statistics.bytes += ticket.size
         self.statistics.busy_s += ticket.seconds
-        return end
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -48,21 +47,6 @@ class StagedLink(BackgroundLink):
         super().__init__()
         self.statistics = link.statistics
 
-    @staticmethod
-    def _work(link: Any, submitted: queue.SimpleQueue[_StagedTicket | None]) -> None:
-        with torch.inference_mode():
-            while (ticket := submitted.get()) is not None:
-                error = None
-                try:
-                    link.transfer(ticket)
-                except ReferenceError:  # the link is gone, so nobody waits
-                    return
-                except Exception as failed:
-                    error = failed
-                finally:
-                    ticket.end(error)
-                    del ticket, error
-
     def copy(self, pairs: Sequence[Pair], after: Any = None) -> _StagedTicket:
         self._check(pairs)
         ticket = _StagedTicket(pairs, after)
@@ -86,6 +70,7 @@ class StagedLink(BackgroundLink):
     def mark(self) -> Any:
         return self._link.mark()
 
+    @torch.inference_mode()
     def transfer(self, ticket: _StagedTicket) -> None:
         """Run the copies of a ticket in the link's thread. Raises OSError, TransferFailed."""
         start = time.perf_counter()
