@@ -34,7 +34,7 @@ def runs_of_windows(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
 
 
 @dataclass(frozen=True)
-class BlockRing(Ring):
+class KernelRing(Ring):
     """The native kernel's blocks `[layers, kv_heads, slots, 2 * 16 * head_dim]`, with the calls over them.
 
     `places` `[blocks]` has the slot of each block of the sequence.
@@ -62,13 +62,13 @@ class QuantizedStore(QuantizedMemory):
         super().__init__(shape, capacity, dtype, torch.device("cpu"), kind, self._groups.memory)
         self._out = torch.empty(0, dtype=dtype)
 
-    def _new_ring(self, size: int, slots: int) -> BlockRing:
+    def _new_ring(self, size: int, slots: int) -> KernelRing:
         shape = self.shape
         memory = host_memory((shape.layers, shape.kv_heads, slots, 2 * BLOCK * shape.head_dim), self.dtype)
         blocks = range(self._capacity // BLOCK)
         places = torch.tensor([place_in_ring(block, size) for block in blocks], dtype=torch.int32)
         self._quantized_end = -1  # the table has slots of the old ring
-        return BlockRing(size, memory, BlockCalls(shape, slots), places)
+        return KernelRing(size, memory, BlockCalls(shape, slots), places)
 
     @property
     def _blocks(self) -> Tensor:
