@@ -58,14 +58,18 @@ def _layers(values: Values, every: int, qk_norm: str) -> list[LayerSpec]:
     ]
 
 
-def _features(values: Values) -> dict[str, Any]:
+def outer_features(values: Values) -> dict[str, Any]:
+    """Return the features of a Gemma's embeddings, norms and logits."""
     return {
         "embedding_scale": values["hidden_size"] ** 0.5,
         "rounds_embedding_scale": True,
         "logit_cap": values["final_logit_softcapping"] or 0.0,
         "wide_norms": True,
-        "norm_offset": 1.0,
     }
+
+
+def _features(values: Values) -> dict[str, Any]:
+    return outer_features(values) | {"norm_offset": 1.0}
 
 
 def _local_rope(values: Values) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ...errors import UnsupportedModel
 from ..dims import Heads
 from ..layer_spec import LayerSpec, activation_of
 from .family import FULL, Family, Values, layer_windows
-from .gemma import GEMMA3, GEMMA_TENSORS
+from .gemma import GEMMA3, GEMMA_TENSORS, outer_features
 
 _HINT = "use a dense Gemma 4, such as gemma-4-E4B"
 
@@ -92,13 +92,7 @@ def _heads(values: Values) -> dict[str, Any]:
 
 
 def _features(values: Values) -> dict[str, Any]:
-    return {
-        "embedding_scale": values["hidden_size"] ** 0.5,
-        "rounds_embedding_scale": True,
-        "logit_cap": values["final_logit_softcapping"] or 0.0,
-        "wide_norms": True,
-        "layer_input": values["hidden_size_per_layer_input"] or 0,
-    }
+    return outer_features(values) | {"layer_input": values["hidden_size_per_layer_input"] or 0}
 
 
 GEMMA4 = Family(
