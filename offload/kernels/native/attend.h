@@ -21,6 +21,8 @@ struct NAME(work) { /* scratch memory of one thread */
     uint16_t weights[ROW_GROUP * SPAN]; /* softmax numerators in bf16, for bf16 dot products */
     float queries[ROW_GROUP * MAX_HEAD_DIM];
     char last[4 * BLOCK * MAX_HEAD_DIM]; /* the values of a block that is not full, padded */
+    vec lanes[ROW_GROUP]; /* of the partial result */
+    struct view views[ROW_GROUP];
     float partial[ROW_GROUP * (MAX_HEAD_DIM + 2)];
     float folded[ROW_GROUP * (MAX_HEAD_DIM + 2)];
     struct NAME(dequantized) dequantized;
@@ -30,17 +32,22 @@ struct NAME(work) { /* scratch memory of one thread */
 #endif
 };
 
-/* A partial result of `rows` rows: maximum [rows], sum [rows], output [rows][head_dim]. */
+/*
+ * A partial result of `rows` rows: maximum [rows], sum [rows], output [rows][head_dim]. While it is computed, `lanes`
+ * [rows] has the sums of every LANES-th numerator, and `views` [rows] what each row sees.
+ */
 struct NAME(partial) {
     float *maximum, *sum, *out;
+    vec_at *lanes;
+    const struct view *views;
 };
 
 INLINE struct NAME(partial) NAME(rows_from)(struct NAME(partial) p, int row, int dim) {
-    return (struct NAME(partial)){p.maximum + row, p.sum + row, p.out + row * dim};
+    return (struct NAME(partial)){p.maximum + row, p.sum + row, p.out + row * dim, p.lanes + row, p.views + row};
 }
 
 INLINE struct NAME(partial) NAME(partial_at)(float *memory, int rows) {
-    return (struct NAME(partial)){memory, memory + rows, memory + 2 * rows};
+    return (struct NAME(partial)){memory, memory + rows, memory + 2 * rows, NULL, NULL};
 }
 
 /* The memory of a block in the order of reading; of its group if it is quantised, to prefetch. */
@@ -96,47 +103,66 @@ INLINE void NAME(score)(const struct attention *a, const float *queries, const c
     NAME(run_tiles)(rows, blocks, wide, t, (const char *)queries, scores);
 }
 
-/*
- * Replace the scores of one row with numerators of its softmax, in powers of two: `factor` is the scale times log2(e),
- * and `maximum` is in the same units. The sum and the output are rescaled if the maximum grows. Columns before `hidden`
- * and from `limit` on weigh nothing.
- */
-NOINLINE static void NAME(normalise)(float *scores, int64_t hidden, int64_t limit, int length, float factor, float *maximum, float *sum,
-                                   float *out, int dim) {
-    int columns = (length + BLOCK - 1) / BLOCK * BLOCK;
-    int visible = limit < 0 ? 0 : limit < columns ? (int)limit : columns;
-    int before = hidden < 0 ? 0 : hidden < visible ? (int)hidden : visible;
-    if (before == visible) /* the row sees no key of the span */
-        before = visible = 0;
-    for (int i = 0; i < before; i++)
-        scores[i] = -INFINITY;
-    for (int i = visible; i < columns; i++)
-        scores[i] = -INFINITY;
-    vec most = NAME(splat)(-INFINITY);
-    for (int i = 0; i < columns; i += LANES)
-        most = NAME(max)(*(vec_at *)(scores + i), most);
-    float highest = NAME(largest_lane)(most) * factor;
-    if (highest > *maximum) {
-        float shrink = exp2f(*maximum - highest);
-        *sum *= shrink;
-        for (int d = 0; d < dim; d += LANES)
-            *(vec_at *)(out + d) *= shrink;
-        *maximum = highest;
+/* Raise a row's maximum, and rescale its sum and output. */
+NOINLINE static void NAME(raise)(float highest, float *maximum, vec_at *sum, float *out, int dim) {
+    float shrink = exp2f(*maximum - highest);
+    *sum *= shrink;
+    for (int d = 0; d < dim; d += LANES)
+        *(vec_at *)(out + d) *= shrink;
+    *maximum = highest;
+}
+
+/* Return a row's LANES columns from column `i` on of a span from position `at` on, with x for keys that it does not see. */
+INLINE vec NAME(seen)(vec row, struct view view, int64_t at, int i, float x) {
+    ints lane = {0};
+    for (int l = 0; l < LANES; l++)
+        lane[l] = l;
+    const int64_t before = view.start - at - i, visible = view.end - at - i;
+    ints sees = (lane >= (int)(before < 0 ? 0 : before)) & (lane < (int)(visible < LANES ? visible : LANES));
+    return (vec)(((ints)row & sees) | ((ints)NAME(splat)(x) & ~sees));
+}
+
+/* Replace the scores of a row with numerators of its softmax; see `normalise`. */
+INLINE void NAME(normalise_row)(const int columns, float *scores, uint16_t *narrow, int64_t at, float factor, float slack,
+                                int dim, struct NAME(partial) p) {
+    const struct view view = *p.views;
+    const int partly = view.start > at || view.end < at + columns;
+    vec most = NAME(splat)(-INFINITY), total = NAME(splat)(0);
+    UNROLL for (int i = 0; i < columns; i += LANES) {
+        vec score = *(vec_at *)(scores + i);
+        most = NAME(max)(partly ? NAME(seen)(score, view, at, i, -INFINITY) : score, most);
     }
-    vec total = NAME(splat)(0);
-    for (int i = 0; i < columns; i += LANES) {
-        vec weight = NAME(exp2)(*(vec_at *)(scores + i) * factor - *maximum);
-        *(vec_at *)(scores + i) = weight;
-        if (i + LANES > visible || i < before) {
-            for (int unseen = i < visible ? visible : i; unseen < i + LANES; unseen++)
-                scores[unseen] = 0;
-            for (int unseen = i; unseen < before && unseen < i + LANES; unseen++)
-                scores[unseen] = 0;
-            weight = *(vec_at *)(scores + i);
-        }
+    if (NAME(any_above)(most * factor, *p.maximum + slack))
+        NAME(raise)(NAME(largest_lane)(most) * factor, p.maximum, p.lanes, p.out, dim);
+    const float maximum = *p.maximum;
+    UNROLL for (int i = 0; i < columns; i += LANES) {
+        vec weight = NAME(exp2)(*(vec_at *)(scores + i) * factor - maximum);
+        if (partly)
+            weight = NAME(seen)(weight, view, at, i, 0);
         total += weight;
+        if (narrow)
+            NAME(store_narrow)(narrow + i, weight);
+        else
+            *(vec_at *)(scores + i) = weight;
     }
-    *sum += NAME(sum_lanes)(total);
+    *p.lanes += total;
+}
+
+/*
+ * Replace the scores of `rows` rows for a span of `length` keys from position `at` on with numerators of their softmax,
+ * in powers of two: `factor` is the scale times log2(e), and maxima are in the same units. Sums and outputs are rescaled
+ * if a score exceeds its row's maximum by more than `slack`. If `narrow` is not NULL, numerators are stored there, in
+ * bf16, and not in `scores`.
+ */
+NOINLINE static void NAME(normalise)(float *scores, uint16_t *narrow, int rows, int64_t at, int length, float factor,
+                                     float slack, int dim, struct NAME(partial) p) {
+    for (int r = 0; r < rows; r++, scores += SPAN, narrow += narrow ? SPAN : 0) {
+        struct NAME(partial) row = NAME(rows_from)(p, r, dim);
+        if (length > BLOCK)
+            NAME(normalise_row)(SPAN, scores, narrow, at, factor, slack, dim, row);
+        else
+            NAME(normalise_row)(BLOCK, scores, narrow, at, factor, slack, dim, row);
+    }
 }
 
 /* Add the values of a span, weighted by the numerators, to the output of each row. */
@@ -168,16 +194,11 @@ TARGET static const char *NAME(pad_tail)(const struct attention *a, struct NAME(
 /*
  * Weigh the values of a span, from position `at` on, by the scores of `rows` rows, and add them to the partial result.
  */
-INLINE void NAME(add_span)(const struct attention *a, struct NAME(work) *w, int64_t first, int rows, int64_t at,
-                           int length, const char *const *values, const char *const *next, struct NAME(partial) p) {
-    int dim = a->head_dim, blocks = (length + BLOCK - 1) / BLOCK;
-    for (int r = 0; r < rows; r++)
-        NAME(normalise)(w->scores + r * SPAN, NAME(hidden_keys)(a, first + r) - at,
-                        NAME(visible_keys)(a, first + r) - at, length, a->scale * 1.44269504f,
-                        p.maximum + r, p.sum + r, p.out + r * dim, dim);
-    if (DOTS && !a->wide)
-        for (int i = 0; i < rows * SPAN; i += LANES)
-            NAME(store_narrow)(w->weights + i, *(vec_at *)(w->scores + i));
+INLINE void NAME(add_span)(const struct attention *a, struct NAME(work) *w, int rows, int64_t at, int length,
+                           const char *const *values, const char *const *next, struct NAME(partial) p) {
+    NAME(normalise)(w->scores, DOTS && !a->wide ? w->weights : NULL, rows, at, length, a->scale * 1.44269504f, SLACK,
+                    a->head_dim, p);
+    const int blocks = (length + BLOCK - 1) / BLOCK;
     NAME(gather)(a, w, values, next, blocks, rows, a->wide, p.out);
 }
 
@@ -204,33 +225,31 @@ INLINE void NAME(add_to_row)(float *out, float x, int dim) {
         *(vec_at *)(out + d) += x;
 }
 
-/* Replace the scores of the rows' spans with numerators; see `normalise`. */
-INLINE void NAME(normalise_span)(const struct attention *a, struct NAME(work) *w, int64_t first, int rows, int64_t at,
-                                 struct NAME(partial) p) {
-    for (int r = 0; r < rows; r++)
-        NAME(normalise)(w->scores + r * SPAN, 0, NAME(visible_keys)(a, first + r) - at, SPAN, a->scale * 1.44269504f,
-                        p.maximum + r, p.sum + r, p.out + r * a->head_dim, a->head_dim);
+/* Replace the scores of a quantised span with numerators; see `normalise`. They are at most 1: digits have one unit. */
+INLINE void NAME(normalise_group)(const struct attention *a, struct NAME(work) *w, int rows, int64_t at,
+                                  struct NAME(partial) p) {
+    NAME(normalise)(w->scores, NULL, rows, at, SPAN, a->scale * 1.44269504f, 0, a->head_dim, p);
 }
 
 #if DOTS
 /* Add a quantised span as below by products of bytes. */
-NOINLINE static void NAME(span_of_bytes)(const struct attention *a, struct NAME(work) *w, const char *group, int64_t first,
-                                         int rows, int64_t at, struct NAME(partial) p) {
+NOINLINE static void NAME(span_of_bytes)(const struct attention *a, struct NAME(work) *w, const char *group, int rows,
+                                         int64_t at, struct NAME(partial) p) {
     const int64_t stride = (a->head_dim + 31) / 32 * 32;
     NAME(query_digits)(a, &w->dequantized, group, (const uint16_t *)w->queries, rows, stride);
     NAME(score_bytes)(a, &w->dequantized, group, rows, stride, w->scores);
-    NAME(normalise_span)(a, w, first, rows, at, p);
+    NAME(normalise_group)(a, w, rows, at, p);
     float unit = NAME(weight_digits)(a, &w->dequantized, group, w->scores, rows);
     NAME(gather_bytes)(a, &w->dequantized, group, rows, unit, p.out);
 }
 #endif
 
 /* Add a quantised span, from position `at` on, which all rows see, to the partial result. */
-NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME(work) *w, const char *group,
-                                          int64_t first, int rows, int64_t at, struct NAME(partial) p) {
+NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME(work) *w, const char *group, int rows,
+                                          int64_t at, struct NAME(partial) p) {
 #if DOTS
     if (!a->wide && a->kv_format->bits != FLOAT8) {
-        NAME(span_of_bytes)(a, w, group, first, rows, at, p);
+        NAME(span_of_bytes)(a, w, group, rows, at, p);
         return;
     }
 #endif
@@ -243,7 +262,7 @@ NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME
     NAME(score)(a, q->queries, keys, keys, SPAN / BLOCK, rows, a->wide, w->scores, SPAN);
     for (int r = 0; r < rows; r++)
         NAME(add_to_row)(w->scores + r * SPAN, q->sums[r], SPAN);
-    NAME(normalise_span)(a, w, first, rows, at, p);
+    NAME(normalise_group)(a, w, rows, at, p);
     NAME(unpack_values)(a, group, q->values);
     NAME(scale_weights)(a, w, group, rows);
     NAME(gather)(a, w, values, values, SPAN / BLOCK, rows, a->wide, p.out);
@@ -260,9 +279,11 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
                                int64_t start, int64_t end, struct NAME(partial) p) {
     int dim = a->head_dim;
     int64_t half = (int64_t)BLOCK * dim * (a->wide ? 4 : 2);
-    for (int r = 0; r < rows; r++)
-        p.maximum[r] = -INFINITY;
-    memset(p.sum, 0, sizeof(float) * rows);
+    p.lanes = (vec_at *)w->lanes, p.views = w->views;
+    for (int r = 0; r < rows; r++) {
+        p.maximum[r] = -INFINITY, p.lanes[r] = NAME(splat)(0);
+        w->views[r] = (struct view){NAME(hidden_keys)(a, first + r), NAME(visible_keys)(a, first + r)};
+    }
     memset(p.out, 0, sizeof(float) * rows * dim);
     int64_t shared = NAME(shared_end)(a, start, end);
     for (int64_t at = start; at < shared; at += SPAN) {
@@ -270,7 +291,7 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
         const char *keys[SPAN / BLOCK], *values[SPAN / BLOCK], *next_keys[SPAN / BLOCK], *next_values[SPAN / BLOCK];
         const char *group = NAME(group_of)(a, head, at / BLOCK);
         if (group) {
-            NAME(quantized_span)(a, w, group, first, rows, at, p);
+            NAME(quantized_span)(a, w, group, rows, at, p);
             continue;
         }
         for (int j = 0; j < blocks; j++) {
@@ -283,8 +304,10 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
                 values[j] = NAME(pad_tail)(a, w, values[j], length - j * BLOCK);
         }
         NAME(score)(a, w->queries, keys, next_keys, blocks, rows, a->wide, w->scores, SPAN);
-        NAME(add_span)(a, w, first, rows, at, length, values, next_values, p);
+        NAME(add_span)(a, w, rows, at, length, values, next_values, p);
     }
     if (shared < end)
         NAME(attend_paths)(a, w, head, first, rows, shared, end, p);
+    for (int r = 0; r < rows; r++)
+        p.sum[r] = NAME(sum_lanes)(p.lanes[r]);
 }

@@ -20,6 +20,12 @@
 #define STRING(text) #text
 #define EXPAND_STRING(text) STRING(text)
 
+/*
+ * By how much a score may exceed the maximum that numerators of a softmax refer to, in powers of two, before sums are
+ * rescaled: that is seldom then, and numerators in bf16 are as exact.
+ */
+#define SLACK 8.0f
+
 struct level {
     const char *name;
     int (*attend)(const struct attention *);

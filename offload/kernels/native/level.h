@@ -71,6 +71,7 @@ static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, N
 #undef MAX_TILE
 #undef BOTH_CHAINS
 #undef MAX_BLOCKS
+#undef FEW_ROWS
 #undef HIGH_BITS
 #undef HIGH_SHIFT
 #undef HIGH_EACH

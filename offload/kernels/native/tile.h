@@ -18,7 +18,8 @@ typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 in 32 bits
 
 #define MAX_TILE (LANES == 16 ? 12 : 6)    /* rows whose sums fit the registers */
 #define BOTH_CHAINS (LANES == 16 ? 12 : 3) /* the same with two sums for each element */
-#define MAX_BLOCKS 4                       /* of columns, for few rows */
+#define MAX_BLOCKS 4                       /* of columns, which DOTS multiplies at once with at most: */
+#define FEW_ROWS 6                         /* rows; their sums and the columns fit the registers */
 
 INLINE vec NAME(splat)(float x) { return x - (vec){0}; }
 
@@ -62,6 +63,17 @@ INLINE float NAME(largest_lane)(vec x) {
     UNROLL for (int width = LANES / 2; width; width /= 2)
         x = NAME(max)(NAME(exchange)(x, width), x);
     return x[0];
+}
+
+/* Whether a lane is larger than y; NaN is not. */
+INLINE int NAME(any_above)(vec x, float y) {
+#if HAS_MAX && LANES == 16
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(y), _CMP_GT_OQ) != 0;
+#elif HAS_MAX
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(y), _CMP_GT_OQ)) != 0;
+#else
+    return NAME(largest_lane)(x) > y;
+#endif
 }
 
 INLINE vec NAME(low_half)(ints pair) { return (vec)(pair << 16); }
@@ -242,7 +254,7 @@ TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const 
 }
 
 TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    switch (rows) { CASE(1, 4) CASE(2, 4) CASE(3, 4) }
+    switch (rows) { CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 4) CASE(6, 4) }
 }
 #undef CASE
 #endif
@@ -250,11 +262,11 @@ TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const
 /* Run a tile of rows over at most `blocks` blocks of columns, and return over how many. */
 INLINE int NAME(run_blocks)(int rows, int blocks, int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
-    if (!wide && rows <= 3 && blocks >= 4) {
+    if (!wide && rows <= FEW_ROWS && blocks >= 4) {
         NAME(four_blocks)(rows, t, a, c);
         return 4;
     }
-    if (!wide && rows <= 6 && blocks >= 2) {
+    if (!wide && rows <= FEW_ROWS && blocks >= 2) {
         NAME(two_blocks)(rows, t, a, c);
         return 2;
     }
@@ -265,15 +277,17 @@ INLINE int NAME(run_blocks)(int rows, int blocks, int wide, const struct NAME(ti
 
 /* Run tiles over any number of rows and of blocks of columns; `a` and `c` point to the first row. */
 INLINE void NAME(run_tiles)(int rows, int blocks, int wide, struct NAME(tile) t, const char *a, float *c) {
-    for (int r = 0; r < rows; r += MAX_TILE, a += MAX_TILE * t.a_stride, c += MAX_TILE * t.c_stride) {
-        const int some = rows - r < MAX_TILE ? rows - r : MAX_TILE;
+    const int most = DOTS && !wide && blocks > 1 ? FEW_ROWS : MAX_TILE;
+    for (int r = 0; r < rows; r += most, a += most * t.a_stride, c += most * t.c_stride) {
+        const int some = rows - r < most ? rows - r : most;
         for (t.column = 0; t.column < blocks;)
             t.column += NAME(run_blocks)(some, blocks - t.column, wide, &t, a, c + t.column * BLOCK);
+        t.next = t.b; /* in the L1 cache: nothing to do */
     }
 }
 
 /*
- * 2^x for x <= 0: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); clamped at -126. NaN stays NaN: the
+ * 2^x for x <= 0, or little more: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); clamped at -126. NaN stays NaN: the
  * maximum returns its second operand then, and a product preserves NaN, which adding exponent bits would not.
  */
 INLINE vec NAME(exp2)(vec x) {

@@ -117,7 +117,7 @@ TARGET static void NAME(attend_paths)(const struct attention *a, struct NAME(wor
                 values[j] = t->values + ((at - start) / BLOCK + j) * half;
             for (int r = 0; r < same; r++)
                 NAME(pick_scores)(t, row + r, at, at + length, w->scores + r * SPAN);
-            NAME(add_span)(a, w, first + row, same, at, length, values, values,
+            NAME(add_span)(a, w, same, at, length, values, values,
                            NAME(rows_from)(p, row, a->head_dim));
         }
     }

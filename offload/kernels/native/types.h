@@ -75,6 +75,11 @@ struct attention {
     int64_t window;
 };
 
+/* The keys that a row sees: those before `end`, without those before `start`. */
+struct view {
+    int64_t start, end;
+};
+
 /* The attention that keys receive: the softmax weights of all rows of attention that has been computed, added up. */
 struct observation {
     struct attention attention; /* `lse` is read, values and `out` are not; neither partials, parents nor quantised groups */

@@ -96,6 +96,17 @@ def test_it_is_attention_wherever_the_borders_lie(kernel, seen, tokens, group, h
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rise", [0.01, 0.1, 0.18, 1])
+def test_scores_may_rise_from_key_to_key(kernel, dtype, rise):
+    """By less than what rescales sums from one span to the next, by about as much, and by more."""
+    q, k, v = inputs(2, 3, 1, 601, 64, dtype)
+    q, k = q.abs() + 0.5, torch.arange(601)[None, :, None] * torch.ones(1, 1, 64)
+    k = (k * rise * 8 / q.float().mean() / 64).to(dtype)
+    found = attention(kernel, q, fill_blocks(k, v), 600)
+    assert_is_attention(found, definition(q, k, v, 600), dtype, "extreme")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", [1, 3])
 def test_any_number_of_rows_gives_the_same_rows(kernel, dtype, group):
     """1 to 64 rows for each KV head (and three times as many), within a call of 200: bit for bit."""
