@@ -173,7 +173,8 @@ class GGUFCheckpoint:
 
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
-        yield self._tensors
+        with self._tensors.opened() as read:
+            yield read
 
     def load_tokenizer(self) -> Tokenizer:
         if self._family.gguf.reads_tokenizer:

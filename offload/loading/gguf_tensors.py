@@ -5,9 +5,11 @@ Imports neither torch nor gguf until tensors are read.
 
 from __future__ import annotations
 
+import mmap
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -178,6 +180,15 @@ class GGUFTensors:
             mapped = torch.from_numpy(data)
         order = self._row_order(stored)
         return split_blocks(kind, mapped if order is None else mapped[order])
+
+    @contextmanager
+    def opened(self) -> Iterator[GGUFTensors]:
+        """Yield this reader, and give back the memory of what was read of the file, which counts as this process's."""
+        try:
+            yield self
+        finally:
+            if hasattr(mmap, "MADV_DONTNEED"):  # what is read again comes from the file
+                self._reader.data.base.madvise(mmap.MADV_DONTNEED)
 
     def quantized_bits(self) -> dict[str, float]:
         """Return the bits of a weight of every tensor that `quantized` gives, scales included."""

@@ -171,7 +171,8 @@ class FolderCheckpoint:
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
         if self._quantized:
-            yield self._gguf
+            with self._gguf.opened() as read:
+                yield read
             return
         with self._opened_files("pt") as files:
             read = _FileReader(files, self._name)

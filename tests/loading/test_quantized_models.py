@@ -1,6 +1,8 @@
 """Models whose weights stay quantised in memory, against the same weights dequantised."""
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,6 +46,14 @@ def test_logits_are_those_of_the_dequantised_weights(gguf, native_operations):
     assert distance(found, expected.double()) < 0.02
     layer = model._layers[0]
     assert {linear.tensors()[0].dtype for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)} == {torch.uint8}
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's account of memory")
+def test_pages_of_the_file_do_not_stay_in_memory(gguf, native_operations):
+    checkpoint = GGUFCheckpoint(gguf)
+    load_model(checkpoint, torch.bfloat16, CPU, lambda done, total: None, native_operations)
+    mapping = Path("/proc/self/smaps").read_text().split(str(gguf))[1]
+    assert re.search(r"Rss: +(\d+) kB", mapping)[1] == "0"
 
 
 def test_a_folder_with_the_same_tensors_gives_the_same_bits(gguf, native_operations, tmp_path):
