@@ -27,7 +27,7 @@ from .device_quantized_store import DeviceQuantizedTieredStore
 from .disk_pages import DiskPages
 from .host_attention import HostAttention, HostThread
 from .host_memory import begin_allocation, make_link
-from .link import Link
+from .link import DISK_COST, LINK_COST, Link
 from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
 from .pinning import Pinning
 from .prefetch import PrefetchRing
@@ -115,6 +115,12 @@ class TieredStoreFactory:
         self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
         self._operations, self._device = operations, device
         self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
+
+    def read_cost(self, shape: ModelShape) -> float:
+        """Return the estimated time to read a byte of a store's KV, relative to the device's memory."""
+        if self.settings.resident_layers >= shape.kv_layers:
+            return 1.0
+        return LINK_COST if self.settings.disk is None else DISK_COST
 
     def reserve(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         """Begin to pin host memory for a store of such a capacity, while something else is done."""
