@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
-from .full import Attends, KVCache
+from .protocol import Attends, KVCache
 
 
 class StaticStep(Attends, Protocol):

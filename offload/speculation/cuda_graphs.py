@@ -16,7 +16,7 @@ from torch import Tensor
 from ..config import LONGEST_GAMMA
 from ..decoder import Model
 from ..errors import Degraded
-from ..kv_cache.full import KVCache
+from ..kv_cache.protocol import KVCache
 from ..kv_cache.static import StaticCache, StaticStep
 from .cuda_recorder import CudaRecorder
 
