@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from .architecture.config import ModelShape
-from .architecture.dims import WeightBits
 from .architecture.known import sibling_of
+from .architecture.parameters import WeightBits
 from .architecture.rope import check_frequencies
 from .architecture.yarn import beyond_dual_chunk, factor_for, stretch_error, stretched
 from .config import EXACT, EngineConfig, Sampling, Speculation

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.dims import Dimensions
 from ..architecture.known import KNOWN, read_shape
 from ..architecture.known_models import published_bits
+from ..architecture.parameters import WeightBits
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
 from .bundled import discard, fetch_embedded, installed_path, is_outdated

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import page_tokens
 from ..architecture.kv_formats import stored_bytes
+from ..architecture.parameters import WeightBits
 from ..config import EXACT, LONGEST_GAMMA
 from ..hardware.rates import READ
 from ..levels import TAIL, drafter_kind, has_draft_model, has_middle

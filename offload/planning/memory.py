@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import (
     PAGE_GRAIN,
     activation_bytes,
@@ -15,6 +15,7 @@ from ..architecture.footprint import (
     selection_bytes,
 )
 from ..architecture.kv_formats import quantized_layer_bytes
+from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
 from ..config import EXACT, Speculation
 from ..errors import OutOfMemory

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.dims import Dimensions
 from ..architecture.kv_formats import stored_bytes
+from ..architecture.parameters import WeightBits
 from ..config import EXACT, Placement, Speculation
 from ..hardware.rates import Hardware
 from .self_draft import copy_bits

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offload.architecture.dims import Dimensions, WeightBits
+from offload.architecture.dims import Dimensions
+from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.config import Placement
 from offload.errors import Degraded, SettingsError
