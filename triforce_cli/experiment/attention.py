@@ -15,8 +15,8 @@ from offload.engine import Engine
 from offload.errors import PromptError
 from offload.evaluation import Policy, recovered_attention
 from offload.events import Prefilled
-from offload.loader import OpenModel
 from offload.metrics import Meter
+from offload.opened_model import OpenModel
 from offload.speculation.hierarchy import SELECTORS
 from offload.speculation.runner import Runner
 

@@ -37,8 +37,8 @@ from .calibration import load_measured, load_or_measure
 if TYPE_CHECKING:
     import torch
 
-    from offload.loader import OpenModel
     from offload.offloading import TierSettings
+    from offload.opened_model import OpenModel
 
 
 def plan_request(
