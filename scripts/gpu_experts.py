@@ -17,7 +17,7 @@ from offload.config import Speculation
 from offload.decoder import Model
 from offload.kernels.ops import choose_operations
 from offload.offloading import ExpertTier, WeightTier
-from offload.planning.latency import Passes
+from offload.planning.passes import Passes
 from offload.planning.placement import Placed, place
 from offload.planning.request import PlanRequest
 

@@ -10,8 +10,8 @@ from offload.config import EXACT
 from offload.hardware.rates import READ
 from offload.kv_cache.full import FullCache
 from offload.kv_cache.quantized_store import QuantizedStore
-from offload.planning.latency import Passes
 from offload.planning.memory import estimate
+from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.roofline import KV_RATES
