@@ -11,7 +11,8 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Tokens
-from offload.metrics import Meter, tokens_per_verification
+from offload.level_metrics import tokens_per_verification
+from offload.metrics import Meter
 from offload.units import GIB, counted
 
 from .format import percent, size
