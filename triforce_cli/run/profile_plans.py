@@ -28,7 +28,8 @@ from offload.units import counted
 from ..options.settings import Settings, resolve_with
 from ..output.plan import PlanComparison, PlanReport
 from ..output.plan_flags import Argument
-from .plan import free_on_disk, plan_request, plan_with_suggestions
+from .placement_checks import free_on_disk
+from .plan import plan_request, plan_with_suggestions
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"
 LONGEST_DEFAULT = 128 * 1024  # tokens
