@@ -21,7 +21,7 @@ from .engine import Engine
 from .errors import SettingsError
 from .generation_config import DRY_BREAKERS
 from .kernels.ops import Operations, choose_operations
-from .levels import check_approximate, check_forgetting, check_trees, forgets, uses_copy
+from .levels import check_approximate, check_forgetting, check_trees, forgets, selected_format, uses_copy
 from .loading.agreement import agreement
 from .loading.kv_checks import check_kv, check_offloaded_retrieval_kv, check_retrieval_kv, missing_kernel
 from .loading.quantization_checks import check_self_draft
@@ -149,7 +149,7 @@ class OpenModel:
         """Return whether the retrieval cache copies nothing where all KV is on the device."""
         if self.device.type == "cpu":
             return self.kernel != "off"
-        is_exact = self.config.kv == self.speculation.retrieval_kv == EXACT
+        is_exact = self.config.kv == selected_format(self.speculation) == EXACT
         return is_exact and find_spec("triton") is not None
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:

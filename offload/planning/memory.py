@@ -26,6 +26,7 @@ from ..levels import (
     has_draft_model,
     has_middle,
     selected_chunk,
+    selected_format,
     tree_nodes,
     uses_copy,
 )
@@ -175,7 +176,7 @@ def _middle_bytes(
     where = (device, offloaded, in_place, kv)
     cache = retrieval_bytes(share.growing, settings, tokens, itemsize, *where)
     cache += share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # a copy, with the tokens drafted
-    kind = settings.retrieval_kv
+    kind = selected_format(settings)
     if kind != EXACT and device == "cpu":  # groups of all tokens; a GPU has those of the budget
         cache += share.kv_layers * quantized_layer_bytes(share, kind, tokens, 0, itemsize)
     return cache, selection_bytes(share.growing, settings, tokens, *where)

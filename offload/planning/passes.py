@@ -9,7 +9,7 @@ from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..config import EXACT
 from ..hardware.rates import READ
-from ..levels import has_draft_model
+from ..levels import has_draft_model, selected_format
 from .pass_work import attention_flops, linear_pass, with_experts_away
 from .placement import Placed
 from .request import PlanRequest
@@ -113,7 +113,7 @@ class Passes:
         """Return the seconds of a target pass over the retrieval cache."""
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
         budget, count = min(request.speculation.budget, request.tokens), request.sequences
-        kind = request.speculation.retrieval_kv
+        kind = selected_format(request.speculation)
         offloaded = shape.kv_layers - self.placed.resident_layers
         if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
             kind = request.kv

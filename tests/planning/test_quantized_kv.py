@@ -85,6 +85,15 @@ def test_attention_takes_its_bytes_at_the_rate_of_conversion(kind):
     assert Passes(drafts, place(drafts)).retrieval(1) == pytest.approx(passes[kind].retrieval(1))
 
 
+@pytest.mark.parametrize("gpu", ["cpu", "rtx-4090"])
+@pytest.mark.parametrize("streaming", [{"method": "streaming"}, {"method": "retrieval", "middle": "streaming"}])
+def test_a_streaming_level_is_counted_as_it_is_read_not_quantised(gpu, streaming):
+    kinds = (EXACT, "q4")
+    plans = [make_plan(request(gpu=gpu, tokens=TOKENS, **streaming, retrieval_kv=kind)) for kind in kinds]
+    exact, asked = ((plan.device.parts["retrieval cache"], plan.chosen.tbt.seconds) for plan in plans)
+    assert asked == exact
+
+
 def test_short_sequences_count_their_window():
     kinds = [place(replace(on_cpu(kind), tokens=WINDOW)).device.parts["KV cache"] for kind in (EXACT, "q4")]
     assert kinds[0] < kinds[1]
