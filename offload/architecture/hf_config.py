@@ -42,7 +42,6 @@ _DEFAULTS: dict[str, Any] = {
 def shape_from_config(
     config: Mapping[str, Any],
     generation: Mapping[str, Any],
-    rope_divisors: tuple[float, ...] | None = None,
     check: ConfigCheck | None = None,
 ) -> ModelShape:
     """Return the shape of a model from its config.
@@ -50,7 +49,6 @@ def shape_from_config(
     Args:
         config: the values of config.json. Absent values have transformers' defaults.
         generation: the values of generation_config.json; its end-of-sequence ids are added to the config's.
-        rope_divisors: `[head_dim / 2]`, see ModelShape.
         check: names the file in errors; None for config.json without its path.
 
     Raises:
@@ -88,7 +86,6 @@ def shape_from_config(
         rope=rope,
         sliding_rope=sliding_rope if any(spec.window for spec in specs) else None,
         max_positions=values["max_position_embeddings"],
-        rope_divisors=rope_divisors,
         dual_chunk=dual_chunk,
     )
     if shape.rotary_dim % 2 or not shape.rotary_dim:

@@ -179,7 +179,7 @@ class FullCache(InFlight):
         self.begin(tokens)
         self._set_num_queries(tokens)
 
-    def step_key(self, rows: int) -> bool:
+    def step_key(self) -> bool:
         return self._queries is not None
 
     def new_step(self, rows: int) -> StoreStep:

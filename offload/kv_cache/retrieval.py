@@ -51,7 +51,7 @@ class CopiedCache(SelectedCache):
     def begin_padded(self, tokens: int, rows: int) -> None:
         self.begin(tokens)
 
-    def step_key(self, rows: int) -> None:
+    def step_key(self) -> None:
         return None
 
     def new_step(self, rows: int) -> StoreStep:

@@ -177,7 +177,7 @@ class StreamingCache(InFlight):
     def fits(self, rows: int) -> bool:
         return rows <= self._most
 
-    def step_key(self, rows: int) -> None:
+    def step_key(self) -> None:
         return None
 
     def new_step(self, rows: int) -> StreamingStep:

@@ -52,7 +52,7 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
 
 
-def dimensions(name: str, home: Path | None = None) -> Dimensions:
+def dimensions(name: str) -> Dimensions:
     """Return the dimensions of a model, with its `context` in tokens, from as little of it as possible.
 
     Those of well-known models need no file. Of a folder or a hub model config.json is read, which is fetched if it is

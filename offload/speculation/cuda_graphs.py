@@ -102,7 +102,7 @@ class StepGraphs:
         return recording if recording.repeat is not None or self._try(recording) else None
 
     def _recording(self, rows: int) -> _Recording:
-        key = rows, self._cache.step_key(rows)
+        key = rows, self._cache.step_key()
         if key not in self._recordings:
             ids = torch.zeros(rows, dtype=torch.long, device=self._model.device)
             self._recordings[key] = _Recording(ids, self._cache.new_step(rows))

@@ -139,9 +139,9 @@ class _Measurement:
             return evaluation(runner if window is None else Recomputed(runner, window))
 
         with closing(engine.evaluate(ids, run, mode.speculation, longest - len(ids))) as events:
-            return self._shown(events, meter, mode.name)
+            return self._shown(events, meter)
 
-    def _shown(self, events: Generator[Prefilled, None, _Result], meter: Meter, name: str) -> _Result:
+    def _shown(self, events: Generator[Prefilled, None, _Result], meter: Meter) -> _Result:
         """Show the events of reading; return the generator's result."""
         while True:
             try:
