@@ -20,7 +20,7 @@ _HOMES = {
     "Sampling": "config",
     "Speculation": "config",
     "Engine": "engine",
-    "OpenModel": "loader",
+    "OpenModel": "opened_model",
     "open_model": "loader",
     "TriforceError": "errors",
     "Finished": "events",

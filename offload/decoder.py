@@ -20,7 +20,8 @@ from .decoder_layer import Layer, LayerPass
 from .events import ExpertsRun
 from .kernels.ops import Linear, Operations
 from .kv_cache.factory import new_store
-from .kv_cache.full import Attends, FullCache, KVCache
+from .kv_cache.full import FullCache
+from .kv_cache.protocol import Attends, KVCache
 from .kv_cache.states import States
 from .kv_cache.store import Store
 from .kv_cache.tree import Tree

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from .architecture.config import shape_from_config
 from .architecture.families import FAMILIES
+from .architecture.hf_config import shape_from_config
 from .architecture.known_models import draft_models
 from .architecture.text_part import WRAPPERS
 from .config import EngineConfig

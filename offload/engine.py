@@ -18,7 +18,7 @@ from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .kv_cache.store import Store
 from .levels import check_approximate, check_forgetting, check_trees, forgets, tree_nodes, uses_copy
 from .loading.quantized_copy import QuantizedCopies
-from .offloading import LINK_COST, TieredStoreFactory
+from .offloading import TieredStoreFactory
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from .prompt_cache.prefill import PromptCache
@@ -208,8 +208,8 @@ class Engine:
 
     def _choose_level(self, ids: Sequence[int], tokens: int, budget: int) -> str:
         agreements = expected_agreements(self._copies.changed_by_q4(ids))
-        kv_cost = 1.0 if self.stores is None else LINK_COST
         model = self.model
+        kv_cost = 1.0 if self.stores is None else self.stores.read_cost(model.shape)
         costs = relative_costs(model.shape, model.read_cost, model.dtype.itemsize, tokens, budget, kv_cost)
         level = best_level(agreements, costs)
         return QUANTIZE[int(model.group.agree([QUANTIZE.index(level)])[0])]  # ranks have uneven shares

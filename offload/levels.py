@@ -5,8 +5,8 @@ Shared by the code that runs the levels and the code that estimates their memory
 
 from __future__ import annotations
 
-from .config import LONGEST_GAMMA, Speculation
-from .methods import CHOSEN, H2O, LOOKUP, METHODS, MODEL, STREAMING_LLM
+from .config import EXACT, LONGEST_GAMMA, Speculation
+from .methods import CHOSEN, H2O, LOOKUP, METHODS, MODEL, STREAMING, STREAMING_LLM
 from .tree_config import MOST_AUTO_NODES
 from .validation import require
 
@@ -73,6 +73,11 @@ def middle_kind(settings: Speculation) -> str | None:
     """Return how the middle level selects chunks: one of methods.MIDDLES, None for a method without that level."""
     kind = METHODS[settings.method].middle
     return kind and (settings.middle or kind)
+
+
+def selected_format(settings: Speculation) -> str:
+    """Return the format of what the middle level selects of keys and values; a streaming one reads them as they are."""
+    return EXACT if middle_kind(settings) == STREAMING else settings.retrieval_kv
 
 
 def _is_long(settings: Speculation, tokens: int) -> bool:

@@ -30,7 +30,7 @@ from offload.batching.request import BatchRequest
 from offload.decoder import Model
 from offload.engine import Engine
 from offload.kernels.native import torch_on_one_thread
-from offload.loader import OpenModel
+from offload.opened_model import OpenModel
 from offload.prompt_cache.folder import PromptFolder
 from offload.speculation.runner import Runner
 from offload.speculation.steps import AT_ONCE

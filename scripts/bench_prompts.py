@@ -27,7 +27,7 @@ from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.events import Restored
-from offload.loader import OpenModel
+from offload.opened_model import OpenModel
 from offload.prompt_cache.block import Buffer
 from offload.prompt_cache.chain import Prompt
 from offload.prompt_cache.fingerprint import TOKENS

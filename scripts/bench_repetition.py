@@ -16,7 +16,7 @@ from pathlib import Path
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.engine import Engine
-from offload.loader import OpenModel
+from offload.opened_model import OpenModel
 
 QUESTION = "Summarize the text above in a few sentences."
 GRAM = 8

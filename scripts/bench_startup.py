@@ -48,9 +48,9 @@ def instrumented() -> None:
     imports("engine", "triforce_cli.run.generate")
     from offload.engine import Engine
     from offload.events import Tokens
-    from offload.loader import OpenModel
     from offload.loading.safetensors import FolderCheckpoint
     from offload.loading.tokenizer import Tokenizer
+    from offload.opened_model import OpenModel
     from triforce_cli.app import run, settle_libraries
 
     FolderCheckpoint.__init__ = timed("config", FolderCheckpoint.__init__)

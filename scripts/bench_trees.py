@@ -27,7 +27,7 @@ from bench_peers import machine
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.engine import Engine
 from offload.events import LevelStatistics, Speculated
-from offload.metrics import acceptance, tokens_per_verification, trees
+from offload.level_metrics import acceptance, tokens_per_verification, trees
 from offload.offloading import TierSettings
 
 ROOT = Path(__file__).parents[1]

@@ -11,12 +11,13 @@ from gpu_rows import Rows, Skipped
 from torch import Tensor
 from transformers import Qwen3MoeConfig
 
-from offload.architecture.config import ModelShape, shape_from_config
+from offload.architecture.config import ModelShape
+from offload.architecture.hf_config import shape_from_config
 from offload.config import Speculation
 from offload.decoder import Model
 from offload.kernels.ops import choose_operations
 from offload.offloading import ExpertTier, WeightTier
-from offload.planning.latency import Passes
+from offload.planning.passes import Passes
 from offload.planning.placement import Placed, place
 from offload.planning.request import PlanRequest
 

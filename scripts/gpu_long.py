@@ -17,7 +17,7 @@ from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kv_cache.full import FullCache
 from offload.offloading import TieredStoreFactory, TierSettings
 from offload.offloading.balance import Balance
-from offload.planning.latency import Passes
+from offload.planning.passes import Passes
 from offload.planning.plan import Plan, make_plan
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import Runner, SelectedRunner

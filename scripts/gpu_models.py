@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from offload.architecture.config import ModelShape, shape_from_config
+from offload.architecture.config import ModelShape
+from offload.architecture.hf_config import shape_from_config
 from offload.decoder import Model
 from offload.kernels.ops import TorchOperations
 from offload.kv_cache.full import FullCache

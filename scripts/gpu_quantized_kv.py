@@ -26,7 +26,7 @@ from offload.kv_cache.store import Store
 from offload.offloading import TieredStoreFactory, TierSettings
 from offload.offloading.host_memory import allocator
 from offload.offloading.staged_link import StagedLink
-from offload.planning.latency import Passes
+from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.speculation.hierarchy import selected_cache
 from offload.speculation.runner import SelectedRunner

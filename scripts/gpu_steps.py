@@ -14,7 +14,7 @@ from offload.config import Sampling, Speculation
 from offload.decoder import Model
 from offload.levels import draft_chunk
 from offload.offloading import TieredStoreFactory, TierSettings
-from offload.planning.latency import Passes
+from offload.planning.passes import Passes
 from offload.planning.plan import make_plan
 from offload.sequence import TokenSequence
 from offload.speculation.draft_runner import DraftRunner

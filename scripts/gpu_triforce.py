@@ -13,7 +13,7 @@ from gpu_rows import Rows
 from gpu_steps import SAMPLING, draft_runner
 from torch import Tensor
 
-from offload.planning.latency import Decoding
+from offload.planning.latency import Decoding, predict
 from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler
 from offload.speculation.drafter import ModelDrafter
@@ -53,7 +53,7 @@ def triforce(machine: Machine, long: LongContext, rows: Rows) -> dict:
     """Measure plain decoding and TriForce at 128K, and compare the speed-up with the predicted one."""
     built = long.built
     passes = passes_of(built.plan, "stream")
-    predicted, plain = passes.decode("triforce"), passes.decode("ar")
+    predicted, plain = predict(passes, "triforce"), predict(passes, "ar")
     cycles = 3 if machine.small else 5
     ar = _decode(machine, _plain(machine, built), built.tokens, 2)
     rows.compare("plain decoding", ar, plain.tbt.seconds)

@@ -21,9 +21,9 @@ from offload.config import EXACT, Sampling, Speculation
 from offload.decoder import Model
 from offload.events import Prefilled, Tokens
 from offload.kernels.native.threads import torch_on_one_thread
-from offload.loader import OpenModel
 from offload.metrics import Meter
 from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
+from offload.opened_model import OpenModel
 from offload.parallel import ALONE
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.chain import Prompt, Storage

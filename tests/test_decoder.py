@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload.architecture.config import shape_from_config
+from offload.architecture.hf_config import shape_from_config
 from offload.decoder import Model
 from offload.errors import CheckpointError
 from offload.loading.safetensors import FolderCheckpoint

@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from offload.architecture.config import shape_from_config
-from offload.architecture.dims import WeightBits, expected_experts
+from offload.architecture.expert_dims import expected_experts
 from offload.architecture.families import FAMILIES
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.layer_spec import LayerSpec
+from offload.architecture.parameters import WeightBits
 from offload.decoder_layer import LayerPass
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.experts import ExpertWeights, route

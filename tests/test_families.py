@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from offload import GenerationConfig, Speculation, Tokens
-from offload.architecture.config import shape_from_config
 from offload.architecture.families import FAMILIES
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.known import read_shape
 from offload.architecture.layer_spec import LayerSpec
 from offload.batching.request import BatchRequest

@@ -1,8 +1,4 @@
-"""Checks the numbers in a model's config before anything is computed from them.
-
-One table of limits serves config.json and GGUF metadata. A value outside them would end in a crash, a long wait or
-wrong output. Imports nothing heavy.
-"""
+"""Checks the numbers in a model's config before anything is computed from them. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,116 +8,25 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..short_repr import short_repr
-from ..units import MOST_TOKENS
+from .config_limits import (
+    ASCENDING,
+    DIVISOR,
+    EVERY_ROPE,
+    NUMBERS,
+    OF_EXPERTS,
+    OF_ROPE_TYPE,
+    QUERY_SCALING,
+    RATIO_TYPES,
+    ROPE_LISTS,
+    ROPE_NUMBERS,
+    SWITCHES,
+    Limits,
+)
 from .families import FAMILIES, Family
 from .layer_spec import FULL, SLIDING
 
 _MOST_IDS = 2**32
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The numbers from `least` to `most`, both included; only whole numbers if `kind` is int."""
-
-    kind: type[int] | type[float]
-    least: float
-    most: float
-    example: float
-    null: bool = False  # whether null is allowed, and means a default
-
-    def allow(self, value: Any) -> bool:
-        """Return whether a config's value is within the limits. NaN and booleans are not."""
-        if value is None:
-            return self.null
-        return type(value) in (int, self.kind) and self.least <= value <= self.most
-
-    def __str__(self) -> str:
-        kind = "a whole number" if self.kind is int else "a number"
-        return f"{kind} from {_text(self.least)} to {_text(self.most)}"
-
-
-NUMBERS = {
-    "num_hidden_layers": Limits(int, 1, 10_000, 32),
-    "hidden_size": Limits(int, 1, 2**20, 4096),
-    "intermediate_size": Limits(int, 1, 2**24, 11008),
-    "num_attention_heads": Limits(int, 1, 2**16, 32),
-    "num_key_value_heads": Limits(int, 1, 2**16, 8, null=True),
-    "head_dim": Limits(int, 2, 2**16, 128, null=True),
-    "vocab_size": Limits(int, 1, 2**28, 32000),
-    "max_position_embeddings": Limits(int, 1, MOST_TOKENS, 4096),
-    "sliding_window": Limits(int, 1, MOST_TOKENS, 4096, null=True),
-    "rms_norm_eps": Limits(float, 1e-30, 1, 1e-5),  # fp32 cannot represent numbers below 1e-38
-    "embedding_multiplier": Limits(float, 1e-6, 1e6, 12),
-    "attention_multiplier": Limits(float, 1e-6, 1e6, 0.015625),
-    "residual_multiplier": Limits(float, 1e-6, 1e6, 0.22),
-    "logits_scaling": Limits(float, 1e-6, 1e6, 8),
-    "logit_scale": Limits(float, 1e-6, 1e6, 0.0625),
-    "query_pre_attn_scalar": Limits(float, 1e-3, 1e6, 256, null=True),
-    "attn_logit_softcapping": Limits(float, 1e-3, 1e6, 50, null=True),
-    "final_logit_softcapping": Limits(float, 1e-3, 1e6, 30, null=True),
-    "rope_local_base_freq": Limits(float, 2, 1e30, 10000),
-    "sliding_window_pattern": Limits(int, 1, 10_000, 6, null=True),
-    "no_rope_layer_interval": Limits(int, 1, 10_000, 4),
-    "num_experts": Limits(int, 0, 2**16, 128),
-    "num_experts_per_tok": Limits(int, 1, 2**16, 8),
-    "moe_intermediate_size": Limits(int, 1, 2**24, 768),
-    "decoder_sparse_step": Limits(int, 1, 10_000, 1),
-    "global_head_dim": Limits(int, 2, 2**16, 512),
-    "num_global_key_value_heads": Limits(int, 1, 2**16, 4, null=True),
-    "num_kv_shared_layers": Limits(int, 0, 10_000, 18),
-    "hidden_size_per_layer_input": Limits(int, 0, 2**16, 256, null=True),
-    "vocab_size_per_layer_input": Limits(int, 1, 2**28, 262144),
-    "swiglu_limit": Limits(float, 1e-3, 1e6, 7),
-    "shared_expert_intermediate_size": Limits(int, 1, 2**24, 512),
-    "full_attention_interval": Limits(int, 1, 10_000, 4),
-    "linear_conv_kernel_dim": Limits(int, 2, 64, 4),
-    "linear_key_head_dim": Limits(int, 1, 2**16, 128),
-    "linear_value_head_dim": Limits(int, 1, 2**16, 128),
-    "linear_num_key_heads": Limits(int, 1, 2**16, 16),
-    "linear_num_value_heads": Limits(int, 1, 2**16, 32),
-}
-_OF_EXPERTS = ("num_experts", "moe_intermediate_size")
-ROPE_NUMBERS = {
-    "rope_theta": Limits(float, 2, 1e30, 10000),
-    "factor": Limits(float, 1, 2**20, 4),
-    "original_max_position_embeddings": Limits(float, 2, MOST_TOKENS, 8192),
-    "low_freq_factor": Limits(float, 1e-3, 1e6, 1),
-    "high_freq_factor": Limits(float, 1e-3, 1e6, 4),
-    "beta_fast": Limits(float, 1e-3, 1e6, 32, null=True),
-    "beta_slow": Limits(float, 1e-3, 1e6, 1, null=True),
-    "attention_factor": Limits(float, 1e-3, 1e3, 1, null=True),
-    "llama_4_scaling_beta": Limits(float, 0, 1e3, 0.1),
-    "mscale": Limits(float, 0, 1e3, 1, null=True),
-    "mscale_all_dim": Limits(float, 0, 1e3, 1, null=True),
-    "partial_rotary_factor": Limits(float, 0, 1, 1),
-}
-_SWITCHES = (
-    *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window", "use_qk_norm"),
-    *("norm_topk_prob", "attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
-)
-_DIVISOR = Limits(float, 1e-3, 1e6, 1)  # in the lists of longrope
 _BITS = (0, 1)
-_LISTS = ("short_factor", "long_factor")
-_EVERY_ROPE = ("rope_theta", "partial_rotary_factor")
-_OF_ROPE_TYPE = {  # the parameters that transformers reads, and those that it requires
-    "linear": (("factor",), ("factor",)),
-    "dynamic": (("factor",), ("factor",)),
-    "yarn": (
-        (
-            *("factor", "original_max_position_embeddings", "beta_slow", "beta_fast"),
-            *("attention_factor", "mscale", "mscale_all_dim", "llama_4_scaling_beta"),
-        ),
-        ("factor",),
-    ),
-    "llama3": (
-        ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-        ("factor", "low_freq_factor", "high_freq_factor"),
-    ),
-    "longrope": (("factor", "original_max_position_embeddings", "attention_factor", *_LISTS), _LISTS),
-}
-_QUERY_SCALING = ("llama_4_scaling_beta", "original_max_position_embeddings")
-_RATIO_TYPES = ("yarn", "longrope")  # types whose factor may be null: the ratio of two contexts
-_ASCENDING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +58,11 @@ class ConfigCheck:
             is_unused = name == "sliding_window" and window is None
             if family is not None and name in family.not_null:
                 limits = replace(limits, null=False)
-            if name in _OF_EXPERTS and values.get(name) is None:  # other families may have null
+            if name in OF_EXPERTS and values.get(name) is None:  # other families may have null
                 is_unused = family is not None and "num_experts" not in family.defaults
             if name in values and not is_unused:
                 self._number(name, values[name], limits)
-        for name in _SWITCHES:
+        for name in SWITCHES:
             if name in values and not isinstance(values[name], bool):
                 raise self.error(name, values[name], "true or false")
         self.token_ids(values.get("eos_token_id"))
@@ -168,8 +73,8 @@ class ConfigCheck:
         self._per_layer_config(values)
         rope = self.rope_of(values)
         self._rope(rope)
-        for name in _QUERY_SCALING if family is not None and family.scales_queries else ():
-            if name in rope and _QUERY_SCALING[0] in rope:  # whatever the type of RoPE reads
+        for name in QUERY_SCALING if family is not None and family.scales_queries else ():
+            if name in rope and QUERY_SCALING[0] in rope:  # whatever the type of RoPE reads
                 self._number(name, rope[name], ROPE_NUMBERS[name])
         if sliding := self.sliding_rope_of(values):
             self._rope(sliding)
@@ -177,7 +82,7 @@ class ConfigCheck:
     def _number(self, name: str, value: Any, limits: Limits) -> None:
         """Raise CheckpointError if a value is not within the limits."""
         if not limits.allow(value):
-            raise self.error(name, value, str(limits), f", such as {_text(limits.example)}")
+            raise self.error(name, value, str(limits), f", such as {limits.example_text}")
 
     def error(self, name: str, value: Any, wanted: str, example: str = "") -> CheckpointError:
         """Return the error for one value; `wanted` completes "not ..."."""
@@ -204,20 +109,20 @@ class ConfigCheck:
     def _rope(self, rope: Mapping[str, Any]) -> None:
         """Check the merged RoPE parameters that the RoPE type reads."""
         kind = rope.get("rope_type")
-        read, required = _OF_ROPE_TYPE.get(kind if isinstance(kind, str) else "", ((), ()))
+        read, required = OF_ROPE_TYPE.get(kind if isinstance(kind, str) else "", ((), ()))
         for name in required:
             if name not in rope:
                 raise CheckpointError(f"{self.place}: RoPE {kind} without {name}", self.hint)
-        for name in (*_EVERY_ROPE, *read):
-            if name not in rope or (name == "factor" and rope[name] is None and kind in _RATIO_TYPES):
+        for name in (*EVERY_ROPE, *read):
+            if name not in rope or (name == "factor" and rope[name] is None and kind in RATIO_TYPES):
                 continue
-            if name in _LISTS:
+            if name in ROPE_LISTS:
                 self._divisors(name, rope[name])
             else:
                 self._number(name, rope[name], ROPE_NUMBERS[name])
         if kind == "yarn" and not isinstance(rope.get("truncate", True), bool):
             raise self.error("truncate", rope["truncate"], "true or false")
-        for lower, higher in _ASCENDING:
+        for lower, higher in ASCENDING:
             first, second = rope.get(lower), rope.get(higher)
             if lower in read and first is not None and second is not None and first >= second:
                 raise self.error(lower, first, f"below {self.names.get(higher, higher)}, which is {short_repr(second)}")
@@ -266,8 +171,8 @@ class ConfigCheck:
 
     def _divisors(self, name: str, value: Any) -> None:
         """Check a list of longrope."""
-        if not isinstance(value, list) or not value or not all(map(_DIVISOR.allow, value)):
-            raise self.error(name, value, f"a list with {_DIVISOR} for every frequency")
+        if not isinstance(value, list) or not value or not all(map(DIVISOR.allow, value)):
+            raise self.error(name, value, f"a list with {DIVISOR} for every frequency")
 
     def rope_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return a config's RoPE parameters as one mapping, merged as transformers does.
@@ -349,8 +254,3 @@ def within_vocabulary(ids: Iterable[int], vocab: int) -> tuple[int, ...]:
             "correct eos_token_id in the model's configuration",
         )
     return inside
-
-
-def _text(number: float) -> str:
-    """Format a limit for an error message."""
-    return f"{number:,}" if isinstance(number, int) and number < 10**13 else f"{number:g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import EXACT, Speculation
-from ..levels import KEPT_QUERIES, PADDING, TAIL, has_alternative, selected_chunk, tail_tokens
+from ..levels import KEPT_QUERIES, PADDING, TAIL, has_alternative, selected_chunk, selected_format, tail_tokens
 from .dims import Dimensions
 from .kv_formats import GROUP, format_bytes
 from .tier_footprint import GATHERED_BYTES
@@ -79,7 +79,7 @@ def retrieval_bytes(
     selected = (
         table * (1 + has_alternative(settings, tokens))
         if in_place
-        else shape.layers * format_bytes(shape, settings.retrieval_kv, slots * chunk, itemsize)
+        else shape.layers * format_bytes(shape, selected_format(settings), slots * chunk, itemsize)
         + shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
     )
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
@@ -92,7 +92,7 @@ def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_p
     Of quantised keys and values, those of the full cache or of the retrieval cache alone, it is a group.
     """
     grain = PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1
-    if kv != EXACT or (settings.retrieval_kv != EXACT and (in_place or device != "cpu")):
+    if kv != EXACT or (selected_format(settings) != EXACT and (in_place or device != "cpu")):
         grain = GROUP
     return selected_chunk(settings, grain, tokens=tokens)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
-from .config import checked_features, common_config, default_of, own_names
 from .config_checks import ConfigCheck, check_of_config
 from .dims import Dimensions
 from .families import FAMILIES
+from .hf_config import checked_features, common_config, default_of, own_names
 from .known_models import KNOWN, PlanShape, draft_for
 from .text_part import is_wrapper, text_config
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .dims import WINDOW_SLACK, Dimensions, Experts, LinearAttention, WeightBits
+from .dims import WINDOW_SLACK, Dimensions, LinearAttention
+from .expert_dims import Experts
+from .parameters import WeightBits
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,13 +73,3 @@ def state_bytes(shape: Dimensions, rows: int) -> int:
     Each row has two; of a window or less, as many as keys are split into at most. See GroupAccumulator.
     """
     return max(2 * rows, 17 * WINDOW) * shape.heads * (2 + shape.head_dim) * 4
-
-
-def accumulator_bytes(shape: Dimensions, rows: int, page: int, itemsize: int) -> int:
-    """Return the device bytes of attention over streamed pages by torch's operations, for a pass of `rows`.
-
-    The running sum, a page's result and its copy in fp32; queries and results in the order of heads; a page's plain
-    keys and values, whose heads are in another order than its blocks'.
-    """
-    numbers = rows * shape.heads * shape.head_dim
-    return numbers * (2 * 4 + 4 * itemsize) + 6 * 4 * rows * shape.heads + 2 * _page_bytes(shape, 1, page, itemsize)

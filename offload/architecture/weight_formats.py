@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .dims import Dimensions, WeightBits
+from .dims import Dimensions
+from .parameters import WeightBits
 
 BLOCK_GROUPS = 8  # groups of 32 inputs whose scales share an outer factor, where they are nested
 _UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -96,10 +97,10 @@ def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | N
     return kind if size[1] % kind.block == 0 else _LEVELS["q8"]
 
 
-def rounded_bits(shape: Dimensions, level: str, itemsize: int = 2) -> WeightBits:
-    """Return the bits of a model's weights rounded to a level; those that are not, take `itemsize` bytes."""
+def rounded_bits(shape: Dimensions, level: str) -> WeightBits:
+    """Return the bits of a model's weights rounded to a level; those that are not, are bf16."""
     parts = (_layer_sizes(shape.dense_linears()), [_outer_size(shape)], _layer_sizes(shape.expert_linears()))
-    layers, outer, experts = (_average(list(sizes), level, itemsize) for sizes in parts)
+    layers, outer, experts = (_average(list(sizes), level) for sizes in parts)
     return WeightBits(layers, outer, experts if shape.experts and experts != layers else None)
 
 
@@ -115,10 +116,10 @@ def _outer_size(shape: Dimensions) -> Named:
     return _EMBEDDING, (shape.vocab, shape.hidden)
 
 
-def _average(sizes: Sequence[Named], level: str, itemsize: int) -> float:
+def _average(sizes: Sequence[Named], level: str) -> float:
     bits = weights = 0.0
     for name, size in sizes:
         kind, count = format_of(level, name, size), size[0] * size[1]
-        bits += count * (8 * itemsize if kind is None else kind.bits_per_weight)
+        bits += count * (16 if kind is None else kind.bits_per_weight)
         weights += count
     return bits / max(weights, 1)

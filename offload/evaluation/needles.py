@@ -43,13 +43,13 @@ class NeedleScore:
     log_prob: float
 
 
-def make_needles(text: Sequence[int], encode: Encode, count: int, seed: int = 0) -> list[Needle]:
+def make_needles(text: Sequence[int], encode: Encode, count: int) -> list[Needle]:
     """Return `count` needles at evenly spaced depths, the deepest first, and one that is not there.
 
     Each is in a copy of `text` that is shortened at its end, so that prompt and answer have as many tokens as the text.
     The beginnings are the same up to the needle: caches run them once. Raises ValueError for a text that is too short.
     """
-    draw = random.Random(seed)
+    draw = random.Random(0)
     depths = [None, *((index + 0.5) / count for index in reversed(range(count)))]
     return [_make_needle(text, encode, depth, "".join(draw.choices("123456789", k=DIGITS))) for depth in depths]
 

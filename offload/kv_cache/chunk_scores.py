@@ -105,15 +105,13 @@ class LayerScores:
     A mean key is kept as integers with one scale, its largest number divided by 127.
     """
 
-    def __init__(self, store: Store, chunk: int, room: int, resident: int | None = None) -> None:
-        """`room`: chunks of the store's capacity; `resident` layers keep no mean keys, None for the store's own."""
+    def __init__(self, store: Store, chunk: int, room: int) -> None:
+        """`room`: chunks of the store's capacity. Its resident layers keep no mean keys."""
         shape = store.shape
         self._store, self._chunk = store, chunk
         self.kept = 0
         self._size = max(SCORED_BYTES // (4 * shape.kv_heads * shape.head_dim), 1)  # chunks that are scored at once
-        self._first = (
-            store.resident_layers if resident is None else resident
-        )  # the first layer whose mean keys are kept
+        self._first = store.resident_layers  # the first layer whose mean keys are kept
         size = (shape.layers - self._first, shape.kv_heads, room, shape.head_dim)
         self._means = torch.empty(size, dtype=torch.int8, device=store.device)
         self._scales = torch.empty(size[:3], dtype=torch.float32, device=store.device)

@@ -81,7 +81,7 @@ class ChunkTableCache(InPlaceCache):
         assert self.fits(rows), f"{rows} rows behind {self._length} tokens"
         self.begin(tokens)
 
-    def step_key(self, rows: int) -> None:
+    def step_key(self) -> None:
         return None
 
     def new_step(self, rows: int) -> ChunkTableStep:

@@ -1,8 +1,4 @@
-"""The KV cache protocol, and the full cache, which keeps every token.
-
-The decoder calls the cache for attention. The cache also rotates keys and queries, because a cache that drops tokens
-(StreamingLLM, H2O) renumbers the positions of the others.
-"""
+"""The full cache, which keeps every token."""
 
 from __future__ import annotations
 
@@ -15,107 +11,18 @@ from torch import Tensor
 
 from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
-from ..kernels.delta_rule import DeltaRule
 from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .block_store import BlockStore
+from .in_flight import InFlight
+from .kept_queries import KeptQueries
 from .states import States
 from .static_step import StoreStep
 from .store import PlainStore, Store, append, given
-from .tree import InFlight, Tree
+from .tree import Tree
 from .windows import Windows
-
-
-class Attends(Protocol):
-    """Attention as a decoder layer calls it."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
-        """Store the in-flight keys and values, and attend causally to them and to all committed ones.
-
-        Of a tree in flight, each token attends to its ancestors and itself instead.
-        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, not rotated yet;
-        returns `[tokens, heads, head_dim]`. `layer` counts the layers that attend to all tokens, and have k and v.
-        Without k and v, attends to those that the pass has stored in that layer.
-        `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp; only models with sinks give it.
-        """
-        ...
-
-    def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        """Store and attend as `attend`, for number `layer` of those layers that attend to a window."""
-        ...
-
-    def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
-        """Run the in-flight tokens behind the committed ones, for number `layer` of those with linear attention.
-
-        `rows` and `gates` are those of `run_delta_rule`, as is what it returns.
-        """
-        ...
-
-    def positions(self) -> Tensor:
-        """Return the positions in the sequence of the tokens of the pass under way, `[tokens]`, on the device."""
-        ...
-
-
-class KVCache(Attends, Protocol):
-    """Keys and values of the committed tokens, and attention over them.
-
-    One forward pass is `begin`, then `attend` once a layer in order, then `commit`. Until `commit` the pass has not
-    happened: an exception in between leaves the cache at its committed `length`, and the next `begin` starts over.
-
-    A pass over a tree ends with `hold` instead. The next pass may add tokens to the tree. `commit` then keeps one path.
-    """
-
-    @property
-    def length(self) -> int:
-        """Return the number of committed tokens."""
-        ...
-
-    @property
-    def is_intact(self) -> bool:
-        """Return whether the committed tokens can be continued; else the sequence has to start over."""
-        ...
-
-    @property
-    def held(self) -> int:
-        """Return how many tokens of a tree are in flight from passes that have ended; 0 if they are lost.
-
-        They are lost if anything but `hold`, a pass over the same tree, or `commit` follows.
-        """
-        ...
-
-    def begin(self, tokens: int, tree: Tree | None = None) -> None:
-        """Begin a pass over `tokens` tokens behind the committed ones. Raises AssertionError beyond capacity.
-
-        With a `tree`, they are its last ones; those before them, if there are any, are held.
-        """
-        ...
-
-    def hold(self) -> None:
-        """End a pass over a tree; its tokens stay in flight."""
-        ...
-
-    def commit(self, keep: Sequence[int] | None = None) -> None:
-        """Commit the in-flight tokens; of held ones, the path `keep`: indices in the tree from the root down."""
-        ...
-
-    def truncate(self, length: int) -> int:
-        """Roll back to the first `length` tokens, at most the committed length.
-
-        Returns the new length, 0 if the cache has dropped tokens that it would need and has to start over.
-        """
-        ...
-
-
-class RecordableCache(KVCache, Protocol):
-    """A cache whose passes can be recorded as native kernel calls and repeated."""
-
-    is_recordable: bool
-
-    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""
-        ...
 
 
 class Follower(Protocol):
@@ -152,9 +59,7 @@ class FullCache(InFlight):
         self._held_at = 0  # `writes` at the last pass over a tree
         self.rows: tuple[Tensor, Tensor] | None = None  # the rotations of the in-flight tokens
         self._next: tuple[int, int] | None = None  # the current layer, and its next token's position
-        self._queries: Tensor | None = None
-        self._tree_queries: Tensor | None = None  # of all tokens of a tree in flight
-        self._num_queries, self._queries_end = 0, -1  # number of kept queries, and the position behind the last one
+        self._queries: KeptQueries | None = None
         self.followers: WeakSet[Follower] = WeakSet()
 
     @property
@@ -177,7 +82,7 @@ class FullCache(InFlight):
         self.writes += 1
         self._next = None
         if tree is None:
-            self._queries_end = -1  # until `commit`: those of an interrupted pass are of some layers
+            self._forget_queries()  # until `commit`: those of an interrupted pass are of some layers
             self.rows = self.rope.rows(self._length, end)
         else:
             self._begin_tree(tree)
@@ -191,16 +96,13 @@ class FullCache(InFlight):
     def _begin_tree(self, tree: Tree) -> None:
         self._held_at = self.writes
         self.rows = self._rotations(self.rope.rows(self._length, self._length + tree.deepest + 1))
-        if self._queries is not None and (self._tree_queries is None or self._tree_queries.shape[1] < len(tree)):
-            kept, (layers, _, *size) = self._tree_queries, self._queries.shape
-            self._tree_queries = self._queries.new_empty((layers, len(tree), *size))
-            if self._held:
-                self._tree_queries[:, : self._held] = kept[:, : self._held]
+        if self._queries is not None:
+            self._queries.begin_tree(len(tree), self._held)
 
     def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Tensor:
         q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
         if self._queries is not None and k is not None:
-            self.store.copy_rows(q, self._tree_queries[layer, self._held : self._held + len(q)])
+            self._queries.keep_of_tree(layer, q, self._held)
         return self.store.attend(layer, q, self._length, self.tree, **given(lse))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
@@ -219,48 +121,35 @@ class FullCache(InFlight):
             rows = tuple(row[start - self._length :][: len(q)] for row in rows)
         q = append(self.store, layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
         if self._queries is not None and k is not None:
-            self._num_queries = min(len(q), KEPT_QUERIES)
-            self.store.copy_rows(q[-self._num_queries :], self._queries[layer, : self._num_queries])
+            self._queries.keep(layer, q)
         return q, start
 
     def hold(self) -> None:
         self.store.end()
         super().hold()
 
-    def commit(self, keep: Sequence[int] | None = None) -> None:
-        if keep is None:
-            self.store.end()
-            if self.states is not None:
-                self.states.commit()
-            tokens, self._inflight = self._inflight, 0
-            self._length += tokens
-            self._queries_end = self._length if self._queries is not None else -1
-            if tokens > KEPT_QUERIES:
-                for follower in self.followers:
-                    follower.observe(self)
-        else:
-            self._commit_path(keep)
+    def _commit_pass(self) -> None:
+        self.store.end()
+        tokens = self._inflight
+        super()._commit_pass()
+        if self._queries is not None:
+            self._queries.end = self._length
+        if tokens > KEPT_QUERIES:
+            for follower in self.followers:
+                follower.observe(self)
 
-    def _commit_path(self, keep: Sequence[int]) -> None:
-        assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
+    def _compact(self, keep: Sequence[int]) -> None:
         self.store.compact(self._length, keep)
-        if self.windows is not None:
-            self.windows.compact(self._length, keep)
         if self._queries is not None and keep:
-            newest = keep[-KEPT_QUERIES:]
-            self._queries_end = -1  # until all of them are there
-            self._queries[:, : len(newest)] = self._tree_queries[:, newest]
-            self._num_queries, self._queries_end = len(newest), self._length + len(keep)
-        self._length += len(keep)
-        self._leave()
+            self._queries.keep_path(keep, self._length)
 
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as in `RecordableCache`; at most KEPT_QUERIES tokens."""
         self.begin(tokens, tree)
         if tree is None:
-            self._num_queries = tokens
+            self._set_num_queries(tokens)
             return self._queries is not None, PassInputs(self._length, self._length + 1, self.rows)
-        queries = None if self._queries is None else (self._held, self._tree_queries.data_ptr())
+        queries = None if self._queries is None else (self._held, self._queries.of_tree.data_ptr())
         parents = tree.on(self.store.device).parents
         return ("tree", queries), PassInputs(self.start, self._length + 1, self.rows, parents=parents)
 
@@ -288,13 +177,13 @@ class FullCache(InFlight):
     def begin_padded(self, tokens: int, rows: int) -> None:
         assert rows <= KEPT_QUERIES and self.fits(rows), f"{rows} rows behind {self._length} tokens"
         self.begin(tokens)
-        self._num_queries = tokens
+        self._set_num_queries(tokens)
 
-    def step_key(self, rows: int) -> bool:
+    def step_key(self) -> bool:
         return self._queries is not None
 
     def new_step(self, rows: int) -> StoreStep:
-        return StoreStep(self, self.store, rows, self._queries)
+        return StoreStep(self, self.store, rows, None if self._queries is None else self._queries.rows)
 
     def clear(self) -> None:
         self.store.clear()
@@ -330,7 +219,8 @@ class FullCache(InFlight):
         self.store.load(self._length, kv)
         if self.windows is not None:
             self.windows.load(self._length, end, window)
-        self._length, self._queries_end = end, -1
+        self._length = end
+        self._forget_queries()
         self._leave()
 
     def restore_states(self, length: int, states: Tensor) -> None:
@@ -358,7 +248,8 @@ class FullCache(InFlight):
         is_plain = self.windows is None and self.states is None
         assert self._length == 0 and tokens <= self.capacity and (is_plain or not tokens)
         self.writes += 1
-        self._length, self._queries_end = tokens, -1
+        self._length = tokens
+        self._forget_queries()
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
@@ -383,11 +274,8 @@ class FullCache(InFlight):
     def keep_queries(self) -> None:
         """Keep the newest queries of every pass from now on, for `query`."""
         if self._queries is None:
-            store = self.store
-            size = (store.shape.layers, KEPT_QUERIES, store.shape.heads, store.shape.head_dim)
-            self._queries_end = -1
             self._leave()  # the queries of a tree in flight were not kept
-            self._queries = torch.empty(size, dtype=store.dtype, device=store.device)
+            self._queries = KeptQueries(self.store)
 
     def query(self) -> Tensor | None:
         """Return the rotated queries `[layers, heads, head_dim]` of the newest committed token.
@@ -399,8 +287,13 @@ class FullCache(InFlight):
 
     def queries(self, most: int) -> list[Tensor]:
         """Return the rotated queries of up to `most` of the newest committed tokens, each as `query`, newest first."""
-        behind = self._queries_end - self._length
-        if self._queries is None or not 0 <= behind < self._num_queries:
-            return []
-        newest = self._num_queries - 1 - behind
-        return [self._queries[:, index] for index in range(newest, max(newest - most, -1), -1)]
+        return [] if self._queries is None else self._queries.newest(self._length, most)
+
+    def _forget_queries(self) -> None:
+        if self._queries is not None:
+            self._queries.end = -1
+
+    def _set_num_queries(self, tokens: int) -> None:
+        """Note how many queries a pass keeps that does not call `append`."""
+        if self._queries is not None:
+            self._queries.count = tokens

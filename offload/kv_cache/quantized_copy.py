@@ -71,7 +71,7 @@ class QuantizedCopiedCache(CopiedCache):
         """Add a layer's selected chunks, of which every row sees all."""
         result.attend_groups(rows, self._groups[layer], 0, self.selection.shape[1] * self._chunk // GROUP)
 
-    def step_key(self, rows: int) -> int:
+    def step_key(self) -> int:
         return self.selection.shape[1]  # which a launch has
 
     def new_step(self, rows: int) -> QuantizedStep:

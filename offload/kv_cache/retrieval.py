@@ -36,7 +36,6 @@ class CopiedCache(SelectedCache):
         assert chunk % self.store.grain == 0, "a slot is a multiple of the store's grain"
         self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
         self.exact_end = 0
-        self.copied_chunks = 0  # since creation, of all layers and heads
 
     def _new_store(self) -> Store:
         """Return an empty store for the selected chunks, and for the tail behind them."""
@@ -52,7 +51,7 @@ class CopiedCache(SelectedCache):
     def begin_padded(self, tokens: int, rows: int) -> None:
         self.begin(tokens)
 
-    def step_key(self, rows: int) -> None:
+    def step_key(self) -> None:
         return None
 
     def new_step(self, rows: int) -> StoreStep:
@@ -112,7 +111,6 @@ class CopiedCache(SelectedCache):
                 row[part], slot[part], *self._full.store.gather(row[part], chunk[part], self._chunk)
             )  # without a name for the copies, which would outlive the next ones' allocation
         self.selection[row, slot] = chunk
-        self.copied_chunks += len(row)
 
     def _put(self, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store gathered chunks in slots."""

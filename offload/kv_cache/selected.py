@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
 
 from ..architecture.rope import rows_of
 from .full import FullCache
+from .in_flight import InFlight
 from .selection import Refresh, Selector, choose
-from .tree import InFlight, Tree
+from .tree import Tree
 
 
-class SelectedCache(InFlight, ABC):
+class SelectedCache(InFlight):
     """A KVCache of selected chunks of a full cache, followed by the newest tokens without a gap (the tail).
 
     It computes keys and values only of tokens that the full cache has not run yet; `adopt` replaces them by the full
@@ -166,24 +166,6 @@ class SelectedCache(InFlight, ABC):
     @abstractmethod
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store and attend as in `KVCache`."""
-
-    def commit(self, keep: Sequence[int] | None = None) -> None:
-        if keep is None:
-            if self.states is not None:
-                self.states.commit()
-            self._length += self._inflight
-            self._inflight = 0
-        else:
-            assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
-            self._compact(keep)
-            if self.windows is not None:
-                self.windows.compact(self._length, keep)
-            self._length += len(keep)
-            self._leave()
-
-    @abstractmethod
-    def _compact(self, keep: Sequence[int]) -> None:
-        """Move the tokens of a path in flight together, behind the committed ones."""
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"

@@ -119,13 +119,15 @@ class RetrievalSelector:
             self._scores.truncate(length // self._chunk)
 
 
+_FALL = 0.9  # of the best acceptance since a selection: below, there is another one
+_LEAST = 8  # tokens between two selections
+
+
 class Refresh:
     """When to select again: every `every` tokens, or if None when acceptance has fallen since the last selection."""
 
-    def __init__(self, every: int | None, fall: float = 0.9, least: int = 8) -> None:
+    def __init__(self, every: int | None) -> None:
         self._every = every
-        self._fall = fall
-        self._least = least  # fewest tokens between two selections
         self.start(0)
 
     def start(self, length: int) -> None:
@@ -147,4 +149,4 @@ class Refresh:
         grown = length - self._since
         if self._every is not None:
             return grown >= self._every
-        return grown >= self._least and self._moving is not None and self._moving < self._fall * max(self._best, 0.5)
+        return grown >= _LEAST and self._moving is not None and self._moving < _FALL * max(self._best, 0.5)

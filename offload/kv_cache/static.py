@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
-from .full import Attends, KVCache
+from .protocol import Attends, KVCache
 
 
 class StaticStep(Attends, Protocol):
@@ -33,8 +33,8 @@ class StaticCache(KVCache, Protocol):
         """Begin a pass over `tokens` tokens as `begin` does, filled up to `rows` rows, which fit."""
         ...
 
-    def step_key(self, rows: int) -> Hashable:
-        """Return what else a recording of `rows` rows depends on; it serves as long as this is the same."""
+    def step_key(self) -> Hashable:
+        """Return what else a recording depends on beside its rows; it serves as long as this is the same."""
         ...
 
     def new_step(self, rows: int) -> StaticStep:

@@ -14,10 +14,11 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rope, rotate, rows_of
 from ..kernels.window_attention import Limits, attend_limited
+from .in_flight import InFlight
 from .states import States
 from .static_step import StepInputs
 from .store import attend_stored, attend_tree, first_moved
-from .tree import InFlight, Tree, branches_of
+from .tree import Tree, branches_of
 
 
 class Span(NamedTuple):
@@ -122,11 +123,11 @@ class StreamingCache(InFlight):
     def _set_span(self, inflight: int, room: int) -> None:
         stored = self._length - self._dropped
         if stored + room > self._room:
-            stored = self._compact()
+            stored = self._evict()
         sink = min(self.sink, stored)
         self.span = Span(sink, max(stored - self.window, sink), stored, stored + inflight)
 
-    def _compact(self) -> int:
+    def _evict(self) -> int:
         """Drop tokens behind the sink, except a window and some for rollback; return how many tokens are left."""
         stored = self._length - self._dropped
         kept = self.window + (self._room - self.sink - self.window) // 4
@@ -176,7 +177,7 @@ class StreamingCache(InFlight):
     def fits(self, rows: int) -> bool:
         return rows <= self._most
 
-    def step_key(self, rows: int) -> None:
+    def step_key(self) -> None:
         return None
 
     def new_step(self, rows: int) -> StreamingStep:
@@ -186,23 +187,11 @@ class StreamingCache(InFlight):
         for tensor in self._tensors():
             tensor.zero_()
 
-    def commit(self, keep: Sequence[int] | None = None) -> None:
-        if keep is None:
-            if self.states is not None:
-                self.states.commit()
-            self._length += self._inflight
-            self._inflight = 0
-        else:
-            self._commit_path(keep)
-
-    def _commit_path(self, keep: Sequence[int]) -> None:
-        assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
+    def _compact(self, keep: Sequence[int]) -> None:
         first, moved = self.span.first, first_moved(keep)
         for tensor in self._tensors() if moved < len(keep) else ():
             at = torch.tensor([first + index for index in keep[moved:]], device=tensor.device)
             tensor[:, :, first + moved : first + len(keep)] = tensor.index_select(2, at)
-        self._length += len(keep)
-        self._leave()
 
     def skip(self, length: int) -> None:
         """Continue at position `length`, at least the committed one, with the sink alone as if it had been run.

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from ..architecture.config import ModelShape, shape_from_config
+from ..architecture.config import ModelShape
 from ..architecture.config_checks import ConfigCheck
 from ..architecture.families import FAMILIES, GGUF_FAMILIES, Family
+from ..architecture.hf_config import shape_from_config
 from ..errors import CheckpointError, UnsupportedModel
 from ..short_repr import short_repr, short_text
 from .gguf_tensors import GGUFTensors, open_gguf

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.dims import Dimensions
 from ..architecture.known import KNOWN, read_shape
 from ..architecture.known_models import published_bits
+from ..architecture.parameters import WeightBits
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
@@ -51,7 +52,7 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
 
 
-def dimensions(name: str, home: Path | None = None) -> Dimensions:
+def dimensions(name: str) -> Dimensions:
     """Return the dimensions of a model, with its `context` in tokens, from as little of it as possible.
 
     Those of well-known models need no file. Of a folder or a hub model config.json is read, which is fetched if it is

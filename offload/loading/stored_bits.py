@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from ..architecture.dims import WeightBits
+from ..architecture.parameters import WeightBits
 
 _PARTS = ("layers", "outer", "experts")
 

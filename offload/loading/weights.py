@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.layer_spec import LayerSpec
 from ..decoder import Model
-from ..decoder_layer import Layer, LayerPass
-from ..experts import ExpertWeights, SharedExpert
-from ..kernels.delta_rule import DeltaRule
-from ..kernels.ops import Linear, LocalLinear, Operations, TorchOperations
-from ..kernels.quantized import QuantizedTensor
-from ..linear_attention import DeltaWeights
+from ..decoder_layer import Layer
+from ..kernels.ops import Linear, Operations, TorchOperations
 from ..offloading import ExpertMover, StreamedLayers, WeightTier
 from ..parallel import ALONE, Group, Share
-from ..parallel.linear import GatheredLinear, SummedLinear, Table
-from ..parallel.norm import JoinedNorm
 from ..row_inputs import LayerEmbeddings
-from .layer_tensors import TensorPlaces, layer_sizes
-from .safetensors import Checkpoint, TensorReader
+from .layers import load_layer, load_layer_apart
+from .safetensors import Checkpoint
+from .weight_reader import WeightReader
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
 _CPU = torch.device("cpu")
@@ -51,18 +44,21 @@ def load_model(
     """
     shape, do = checkpoint.shape if share is None else share.shape, operations or TorchOperations()
     with checkpoint.tensors() as read:
-        reader = _WeightReader(read, dtype, device, do, group, share, checkpoint.shape)
+
+        def reader_to(device: torch.device, operations: Operations) -> WeightReader:
+            return WeightReader(read, dtype, device, operations, group, share, checkpoint.shape)
+
+        reader, outside = reader_to(device, do), reader_to(_CPU, do)
         embedding, head = _load_ends(reader, shape)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
-        outside = _WeightReader(read, dtype, _CPU, do, group, share, checkpoint.shape)
         mover = None if tier is None or tier.experts is None else ExpertMover(tier.experts, device)
         loaded = []
         for index in range(shape.layers):
             if mover is not None and shape.spec(index).is_sparse and mover.takes_next():
-                host = _WeightReader(read, dtype, _CPU, mover.operations(do), group, share, checkpoint.shape)
-                loaded.append(_load_apart(reader, host, shape, index, mover))
+                host = reader_to(_CPU, mover.operations(do))
+                loaded.append(load_layer_apart(reader, host, shape, index, mover))
             else:
-                loaded.append(_load_layer(reader if index < resident else outside, shape, index))
+                loaded.append(load_layer(reader if index < resident else outside, shape, index))
             progress(index + 1, shape.layers)
         layers = loaded
         if resident < shape.layers:
@@ -76,7 +72,7 @@ def load_model(
         return model
 
 
-def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tensor], Tensor], Linear]:
+def _load_ends(reader: WeightReader, shape: ModelShape) -> tuple[Callable[[Tensor], Tensor], Linear]:
     """Load the embedding and the output head; a tied table is stored once, in the head's layout."""
     if shape.tied_embeddings:
         head = reader.gathered(reader.linear(False, "model.embed_tokens"))
@@ -84,13 +80,13 @@ def _load_ends(reader: _WeightReader, shape: ModelShape) -> tuple[Callable[[Tens
     return reader.gathered(reader.table("model.embed_tokens")).rows, reader.gathered(reader.linear(False, "lm_head"))
 
 
-def _final_norm(reader: _WeightReader, shape: ModelShape) -> tuple[Tensor, Tensor | None]:
+def _final_norm(reader: WeightReader, shape: ModelShape) -> tuple[Tensor, Tensor | None]:
     """Load weight and bias of the norm behind the last layer."""
     bias = reader.stacked("model.norm.bias") if shape.specs[0].norm_bias else None
     return reader.norm("model.norm.weight"), bias
 
 
-def _layer_embeddings(reader: _WeightReader, outside: _WeightReader, shape: ModelShape) -> LayerEmbeddings | None:
+def _layer_embeddings(reader: WeightReader, outside: WeightReader, shape: ModelShape) -> LayerEmbeddings | None:
     """Load what gives each layer its own embeddings, if they have them; the table by the reader to host memory."""
     if not shape.layer_input:
         return None
@@ -106,104 +102,17 @@ def load_layers(
 ) -> Iterator[Layer]:
     """Yield all layers of a model, or those of some `indices`, from another checkpoint of its shape."""
     with checkpoint.tensors() as read:
-        reader = _WeightReader(read, model.dtype, model.device, model.operations, model.group, share, checkpoint.shape)
+        reader = WeightReader(read, model.dtype, model.device, model.operations, model.group, share, checkpoint.shape)
         for index in range(model.shape.layers) if indices is None else indices:
-            yield _load_layer(reader, model.shape, index)
+            yield load_layer(reader, model.shape, index)
 
 
 def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Linear:
     """Return the output head of a model from another checkpoint of its shape."""
     name = "model.embed_tokens" if model.shape.tied_embeddings else "lm_head"
     with checkpoint.tensors() as read:
-        reader = _WeightReader(read, model.dtype, model.device, model.operations, model.group, share, checkpoint.shape)
+        reader = WeightReader(read, model.dtype, model.device, model.operations, model.group, share, checkpoint.shape)
         return reader.gathered(reader.linear(False, name))
-
-
-def _load_apart(reader: _WeightReader, host: _WeightReader, shape: ModelShape, index: int, mover: ExpertMover) -> Layer:
-    """Load a sparse layer whose experts are in host memory: by `host`, and everything else by `reader`."""
-    spec = shape.spec(index)
-    experts = _load_experts(host, shape, spec, f"model.layers.{index}.mlp", reader)
-    moved = mover.moved(experts, lambda do: LayerPass(spec, shape, do).activated)
-    return _load_layer(reader, shape, index, moved)
-
-
-def _load_layer(reader: _WeightReader, shape: ModelShape, index: int, experts: ExpertWeights | None = None) -> Layer:
-    """Load the fused weights of one layer; `experts`, if they are loaded already."""
-    spec, prefix = shape.spec(index), f"model.layers.{index}."
-    attention, linear, mlp = f"{prefix}self_attn.", f"{prefix}linear_attn.", f"{prefix}mlp"
-    has = set(layer_sizes(shape, spec))
-
-    def norm(name: str, kind: str = "weight") -> Tensor | None:
-        return reader.norm(f"{prefix}{name}.{kind}") if f"{name}.{kind}" in has else None
-
-    joined = spec.qk_norm == "projection" and reader.group.size > 1
-    return Layer(
-        input_norm=norm("input_layernorm"),
-        qkv=None
-        if spec.is_linear
-        else reader.linear(spec.qkv_bias, *(f"{attention}{x}_proj" for x in spec.projections)),
-        q_norm=None if joined else norm("self_attn.q_norm"),
-        k_norm=None if joined else norm("self_attn.k_norm"),
-        joined_norm=reader.joined_norm(*(f"{attention}{x}_norm.weight" for x in "qk")) if joined else None,
-        o=reader.summed(spec.o_bias, f"{linear}out_proj" if spec.is_linear else f"{attention}o_proj"),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=None if spec.is_sparse else _gate_up(reader, spec, mlp),
-        down=None if spec.is_sparse else reader.summed(spec.mlp_bias, f"{mlp}.down_proj"),
-        experts=experts or (_load_experts(reader, shape, spec, mlp) if spec.is_sparse else None),
-        input_norm_bias=norm("input_layernorm", "bias"),
-        mlp_norm_bias=norm("post_attention_layernorm", "bias"),
-        attention_post_norm=norm("post_self_attn_layernorm"),
-        mlp_post_norm=norm("post_mlp_layernorm"),
-        sinks=reader.wide(f"{attention}sinks") if spec.has_sinks else None,
-        v_norm=reader.ones(shape.heads_of(spec).head_dim) if spec.normalises_values and not spec.borrows else None,
-        input_gate=reader.linear(False, f"{prefix}per_layer_input_gate") if shape.layer_input else None,
-        input_projection=reader.linear(False, f"{prefix}per_layer_projection") if shape.layer_input else None,
-        input_post_norm=norm("post_per_layer_input_norm"),
-        scale=reader.stacked(f"{prefix}layer_scalar") if spec.has_scale else None,
-        delta=_load_delta(reader, shape, linear) if spec.is_linear else None,
-    )
-
-
-def _load_delta(reader: _WeightReader, shape: ModelShape, prefix: str) -> DeltaWeights:
-    """Load the weights of a layer's linear attention, but for those of the output."""
-    conv = reader.wide(f"{prefix}conv1d.weight").squeeze(1).T.contiguous()
-    decay = -reader.wide(f"{prefix}A_log").exp()
-    return DeltaWeights(
-        inputs=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in ("qkv", "z"))),
-        gates=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in "ba")),
-        rule=DeltaRule(shape.linear, conv, decay, reader.wide(f"{prefix}dt_bias")),
-        norm=reader.wide(f"{prefix}norm.weight"),
-    )
-
-
-def _gate_up(reader: _WeightReader, spec: LayerSpec, mlp: str) -> LocalLinear:
-    return reader.linear(spec.mlp_bias, *(f"{mlp}.{x}_proj" for x in ("gate", "up")[not spec.is_gated :]))
-
-
-def _load_experts(
-    reader: _WeightReader, shape: ModelShape, spec: LayerSpec, mlp: str, always: _WeightReader | None = None
-) -> ExpertWeights:
-    """Load the experts of one layer, one after the other, a rank's columns of each.
-
-    What all tokens have, the router and a shared expert, is loaded by the reader `always`, if that is another one.
-    """
-    always = always or reader
-    each = [f"{mlp}.experts.{i}" for i in range(shape.experts.count)]
-    down_bias = spec.mlp_bias and reader.group.rank == 0  # the ranks' outputs are summed
-    return ExpertWeights(
-        router=always.linear(spec.router_bias, f"{mlp}.gate"),
-        gate_up=tuple(_gate_up(reader, spec, name) for name in each),
-        down=tuple(reader.linear(down_bias, f"{name}.down_proj") for name in each),
-        per_token=shape.experts.per_token,
-        group=reader.group,
-        shared=_load_shared_expert(always, spec, mlp) if spec.shares_expert else None,
-    )
-
-
-def _load_shared_expert(reader: _WeightReader, spec: LayerSpec, mlp: str) -> SharedExpert:
-    name = f"{mlp}.shared_expert"
-    gate, down = reader.linear(False, f"{name}_gate"), reader.linear(False, f"{name}.down_proj")
-    return SharedExpert(gate, _gate_up(reader, spec, name), down)
 
 
 @contextmanager
@@ -218,107 +127,9 @@ def streamed_model(
     """Yield a model for one forward pass, which reads each layer when it comes to it, so that one is in memory."""
     shape = checkpoint.shape if share is None else share.shape
     with checkpoint.tensors() as read:
-        reader = _WeightReader(read, dtype, device, operations, group, share, checkpoint.shape)
+        reader = WeightReader(read, dtype, device, operations, group, share, checkpoint.shape)
         embedding, head = _load_ends(reader, shape)
-        layers = (_load_layer(reader, shape, index) for index in range(shape.layers))
+        layers = (load_layer(reader, shape, index) for index in range(shape.layers))
         norm, bias = _final_norm(reader, shape)
         own = _layer_embeddings(reader, reader, shape)
         yield Model(shape, operations, embedding, layers, norm, head, group, bias, dtype, own)
-
-
-class _WeightReader:
-    """Copies tensors, or a rank's part of them, from the checkpoint's mapped files to a device, one at a time."""
-
-    def __init__(
-        self,
-        read: TensorReader,
-        dtype: torch.dtype,
-        device: torch.device,
-        operations: Operations,
-        group: Group,
-        share: Share | None,
-        shape: ModelShape,
-    ) -> None:
-        self._read = read
-        self._operations = operations
-        self._dtype = dtype
-        self._device = device
-        self.group, self._share = group, share
-        self._places, self._shape = TensorPlaces(shape), shape
-
-    def stacked(self, *names: str) -> Tensor:
-        """Return the tensors concatenated along their rows, in newly allocated memory."""
-        parts = [self._tensor(name) for name in names]
-        rows = sum(len(part) for part in parts)
-        whole = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)
-        for target, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
-            target.copy_(part)
-        return whole
-
-    def norm(self, name: str) -> Tensor:
-        """Return the weight or the bias of a norm."""
-        if not self._shape.wide_norms:
-            return self.stacked(name)
-        return self.wide(name) + self._shape.norm_offset
-
-    def wide(self, name: str) -> Tensor:
-        """Return a tensor in fp32."""
-        return self._tensor(name).to(self._device, torch.float32)
-
-    def joined_norm(self, *names: str) -> JoinedNorm:
-        """Return norms of q and k over the heads of all ranks, from this rank's parts of their weights."""
-        shape = self._shape
-        widths = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        return JoinedNorm(tuple(map(self.norm, names)), widths, self._share.counts_keys, self.group)
-
-    def ones(self, size: int) -> Tensor:
-        """Return the weight of a norm without one, in fp32."""
-        return torch.ones(size, device=self._device)
-
-    def _tensor(self, name: str) -> Tensor:
-        """Return a tensor, or this rank's part of it, in the decoder's order of rows."""
-        place = self._places.find(name, self._share and self._share.part(name))
-        tensor = self._read(place.name, place.part)
-        return tensor if place.order is None else tensor[torch.tensor(place.order)]
-
-    def linear(self, bias: bool, *names: str) -> LocalLinear:
-        """Return the named linears as one, with their rows concatenated; quantised if they can be."""
-        biases = self.stacked(*(f"{name}.bias" for name in names)) if bias else None
-        read = cache(self._read_quantized)  # q, k and v may be one stored tensor, which may have to be rounded
-        parts = [self._quantized(f"{name}.weight", read) for name in names]
-        if any(part is not None for part in parts):
-            pairs = zip(parts, names, strict=True)
-            weights = [self.stacked(f"{name}.weight") if part is None else part for part, name in pairs]
-            return self._operations.quantized_linear(weights, biases)
-        return self._operations.linear(self.stacked(*(f"{name}.weight" for name in names)), biases)
-
-    def table(self, name: str) -> Table | Linear:
-        """Return an embedding table."""
-        part = self._quantized(f"{name}.weight", self._read_quantized)
-        return Table(self.stacked(f"{name}.weight")) if part is None else self._operations.quantized_linear([part])
-
-    def _read_quantized(self, stored: str) -> QuantizedTensor | None:
-        return self._read.quantized(stored)
-
-    def _quantized(self, name: str, read: Callable[[str], QuantizedTensor | None]) -> QuantizedTensor | None:
-        """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
-        place = self._places.find(name, self._share and self._share.part(name))
-        if not self._operations.serves_quantized(self._dtype) or (whole := read(place.name)) is None:
-            return None
-        rows, *columns = place.part or (slice(None),)
-        part = whole.rows(rows) if not columns else whole.rows(rows).columns(*columns)
-        if part is not None and place.order is not None:
-            part = part.rows(torch.tensor(place.order))
-        return None if part is None else part.to(self._device)
-
-    def summed(self, bias: bool, name: str) -> Linear:
-        """Return a linear split by columns among the ranks; its bias is added once."""
-        if self._share is None:
-            return self.linear(bias, name)
-        return SummedLinear(self.linear(bias and self.group.rank == 0, name), self.group)
-
-    def gathered(self, table: Linear | Table) -> Linear | Table:
-        """Return a table over the vocabulary, which may be split by rows among the ranks."""
-        if self._share is None or not self._share.splits_vocab:
-            return table
-        return GatheredLinear(table, self.group, self._share.vocab)

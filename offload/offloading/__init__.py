@@ -4,11 +4,10 @@ from .disk_link import DiskFailed, DiskLink
 from .expert_tier import ExpertMover, ExpertTier
 from .factory import TieredStoreFactory, TierSettings, check_model
 from .host_memory import make_link
-from .link import LINK_COST, LinkStatistics, SimulatedLink, TransferFailed
+from .link import LinkStatistics, SimulatedLink, TransferFailed
 from .weights import StreamedLayers, WeightTier
 
 __all__ = [
-    "LINK_COST",
     "DiskFailed",
     "DiskLink",
     "ExpertMover",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..architecture.dims import expected_experts, reads_all
+from ..architecture.expert_dims import expected_experts, reads_all
 from ..errors import UnsupportedModel
 from ..experts import ExpertWeights, grouped, weighted_sum
 from ..kernels.ops import LocalLinear

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.footprint import page_tokens
-from ..architecture.tier_footprint import disk_buffers
+from ..architecture.tier_footprint import SLOTS, disk_buffers
 from ..config import EXACT
 from ..errors import SettingsError
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
@@ -27,7 +28,7 @@ from .device_quantized_store import DeviceQuantizedTieredStore
 from .disk_pages import DiskPages
 from .host_attention import HostAttention, HostThread
 from .host_memory import begin_allocation, make_link
-from .link import Link
+from .link import DISK_COST, LINK_COST, Link
 from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
 from .pinning import Pinning
 from .prefetch import PrefetchRing
@@ -116,6 +117,12 @@ class TieredStoreFactory:
         self._operations, self._device = operations, device
         self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
 
+    def read_cost(self, shape: ModelShape) -> float:
+        """Return the estimated time to read a byte of a store's KV, relative to the device's memory."""
+        if self.settings.resident_layers >= shape.kv_layers:
+            return 1.0
+        return LINK_COST if self.settings.disk is None else DISK_COST
+
     def reserve(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         """Begin to pin host memory for a store of such a capacity, while something else is done."""
         shape = shape.full_attention
@@ -125,6 +132,7 @@ class TieredStoreFactory:
             layers = layers if self.settings.disk is None else min(self.settings.host_layers, layers)
             self._reserved = begin_allocation((layers, *size), dtype, self._device)
 
+    @torch.inference_mode(False)
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
         """Return an empty store for a sequence of up to `capacity` tokens: of the layers that attend to all of them.
 
@@ -137,59 +145,57 @@ class TieredStoreFactory:
             return new_store(self._operations.kernel, shape, capacity, dtype, device, self._kv)
         if self._kv != EXACT:
             return self._new_quantized_store(shape, capacity, dtype, visits)
-        format = self._page_format(shape, dtype)
-        resident_layers = settings.resident_layers
-        away = shape.layers - resident_layers
-        pages, pinning = self._pages(self._pages_size(shape, capacity, format), dtype)
-        count = settings.buffers_for(format.numbers * dtype.itemsize)
-        resident = None
-        if resident_layers:
-            resident = new_store(
-                self._operations.kernel, replace(shape, layers=resident_layers), capacity, dtype, device
-            )
-        with torch.inference_mode(False):
-            buffers = self._device_pages((count, format.numbers), dtype).unbind()
-            tiers = Tiers(
-                format=format,
-                link=self.link,
-                ring=PrefetchRing(self.link, buffers, settings.overlap),
-                balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
-                host=None if settings.mode == "stream" else HostAttention(format, device, settings.host_bandwidth),
-                resident=resident,
-                resident_layers=resident_layers,
-                near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
-                pages=pages,
-                open=self._device_pages((away, 2, format.numbers), dtype),
-                pinning=pinning,
-                last_visits=visits,
-                prefills_plainly=device.type == "cuda",
-            )
+        format, host, resident = self._page_format(shape, dtype), None, None
+        if settings.mode != "stream":
+            host = HostAttention(format, device, settings.host_bandwidth)
+        parts = self._parts(shape, capacity, dtype, format, host, visits)
+        if settings.resident_layers:
+            on_device = replace(shape, layers=settings.resident_layers)
+            resident = new_store(self._operations.kernel, on_device, capacity, dtype, device)
+        tiers = Tiers(
+            **parts,
+            resident=resident,
+            near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
+            prefills_plainly=device.type == "cuda",
+        )
         return TieredStore(shape, tiers)
 
     def _new_quantized_store(
         self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int
     ) -> QuantizedTieredStore | DeviceQuantizedTieredStore:
-        settings, device = self.settings, self._device
         format, numbers = self._stored_format(shape, dtype)
-        size = self._pages_size(shape, capacity, format)
-        pages, pinning = self._pages(size, numbers)
-        with torch.inference_mode(False):
-            buffers = self._device_bytes((settings.buffers_for(format.numbers), format.numbers)).unbind()
-            tiers = QuantizedTiers(
-                format=format,
-                link=self.link,
-                ring=PrefetchRing(self.link, buffers, settings.overlap),
-                balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
-                host=None if settings.mode == "stream" else self._quantized_host(format, shape, dtype),
-                resident_layers=settings.resident_layers,
-                pages=pages,
-                open=self._device_bytes((size[0], 2, format.numbers)),
-                pinning=pinning,
-                last_visits=visits,
-            )
+        host = None if self.settings.mode == "stream" else self._quantized_host(format, shape, dtype)
+        tiers = QuantizedTiers(**self._parts(shape, capacity, numbers, format, host, visits))
         if self._operations.kernel is None:
             return DeviceQuantizedTieredStore(shape, capacity, dtype, tiers)
         return QuantizedTieredStore(self._operations.kernel, shape, capacity, dtype, tiers)
+
+    def _parts(
+        self,
+        shape: ModelShape,
+        capacity: int,
+        dtype: torch.dtype,
+        format: PageFormat | QuantizedPageFormat,
+        host: HostThread | None,
+        visits: int,
+    ) -> dict[str, Any]:
+        """Return the arguments of `TierParts`, with memory for a store's pages of numbers of a `dtype`."""
+        settings, size = self.settings, self._pages_size(shape, capacity, format)
+        pages, pinning = self._pages(size, dtype)
+        count = settings.buffers_for(format.numbers * dtype.itemsize)
+        buffers = self._device_pages((count, format.numbers), dtype).unbind()
+        return {
+            "format": format,
+            "link": self.link,
+            "ring": PrefetchRing(self.link, buffers, settings.overlap),
+            "balance": Balance(self._share, HOST_ROWS if self._device.type == "cuda" else float("inf")),
+            "host": host,
+            "resident_layers": settings.resident_layers,
+            "pages": pages,
+            "open": self._device_pages((size[0], SLOTS, format.numbers), dtype),
+            "pinning": pinning,
+            "last_visits": visits,
+        }
 
     def _quantized_host(self, format: QuantizedPageFormat, shape: ModelShape, dtype: torch.dtype) -> HostThread:
         bandwidth = self.settings.host_bandwidth
@@ -221,16 +227,10 @@ class TieredStoreFactory:
         return shape.layers - self.settings.resident_layers, -(-capacity // format.tokens), format.numbers
 
     def _device_pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return uninitialised memory for pages on the device, aligned for reads from disk."""
-        if self.settings.disk is None or self._device.type != "cpu":
-            return torch.empty(size, dtype=dtype, device=self._device)
-        return host_memory(size, dtype)
-
-    def _device_bytes(self, size: tuple[int, ...]) -> Tensor:
-        """Return uninitialised memory for pages of quantised keys and values on the device."""
-        if self._device.type == "cpu":
-            return host_memory(size, torch.uint8)
-        return self._device_pages(size, torch.uint8)
+        """Return uninitialised memory for pages on the device; on a CPU aligned for reads from disk and for groups."""
+        if self._device.type == "cpu" and (self.settings.disk is not None or dtype == torch.uint8):
+            return host_memory(size, dtype)
+        return torch.empty(size, dtype=dtype, device=self._device)
 
     def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor | DiskPages, Pinning | None]:
         """Return a file or host memory for pages, the reserved one if it is of that size."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..architecture.dims import expected_experts
+from ..architecture.expert_dims import expected_experts
 from ..experts import ExpertWeights, grouped, weighted_sum
 from ..kernels.ops import LocalLinear
 from .expert_statistics import ExpertStatistics

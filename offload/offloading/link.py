@@ -172,7 +172,6 @@ class SimulatedLink(BackgroundLink):
 
     Args:
         bandwidth: bytes/s.
-        latency: extra seconds per call of `copy`.
         before: called with the pairs before they are copied, by the link's thread, so that tests can delay or fail.
         poison: as in BackgroundLink.
     """
@@ -180,11 +179,10 @@ class SimulatedLink(BackgroundLink):
     def __init__(
         self,
         bandwidth: float,
-        latency: float = 0.0,
         before: Callable[[Sequence[Pair]], None] | None = None,
         poison: bool = False,
     ) -> None:
-        self.bandwidth, self.latency = bandwidth, latency
+        self.bandwidth = bandwidth
         self._before = before
         self._free = 0.0  # when the last copy ended
         super().__init__(poison)
@@ -198,7 +196,7 @@ class SimulatedLink(BackgroundLink):
             self._before(ticket.pairs)
         for target, source in ticket.pairs:  # torch would take threads from the computation
             ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-        due = start + self.latency + ticket.size / self.bandwidth
+        due = start + ticket.size / self.bandwidth
         time.sleep(max(due - time.perf_counter(), 0))
         self._free = max(due, time.perf_counter() - 1e-3)  # a sleep that overran a little is not counted
         ticket.seconds = self._free - start

@@ -12,7 +12,7 @@ from ..kv_cache.host_memory import host_memory
 from ..kv_cache.store import Store
 from .balance import Balance
 from .disk_pages import DiskPages
-from .host_attention import HostAttention, HostThread
+from .host_attention import HostThread
 from .link import Link
 from .page import PageFormat
 from .pinning import Pinning
@@ -20,40 +20,36 @@ from .prefetch import PrefetchRing
 from .quantized_pages import QuantizedPageFormat
 
 
-@dataclass
-class Tiers:
-    """The parts of a tiered store: page format, link, prefetch ring, host attention, and memory."""
+@dataclass(kw_only=True)
+class TierParts:
+    """What every tiered store has: page format, link, prefetch ring, host attention, and memory."""
 
-    format: PageFormat
-    link: Link
-    ring: PrefetchRing
-    balance: Balance
-    host: HostAttention | None  # None: every page is streamed
-    resident: Store | None  # KV of the first `resident_layers` layers
-    resident_layers: int
-    near: Callable[[int], Store]  # makes an empty store on the device for a number of tokens
-    pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
-    open: Tensor  # [layers - resident_layers, 2, numbers] on the device; see OpenPages
-    pinning: Pinning | None = None  # of `pages`, which may still be under way
-    last_visits: int = 1  # how many of the model's layers attend to the last layer of the store
-    prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best
-
-
-@dataclass
-class QuantizedTiers:
-    """The parts of a tiered store of quantised keys and values."""
-
-    format: QuantizedPageFormat
+    format: PageFormat | QuantizedPageFormat
     link: Link
     ring: PrefetchRing
     balance: Balance
     host: HostThread | None  # None: every page is streamed
-    resident_layers: int
+    resident_layers: int  # the first ones, whose KV stays on the device
     pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
     open: Tensor  # [layers - resident_layers, slots, numbers] on the device; see OpenPages
-    pinning: Pinning | None = None  # of `pages`, which may still be under way
+    pinning: Pinning | None  # of `pages`, which may still be under way
+    last_visits: int  # how many of the model's layers attend to the last layer of the store
+
+
+@dataclass(kw_only=True)
+class Tiers(TierParts):
+    """The parts of a tiered store of keys and values as they are."""
+
+    resident: Store | None  # KV of the resident layers
+    near: Callable[[int], Store]  # makes an empty store on the device for a number of tokens
+    prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best
+
+
+@dataclass(kw_only=True)
+class QuantizedTiers(TierParts):
+    """The parts of a tiered store of quantised keys and values."""
+
     staging: Tensor | None = None  # pinned memory for gathered groups, from the first time on; pinning takes long
-    last_visits: int = 1  # as in Tiers
 
     def new_memory(self, size: tuple[int, ...]) -> Tensor:
         """Return uninitialised memory for pages on the device."""

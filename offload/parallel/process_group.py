@@ -24,7 +24,6 @@ class Ranks:
     Args:
         device: the device of tensors that are summed or gathered.
         timeout: seconds within which all ranks must join.
-        backend: backend of `sum` and `gather`; None for nccl on a GPU, gloo on a CPU.
         lost: called once, in a thread, with a rank that has ended without `leave`.
         local, mates: index of this rank among those of its machine, and their number.
 
@@ -35,7 +34,6 @@ class Ranks:
         self,
         device: torch.device,
         timeout: float = 300.0,
-        backend: str | None = None,
         lost: Callable[[int], None] | None = None,
         local: int = 0,
         mates: int = 1,
@@ -46,10 +44,9 @@ class Ranks:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             _check_devices(device, self.size)
             self._control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-            backend = backend or ("nccl" if device.type == "cuda" else "gloo")
             self._data = self._control
-            if backend != "gloo":
-                self._data = dist.new_group(backend=backend, timeout=_TIMEOUT)
+            if device.type == "cuda":
+                self._data = dist.new_group(backend="nccl", timeout=_TIMEOUT)
             self._liveness = dist.new_group(backend="gloo", timeout=_TIMEOUT) if lost else None
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # nccl uses the current device

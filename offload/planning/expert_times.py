@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..hardware.rates import READ
-from .latency import with_experts_away
+from .pass_work import with_experts_away
 from .placement import Placed
 from .request import PlanRequest
 from .roofline import QUANTIZED_READ, Pass, hosted_experts_time

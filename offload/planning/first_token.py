@@ -8,7 +8,8 @@ from ..architecture.footprint import PAGE_GRAIN
 from ..architecture.kv_formats import stored_bytes
 from ..hardware.rates import READ
 from ..levels import has_middle, selected_chunk
-from .latency import Passes, attention_flops
+from .pass_work import attention_flops
+from .passes import Passes
 from .request import PlanRequest
 from .roofline import (
     ALL_REDUCE_S,

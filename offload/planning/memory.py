@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import (
     PAGE_GRAIN,
     activation_bytes,
@@ -15,6 +15,7 @@ from ..architecture.footprint import (
     selection_bytes,
 )
 from ..architecture.kv_formats import quantized_layer_bytes
+from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
 from ..config import EXACT, Speculation
 from ..errors import OutOfMemory
@@ -25,6 +26,7 @@ from ..levels import (
     has_draft_model,
     has_middle,
     selected_chunk,
+    selected_format,
     tree_nodes,
     uses_copy,
 )
@@ -133,22 +135,10 @@ def estimate(
         kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
-    share, retrieval, selection = shape.share(gpus), 0, 0
-    if has_middle(settings, tokens):
-        grown = share.growing
-        retrieval = retrieval_bytes(grown, settings, tokens, itemsize, device, offloaded, in_place, kv)
-        retrieval += share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # a copy, with the tokens drafted
-        selection = selection_bytes(grown, settings, tokens, device, offloaded, in_place, kv)
-        if settings.retrieval_kv != EXACT and on_cpu:  # groups of all tokens; a GPU has those of the budget
-            retrieval += grown.layers * quantized_layer_bytes(share, settings.retrieval_kv, tokens, 0, itemsize)
+    share = shape.share(gpus)
+    retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, device, offloaded, in_place, kv)
     host_weights = 0 if on_cpu else shape.host_bytes(bits)
-    prefill = 0
-    if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
-        prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, on_cpu)
-    elif by_layers:
-        prefill = tokens * share.hidden * itemsize  # of all tokens between two layers
-    if kv != EXACT and not on_cpu:
-        prefill = state_bytes(share, min(prefill_chunk, tokens))
+    prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, offloaded, by_layers, on_cpu, kv)
     dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(
         tokens=tokens,
@@ -170,7 +160,48 @@ def estimate(
     )
 
 
+def _middle_bytes(
+    share: Dimensions,
+    settings: Speculation,
+    tokens: int,
+    itemsize: int,
+    device: str,
+    offloaded: int,
+    in_place: bool,
+    kv: str,
+) -> tuple[int, int]:
+    """Return the bytes of the retrieval cache, and those that a selection takes; arguments as of `estimate`."""
+    if not has_middle(settings, tokens):
+        return 0, 0
+    where = (device, offloaded, in_place, kv)
+    cache = retrieval_bytes(share.growing, settings, tokens, itemsize, *where)
+    cache += share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # a copy, with the tokens drafted
+    kind = selected_format(settings)
+    if kind != EXACT and device == "cpu":  # groups of all tokens; a GPU has those of the budget
+        cache += share.kv_layers * quantized_layer_bytes(share, kind, tokens, 0, itemsize)
+    return cache, selection_bytes(share.growing, settings, tokens, *where)
+
+
 def _prefill_bytes(
+    shape: Dimensions,
+    settings: Speculation,
+    tokens: int,
+    chunk: int,
+    itemsize: int,
+    offloaded: int,
+    by_layers: bool,
+    on_cpu: bool,
+    kv: str,
+) -> int:
+    """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
+    if kv != EXACT and not on_cpu:
+        return state_bytes(shape, min(chunk, tokens))
+    if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
+        return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)
+    return tokens * shape.hidden * itemsize if by_layers else 0  # of all tokens between two layers
+
+
+def _offloaded_prefill_bytes(
     shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, by_layers: bool, on_cpu: bool
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read, if there are offloaded layers."""

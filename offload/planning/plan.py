@@ -12,7 +12,8 @@ from ..levels import has_middle
 from ..units import counted, size_text
 from .expert_times import ExpertTimes, expert_times
 from .first_token import first_token
-from .latency import Decoding, Passes, candidates
+from .latency import Decoding, candidates, predict
+from .passes import Passes
 from .placement import Placed, Tier, placements, resident_tokens
 from .request import PlanRequest
 from .roofline import Time
@@ -128,8 +129,8 @@ def make_plan(request: PlanRequest) -> Plan:
 
 def _plan_of(request: PlanRequest, placed: Placed) -> Plan:
     passes = Passes(request, placed)
-    plain = passes.decode("ar")
-    decodings = [passes.decode(method) for method in candidates(request)]
+    plain = predict(passes, "ar")
+    decodings = [predict(passes, method) for method in candidates(request)]
     chosen = min(decodings, key=lambda decoding: decoding.tbt.seconds)
     return Plan(request, placed, first_token(passes), plain, chosen)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.dims import Dimensions
 from ..architecture.kv_formats import stored_bytes
+from ..architecture.parameters import WeightBits
 from ..config import EXACT, Placement, Speculation
 from ..hardware.rates import Hardware
+from ..levels import selected_format
 from .self_draft import copy_bits
 
 
@@ -80,7 +82,7 @@ class PlanRequest:
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
         on_cpu, is_quantized = self.hardware.device == "cpu", self.kv != EXACT
-        copies = is_quantized or self.speculation.retrieval_kv != EXACT
+        copies = is_quantized or selected_format(self.speculation) != EXACT
         has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not copies
         return not offloaded and has_table
 

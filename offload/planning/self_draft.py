@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..architecture.dims import Dimensions, WeightBits
+from ..architecture.dims import Dimensions
+from ..architecture.parameters import WeightBits
 from ..config import QUANTIZE, Speculation
 from ..levels import uses_copy
 from ..speculation.estimators import ATTENTION_COST, StepTimes, expected_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from copy import copy
 
 from ..events import Prefilled, Restored
@@ -58,12 +58,9 @@ class PromptCache:
 class SequencePrompts:
     """The prompt cache as one runner uses it."""
 
-    def __init__(
-        self, cache: PromptCache, fingerprint: str, runner: Runner, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, cache: PromptCache, fingerprint: str, runner: Runner) -> None:
         self._cache, self.fingerprint = cache, fingerprint
         self._runner, self._reusable = runner, reusable_prefix(runner)
-        self._clock = clock
 
     def prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
         """Do what `Runner.prefill` does. Closed early or killed, it has saved the whole blocks that were run.
@@ -90,7 +87,7 @@ class SequencePrompts:
             return self._run(sequence, writer, end, end)
 
         try:
-            yield from Restoration(prompt, self._runner, self._reusable, compute, self._clock).restore(sequence)
+            yield from Restoration(prompt, self._runner, self._reusable, compute).restore(sequence)
             self._reusable.plan(len(sequence))
             yield from self._run(sequence, writer, len(sequence), self._reusable.length)
         finally:
@@ -98,8 +95,8 @@ class SequencePrompts:
 
     def _run(self, sequence: TokenSequence, writer: BlockWriter, end: int, reusable: int) -> Generator[Prefilled]:
         """Run the sequence up to position `end`, and save the blocks before position `reusable`."""
-        runner, cached, before = self._runner, min(self._runner.num_cached, end - 1), self._clock()
+        runner, cached, before = self._runner, min(self._runner.num_cached, end - 1), time.perf_counter()
         for event in runner.prefill(sequence, end):
-            writer.save(reusable // TOKENS, runner.num_cached - cached, self._clock() - before)
+            writer.save(reusable // TOKENS, runner.num_cached - cached, time.perf_counter() - before)
             yield event
-            cached, before = runner.num_cached, self._clock()
+            cached, before = runner.num_cached, time.perf_counter()

@@ -37,11 +37,10 @@ class Restoration:
         runner: Runner,
         reusable: Reusable,
         compute: Callable[[int], Generator[Prefilled]],
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`compute(end)` runs and saves the prompt's tokens before position `end` that are not in the cache."""
         self._prompt, self._runner, self._reusable = prompt, runner, reusable
-        self._compute, self._clock = compute, clock
+        self._compute = compute
         self._race = Race()
         self._gap = range(0)  # blocks to compute: damaged and missing ones, and the others of their chunks
         self._errors: list[str] = []  # of this rank's files
@@ -91,10 +90,10 @@ class Restoration:
     def _restore_from(self, reader: BlockReader, stored: range, total: int) -> Generator[Prefilled]:
         group = self._prompt.storage.group
         for index in stored:
-            start = self._clock()
+            start = time.perf_counter()
             state, block = self._read(index, reader)
             states = group.collect(state)
-            self._seconds += (reading := self._clock() - start)
+            self._seconds += (reading := time.perf_counter() - start)
             if set(states) != {_VALID}:
                 self._any_damage = self._any_damage or _DAMAGED in states
                 if self._runner.cache.states is not None:  # there are none from which to compute the block
@@ -135,15 +134,15 @@ class Restoration:
     def _restore_block(self, index: int, block: tuple[Tensor, Header], reading: float) -> None:
         """Copy a block into the cache, after waiting `reading` seconds for it."""
         kv, header = block
-        start = self._clock()
+        start = time.perf_counter()
         self._runner.restore(index * TOKENS, self._prompt.ids(index), kv)
         self._size += kv.nbytes
-        self._seconds += (writing := self._clock() - start)
+        self._seconds += (writing := time.perf_counter() - start)
         self._race.observe(*self._prompt.storage.group.agree((reading + writing, header.prefill_s)))
 
     def _restore_states(self, first: int) -> None:
         """Restore the last states that can be read, and drop the tokens behind them."""
-        start, last = self._clock(), self._runner.num_cached // TOKENS
+        start, last = time.perf_counter(), self._runner.num_cached // TOKENS
         while (end := last_with_states(self._prompt, first, last, self._reusable.blocks)) > first:
             try:
                 states = read_states(self._prompt, end - 1)
@@ -157,7 +156,7 @@ class Restoration:
                 break
         else:
             self._runner.truncate(first * TOKENS)
-        self._seconds += self._clock() - start
+        self._seconds += time.perf_counter() - start
 
     def _note_damaged_states(self, index: int, error: UnusableBlock) -> None:
         """Remove a damaged file, so that it is saved again."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..config import LONGEST_GAMMA
 from ..decoder import Model
 from ..errors import Degraded
-from ..kv_cache.full import KVCache
+from ..kv_cache.protocol import KVCache
 from ..kv_cache.static import StaticCache, StaticStep
 from .cuda_recorder import CudaRecorder
 
@@ -102,7 +102,7 @@ class StepGraphs:
         return recording if recording.repeat is not None or self._try(recording) else None
 
     def _recording(self, rows: int) -> _Recording:
-        key = rows, self._cache.step_key(rows)
+        key = rows, self._cache.step_key()
         if key not in self._recordings:
             ids = torch.zeros(rows, dtype=torch.long, device=self._model.device)
             self._recordings[key] = _Recording(ids, self._cache.new_step(rows))

@@ -12,6 +12,7 @@ from .draft import NOTHING, Draft, DraftedTree
 from .tree import ROOT
 
 _NONE = -1  # no token, or no state
+_SHORTEST = 2  # tokens of a match; shorter ones predict next to nothing
 _SHARES = (0.8, 0.2, 0.1, 0.05)  # of the chance of a suffix: of the tokens that followed it, by rank
 
 
@@ -185,25 +186,23 @@ class LookupDrafter:
     setups = 0
     branches = True
 
-    def __init__(self, shortest: int = 2) -> None:
-        self._shortest = shortest  # shorter matches predict next to nothing
+    def __init__(self) -> None:
         self._index = SuffixIndex()
         self._marks: Watermarks | None = None  # of the sequence that is indexed
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         length, _ = self._match(sequence)
-        return None if length < self._shortest else min(length.bit_length(), 5)  # 2-3, 4-7, 8-15, 16 and more
+        return None if length < _SHORTEST else min(length.bit_length(), 5)  # 2-3, 4-7, 8-15, 16 and more
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         return 0.0
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         length, position = self._match(sequence)
-        if length < self._shortest:
+        if length < _SHORTEST:
             return NOTHING
         if tree is not None:
-            nodes, shortest = len(tree.parents), self._shortest
-            tokens, parents = self._index.continuations(sequence.tentative, nodes, limit, shortest)
+            tokens, parents = self._index.continuations(sequence.tentative, len(tree.parents), limit, _SHORTEST)
             return Draft(tokens, None, parents) if tokens else NOTHING
         proposed = sequence.tokens[position : position + limit]
         assert proposed or not limit, "a match ends before the text does"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..decoder import Model
 from ..kernels.native.recording import PassInputs, RecordedLayers, SequenceCalls
-from ..kv_cache.full import KVCache, RecordableCache
+from ..kv_cache.protocol import KVCache, RecordableCache
 from ..kv_cache.tree import Tree
 from ..levels import KEPT_QUERIES
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..decoder import Model, QuantizedCopy
 from ..events import Prefilled
-from ..kv_cache.full import KVCache
+from ..kv_cache.protocol import KVCache
 from ..kv_cache.selected import SelectedCache
 from ..kv_cache.tree import Tree, tree_of
 from ..sequence import TokenSequence, Watermarks, common_prefix

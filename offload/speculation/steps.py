@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..decoder import Model
-from ..kv_cache.full import KVCache
+from ..kv_cache.protocol import KVCache
 from ..kv_cache.tree import Tree
 from .cuda_graphs import StepGraphs
 from .recorded_passes import RecordedPasses

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from offload.architecture.config import shape_from_config
 from offload.architecture.families import FAMILIES
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.rope import Rope
 from offload.errors import CheckpointError, UnsupportedModel
 

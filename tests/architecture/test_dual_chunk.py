@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from offload import EngineConfig, open_model
-from offload.architecture.config import shape_from_config
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.known import KNOWN, read_shape
 from offload.architecture.yarn import stretched
 from offload.errors import CheckpointError, UnsupportedModel

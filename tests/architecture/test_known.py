@@ -8,8 +8,8 @@ from copy import deepcopy
 import pytest
 from transformers import AutoConfig
 
-from offload.architecture.config import shape_from_config
 from offload.architecture.families import FAMILIES
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.known import KNOWN, known_name, read_shape
 from offload.architecture.known_models import VOCABULARIES, compatible, draft_for, draft_models, published_bits
 from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offload import EngineConfig, GenerationConfig, Sampling, Tokens, open_model
-from offload.architecture.config import shape_from_config
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.yarn import factor_for, stretched
 from offload.errors import PromptError, UnsupportedModel
 from offload.loading.safetensors import FolderCheckpoint

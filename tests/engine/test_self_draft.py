@@ -3,7 +3,9 @@
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Speculated, Speculation, open_model
+from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
+from offload.offloading import TierSettings
 from tests.support.engine import GREEDY, SMALL, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer
 
@@ -103,3 +105,29 @@ def test_memory_for_the_copy_is_part_of_the_estimate(folder, native_operations):
     with pytest.raises(OutOfMemory, match="quantised copy") as caught:
         opened("self").check_fit(200, chosen.total - 1)
     assert "--draft lookup" in caught.value.hint
+
+
+class KnownCopies:
+    """Stands in for QuantizedCopies: q4 changes a tenth of the choices, and a copy is only its level."""
+
+    def changed_by_q4(self, ids):
+        return 0.1
+
+    def make(self, level, ids):
+        return level
+
+
+def test_only_keys_and_values_behind_a_link_make_finer_copies_worth_their_bytes(folder, native_operations, tmp_path):
+    opened = open_model(EngineConfig(model=folder, device="cpu"))
+    layers = opened.shape.layers
+
+    def level(**tiers):
+        settings = TierSettings("stream", **tiers) if tiers else None
+        loaded = opened.load(tiers=settings)
+        engine = Engine(loaded.model, (), 64, stores=loaded.stores, copies=KnownCopies())
+        return engine.prepare(PROMPT, GenerationConfig(max_new_tokens=100), Speculation("retrieval", "self"))
+
+    here = level()
+    assert level(resident_layers=layers, link_gb_s=1.0) == here  # as where experts alone are in host memory
+    assert level(resident_layers=0, link_gb_s=1.0) > here
+    assert level(resident_layers=0, disk=tmp_path) > here

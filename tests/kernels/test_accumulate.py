@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload.architecture.config import shape_from_config
+from offload.architecture.hf_config import shape_from_config
 from offload.kernels.attention import attend_reference
 from offload.offloading.page import NativePageFormat, PlainPageFormat
 from tests.support.models import make_hf_model

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.architecture.config import shape_from_config
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.rope import Rope, rotate
 from offload.kernels.native.layout import keys_of, mean_keys, values_of
 from offload.kv_cache.block_store import BlockStore

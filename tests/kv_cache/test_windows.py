@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload.architecture.config import shape_from_config
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.rope import Rope, rotate
 from offload.kernels.attention import attend_masked
 from offload.kernels.native import LEVELS, find_kernel

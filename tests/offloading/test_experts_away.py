@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from offload import GenerationConfig, Speculation
-from offload.architecture.dims import WeightBits
+from offload.architecture.parameters import WeightBits
 from offload.batching.request import BatchRequest
 from offload.config import METHODS, Placement
 from offload.engine import Engine

@@ -5,12 +5,7 @@ import torch
 
 from offload.architecture.footprint import activation_bytes
 from offload.architecture.kv_formats import format_bytes
-from offload.architecture.tier_footprint import (
-    accumulator_bytes,
-    mean_key_bytes,
-    paged_prefill_bytes,
-    plain_prefill_bytes,
-)
+from offload.architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from offload.config import EXACT
 from offload.kernels import triton
 from offload.offloading import factory, mean_keys
@@ -151,6 +146,17 @@ def test_without_triton_the_same_pass_runs_on_torchs_kernels(shape, tiered, monk
     assert launches["attend"] == 0
     assert launches["_scaled_dot_product_flash_attention"] >= LAYERS
     assert usage.to_host == 0
+
+
+def accumulator_bytes(shape, rows, page, itemsize):
+    """Return the device bytes of attention over streamed pages by torch's operations, for a pass of `rows`.
+
+    The running sum, a page's result and its copy in fp32; queries and results in the order of heads; a page's plain
+    keys and values, whose heads are in another order than its blocks'.
+    """
+    numbers = rows * shape.heads * shape.head_dim
+    pages = 2 * format_bytes(shape, EXACT, page, itemsize)
+    return numbers * (2 * 4 + 4 * itemsize) + 6 * 4 * rows * shape.heads + pages
 
 
 def test_the_memory_of_a_prefill_chunk_is_bounded_however_many_pages_lie_before_it(shape, tiered):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from offload.architecture.config import shape_from_config
+from offload.architecture.hf_config import shape_from_config
 from offload.config import Speculation
 from offload.kernels.ops import TorchOperations
 from offload.loading.tensor_checks import expected_sizes

@@ -8,9 +8,9 @@ from offload import EngineConfig, open_model
 from offload.architecture.known import KNOWN
 from offload.config import Placement, Speculation
 from offload.planning.batch import fitting_sequences, most_sequences, plan_batches
-from offload.planning.latency import Passes
 from offload.planning.lock_step import draft_rounds
 from offload.planning.memory import estimate
+from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from offload.architecture.dims import WeightBits
 from offload.architecture.known import KNOWN
 from offload.architecture.known_models import published_bits
+from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.config import Placement
 from offload.hardware.rates import READ

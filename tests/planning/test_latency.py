@@ -7,7 +7,7 @@ import pytest
 from offload.architecture.known import KNOWN
 from offload.config import Placement, Speculation
 from offload.planning.first_token import first_selection
-from offload.planning.latency import Passes
+from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from offload.architecture.footprint import page_tokens
 from offload.architecture.known import KNOWN
-from offload.config import OFFLOADS, Placement, Speculation
+from offload.config import Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.levels import tree_nodes
+from offload.placement_config import OFFLOADS
 from offload.planning.placement import place
 from offload.planning.plan import make_plan, suggested_budget
 from offload.planning.request import PlanRequest

@@ -123,8 +123,8 @@ class Run:
     def decode(self):
         """Select for the first time, draft, and verify at the end of the context."""
         cache = self.full.cache
-        cache._length = cache._queries_end = self.request.tokens - 100
-        cache._num_queries = 1
+        cache._length = cache._queries.end = self.request.tokens - 100
+        cache._queries.count = 1
         with torch.inference_mode():
             self.middle.cache.adopt()
             self.middle.cache.begin(1)

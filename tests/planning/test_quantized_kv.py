@@ -10,8 +10,8 @@ from offload.config import EXACT
 from offload.hardware.rates import READ
 from offload.kv_cache.full import FullCache
 from offload.kv_cache.quantized_store import QuantizedStore
-from offload.planning.latency import Passes
 from offload.planning.memory import estimate
+from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.roofline import KV_RATES
@@ -83,6 +83,15 @@ def test_attention_takes_its_bytes_at_the_rate_of_conversion(kind):
     assert seconds[kind] - seconds[EXACT] == pytest.approx(expected)
     drafts = on_cpu(retrieval_kv=kind)
     assert Passes(drafts, place(drafts)).retrieval(1) == pytest.approx(passes[kind].retrieval(1))
+
+
+@pytest.mark.parametrize("gpu", ["cpu", "rtx-4090"])
+@pytest.mark.parametrize("streaming", [{"method": "streaming"}, {"method": "retrieval", "middle": "streaming"}])
+def test_a_streaming_level_is_counted_as_it_is_read_not_quantised(gpu, streaming):
+    kinds = (EXACT, "q4")
+    plans = [make_plan(request(gpu=gpu, tokens=TOKENS, **streaming, retrieval_kv=kind)) for kind in kinds]
+    exact, asked = ((plan.device.parts["retrieval cache"], plan.chosen.tbt.seconds) for plan in plans)
+    assert asked == exact
 
 
 def test_short_sequences_count_their_window():

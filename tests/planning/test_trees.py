@@ -6,7 +6,8 @@ import pytest
 
 from offload.architecture.known import KNOWN
 from offload.config import Placement, Speculation
-from offload.planning.latency import Passes
+from offload.planning.latency import predict
+from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.request import PlanRequest
 from offload.speculation.tree_estimators import ChildAcceptance
@@ -32,7 +33,7 @@ def passes(model, tree="chain", acceptance=None, method="naive", hardware=L40):
 
 
 def decoding(model, tree, acceptance, method="naive"):
-    return passes(model, tree, acceptance, method).decode(method)
+    return predict(passes(model, tree, acceptance, method), method)
 
 
 @pytest.mark.parametrize("row", OFFLOADED)

@@ -27,7 +27,7 @@ def test_grown_chunks_still_divide_a_page():
 
 
 def test_the_index_of_a_million_tokens_takes_less_than_200_mb():
-    shape: Dimensions = dimensions("smollm2-135m", None)
+    shape: Dimensions = dimensions("smollm2-135m")
     index = {}
     for tokens in (128 * K, 512 * K, K * K):
         need = estimate(shape, tokens, SETTINGS, device="cpu", itemsize=2, prefill_chunk=512, in_place=True)

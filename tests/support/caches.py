@@ -9,7 +9,8 @@ import torch
 
 from offload.architecture.rope import Rope
 from offload.kv_cache.block_table import TableCache
-from offload.kv_cache.full import FullCache, KVCache
+from offload.kv_cache.full import FullCache
+from offload.kv_cache.protocol import KVCache
 from offload.kv_cache.retrieval import CopiedCache
 from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.kv_cache.streaming_llm import StreamingCache

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig
 
-from offload.architecture.config import ModelShape, shape_from_config
+from offload.architecture.config import ModelShape
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.weight_formats import QuantizedFormat, format_of
 from offload.decoder import Model
 from offload.kernels.ops import CudaOperations, TorchOperations

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from offload.architecture.config import ModelShape, shape_from_config
+from offload.architecture.config import ModelShape
+from offload.architecture.hf_config import shape_from_config
 from offload.architecture.rope import Rope, rotate
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations

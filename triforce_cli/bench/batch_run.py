@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from rich.text import Text
-
 from offload.batching.batch import Failed
 from offload.batching.request import BatchRequest
 from offload.config import Speculation
@@ -20,7 +18,6 @@ from offload.metrics import Meter, Summary
 
 from ..exit_codes import DONE, INTERRUPTED
 from ..output.progress import ProgressDisplay
-from ..output.status_line import StatusLine
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.parallel import check_sequences
@@ -29,6 +26,7 @@ from .benchmark import Benchmark, BenchRequest, open_benchmark
 from .methods import BASE, IN_BATCHES
 from .noise import OtherLoad
 from .run import BenchOutput, describe_run, prepare_copies, warn_of_quantized_weights
+from .run_status import run_status
 from .windows import windows
 
 
@@ -42,13 +40,6 @@ def run_batches(
     bench = replace(bench, methods=bench.methods or IN_BATCHES)
     benchmark = open_benchmark(bench, terminal, output.quiet)
     prompts = _open_prompts(benchmark, bench, max(sizes))
-    status = StatusLine(terminal)  # drawn once a run: a spinner would take time from what is measured
-
-    def show(text: str) -> None:
-        status.clear()
-        if not output.quiet:
-            status.refresh(lambda: Text(text))
-
     with closing(display):
         display.loading(f"loading {benchmark.settings.engine.model}")
         engine = benchmark.model.load().without_end()
@@ -58,13 +49,12 @@ def run_batches(
         runs = [BatchRuns(name, size) for name in names for size in sizes]
         interrupted, load = False, OtherLoad()
         try:
-            prepare_copies(benchmark, engine, display)
-            display.hide()
-            _measure(benchmark, engine, prompts, runs, show)
+            with run_status(terminal, output.quiet) as show:
+                prepare_copies(benchmark, engine, display)
+                display.hide()
+                _measure(benchmark, engine, prompts, runs, show)
         except KeyboardInterrupt:
             interrupted = True
-        finally:
-            status.clear()
     if interrupted:
         terminal.after_ctrl_c()
     facts = describe_run(benchmark, engine, None, agreement)

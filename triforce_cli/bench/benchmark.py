@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from offload.config import GenerationConfig, Sampling, Speculation
 from offload.levels import has_draft_model
-from offload.loader import OpenModel
 from offload.offloading import TierSettings
+from offload.opened_model import OpenModel
 from offload.units import counted
 
 from ..options.request import Request

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
-from rich.text import Text
 
 from offload.config import Speculation
 from offload.engine import Engine
@@ -24,16 +19,16 @@ from ..exit_codes import DONE, INTERRUPTED
 from ..output.agreement import quantized_warning
 from ..output.plan import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
-from ..output.status_line import StatusLine
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
-from ..run.machine import processor
 from ..run.plan import plan_run
 from .benchmark import Benchmark, BenchRequest, open_benchmark
 from .methods import BASE
 from .noise import OtherLoad
 from .plot import plot as draw
+from .provenance import provenance
 from .report import Comparison, MethodRuns, Sample
+from .run_status import run_status
 from .table import report_text, title
 
 
@@ -57,13 +52,6 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
         report = replace(report, arguments=bench.request.arguments)
         display.close()  # the plan is the output
         return print_plan(report, bench.request.command, terminal, output.json)
-    status = StatusLine(terminal)  # drawn once a run: a spinner would take time from what is measured
-
-    def show(text: str) -> None:
-        status.clear()
-        if not output.quiet:
-            status.refresh(lambda: Text(text))
-
     with closing(display):
         display.loading(f"loading {benchmark.settings.engine.model}")
         engine = benchmark.model.load(tiers=benchmark.tiers).without_end()
@@ -72,15 +60,14 @@ def run_benchmark(bench: BenchRequest, terminal: Terminal, output: BenchOutput, 
         interrupted, prefill_s = False, None
         load = OtherLoad() if benchmark.model.group.size == 1 else None  # other ranks are not other load
         try:
-            prepare_copies(benchmark, engine, display)
-            prefill_s = read_prompt(benchmark, engine, display)
-            _measure(benchmark, engine, runs, prefill_s, show)
-            _verify(benchmark, engine, runs, show)
+            with run_status(terminal, output.quiet) as show:
+                prepare_copies(benchmark, engine, display)
+                prefill_s = read_prompt(benchmark, engine, display)
+                _measure(benchmark, engine, runs, prefill_s, show)
+                _verify(benchmark, engine, runs, show)
         except KeyboardInterrupt:
             interrupted = True
             display.hide()
-        finally:
-            status.clear()
     if interrupted:
         terminal.after_ctrl_c()
     facts = describe_run(benchmark, engine, prefill_s, agreement)
@@ -191,15 +178,8 @@ def describe_run(
     level = settings.engine.quantize
     resolved = settings.described(benchmark.sampling) | {"device": benchmark.model.device.type}
     del resolved["method"], resolved["stop"]  # they differ between runs
-    return {
-        "triforce": version("triforce"),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {
-            "name": processor(benchmark.model.device),
-            "threads": torch.get_num_threads(),
-            "engine": engine.describe() + (f", weights rounded to {level}" if level else ""),
-            "torch": torch.__version__,
-        },
+    described = engine.describe() + (f", weights rounded to {level}" if level else "")
+    return provenance(benchmark.model.device, described) | {
         "model": settings.engine.model,
         "quantize": level,
         "agreement": agreement,

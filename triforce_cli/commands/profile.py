@@ -125,9 +125,9 @@ def profile(
     if compare and gpu is not None:
         raise SettingsError(f"--compare is a table of all profiles, and --gpu {gpu} is one", "leave out one of the two")
     target = find_target(gpu)
-    asked = PlanOptions(flags, origins, context, bool(ctx.params["extend_context"]), ctx.obj.home)
+    asked = PlanOptions(flags, origins, context, bool(ctx.params["extend_context"]))
     if "model" in flags:
-        dimensions(flags["model"], ctx.obj.home)  # an unknown model is an error before anything is measured
+        dimensions(flags["model"])  # an unknown model is an error before anything is measured
     if measure:
         measured = _measure(target, terminal, json, save, flags.get("disk"))
     elif compare or target.name != profiles.AUTO:

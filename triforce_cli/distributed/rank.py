@@ -24,7 +24,7 @@ from ..output.terminal import Terminal
 from ..signals import listen
 
 if TYPE_CHECKING:
-    from offload.loader import OpenModel
+    from offload.opened_model import OpenModel
     from offload.parallel import Group
 
     from ..options.settings import Settings
@@ -94,7 +94,7 @@ def join_group(settings: Settings) -> tuple[Group | None, Settings]:
     if position.reports is not None:
         launcher = int(os.environ.get(LAUNCHER) or os.getppid())  # which may have ended by now
         threading.Thread(target=_follow_parent, args=(launcher,), daemon=True, name="parent").start()
-    from offload.loader import resolve_device
+    from offload.loading.device import resolve_device
     from offload.parallel.process_group import Ranks
 
     device = resolve_device(settings.engine.device, position.local_rank)

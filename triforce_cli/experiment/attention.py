@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime, timezone
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -17,20 +15,20 @@ from offload.engine import Engine
 from offload.errors import PromptError
 from offload.evaluation import Policy, recovered_attention
 from offload.events import Prefilled
-from offload.loader import OpenModel
 from offload.metrics import Meter
+from offload.opened_model import OpenModel
 from offload.speculation.hierarchy import SELECTORS
 from offload.speculation.runner import Runner
 
 from ..bench.benchmark import first_tokens
 from ..bench.grid.axes import CONTEXT
 from ..bench.grid.pivot import Measure
+from ..bench.provenance import provenance
 from ..input.dataset import DataText
 from ..options.request import Request
 from ..output.format import percent
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
-from ..run.machine import processor
 from ..run.model_request import open_shared_model
 from .excerpts import excerpts
 from .kinds import ATTENTION, IDEAL, KINDS
@@ -148,11 +146,7 @@ def measures_of(shares: Tensor) -> dict[str, Any]:
 
 def _facts(request: Request, engine: Engine, prompts: Mapping[str, int]) -> dict[str, Any]:
     settings, device = request.settings, engine.model.device
-    machine = {"name": processor(device), "threads": torch.get_num_threads(), "engine": engine.describe()}
-    return {
-        "triforce": version("triforce"),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine | {"torch": torch.__version__},
+    return provenance(device, engine.describe()) | {
         "model": settings.engine.model,
         "prompts": [{"name": name, "tokens": tokens} for name, tokens in prompts.items()],
         "new_tokens": None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from offload.config import Placement
 from offload.hardware import profiles
@@ -26,15 +25,15 @@ class Planned:
     reason: str = ""
 
 
-def plan_values(values: Sequence[Value], home: Path | None) -> list[Planned]:
+def plan_values(values: Sequence[Value]) -> list[Planned]:
     """Return the values with their predictions. Raises TriforceError for an unknown profile or model."""
-    return [_planned(value, home) for value in values]
+    return [_planned(value) for value in values]
 
 
-def _planned(value: Value, home: Path | None) -> Planned:
+def _planned(value: Value) -> Planned:
     if value.plan is None:
         return Planned(value, None)
-    plan = make_plan(_request(value.plan, home))
+    plan = make_plan(_request(value.plan))
     if not plan.fits:
         return Planned(value, None, plan.shortage())
     return Planned(value, _measure(plan, value.measure))
@@ -47,16 +46,16 @@ def _measure(plan: Plan, measure: str) -> float | None:
     return rates.get(measure)
 
 
-def _request(case: PlanCase, home: Path | None) -> PlanRequest:
+def _request(case: PlanCase) -> PlanRequest:
     memory = None if case.memory_gib is None else int(case.memory_gib * GIB)
     return PlanRequest(
         case.model,
-        dimensions(case.model, home),
+        dimensions(case.model),
         case.tokens,
         describe(profiles.load(case.gpu)),
         Placement(offload=case.offload, resident_layers=case.resident_layers, memory=memory),
         case.speculation(),
-        draft=None if case.draft is None else dimensions(case.draft, home),
+        draft=None if case.draft is None else dimensions(case.draft),
         acceptance=case.acceptance,
         draft_acceptance=case.draft_acceptance,
         sequences=case.sequences,

@@ -29,7 +29,7 @@ def run_experiment(asked: ExperimentRequest, terminal: Terminal, display: Progre
     """
     values, changed = _values(asked)
     own = None if asked.grid is None else _own_flags(asked)
-    planned = plan_values(values, asked.home)
+    planned = plan_values(values)
     kind = {"quick": asked.quick, "changed": changed, "other_model": asked.other_model}
     outcome = Outcome(asked.experiment, planned, **kind, command=asked.command)
     if asked.grid is not None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from offload.config import OFFLOADS, Speculation
+from offload.config import Speculation
 from offload.hardware.schema import InvalidValue, Key, dotted
+from offload.placement_config import OFFLOADS
 from offload.short_repr import short_repr
 
 from ..bench.grid.axes import AXES

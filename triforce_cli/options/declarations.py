@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DRAFTS, DTYPES, EXPERTS, GROUPS, KERNELS, KV_FORMATS, METHODS, OFFLOADS, QUANTIZE
+from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, KV_FORMATS, METHODS, QUANTIZE
 from offload.generation_config import COUPLED, FASTEST, parse_sampling
 from offload.methods import APPROXIMATIONS, MIDDLES
+from offload.placement_config import EXPERTS, OFFLOADS
 from offload.tree_config import TREE_SAMPLINGS
 from offload.units import parse_size, parse_tokens
 
@@ -97,17 +98,9 @@ def model_option(default: str | None = None) -> Any:
 
 Model = Annotated[str | None, model_option()]
 Device = Annotated[str | None, _setting("device", "cpu or cuda.", autocompletion=_complete_from(*DEVICES))]
-Dtype = Annotated[
-    str | None,
-    _setting("dtype", "bfloat16, float16, float32.", autocompletion=_complete_from(*DTYPES)),
-]
+Dtype = Annotated[str | None, _setting("dtype", "bfloat16, float16, float32.", autocompletion=_complete_from(*DTYPES))]
 Kernel = Annotated[
-    str | None,
-    _setting(
-        "kernel",
-        "amx, avx512, avx2, portable or off.",
-        autocompletion=_complete_from(*KERNELS),
-    ),
+    str | None, _setting("kernel", "amx, avx512, avx2, portable or off.", autocompletion=_complete_from(*KERNELS))
 ]
 Quantize = Annotated[
     str | None,
@@ -116,23 +109,11 @@ Quantize = Annotated[
 Threads = Annotated[int | None, _setting("threads", "CPU threads.", "all cores")]
 PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Prompt tokens per forward pass.")]
 
-Temperature = Annotated[
-    float | None,
-    _setting("temperature", "0 is greedy, 1 is varied.", _MODELS),
-]
-TopP = Annotated[
-    float | None,
-    _setting("top_p", "Keep the likeliest up to this sum.", _MODELS),
-]
+Temperature = Annotated[float | None, _setting("temperature", "0 is greedy, 1 is varied.", _MODELS)]
+TopP = Annotated[float | None, _setting("top_p", "Keep the likeliest up to this sum.", _MODELS)]
 TopK = Annotated[int | None, _setting("top_k", "Keep this many of the likeliest.", _MODELS)]
-MinP = Annotated[
-    float | None,
-    _setting("min_p", "Least share of the best one's.", _MODELS),
-]
-RepetitionPenalty = Annotated[
-    float | None,
-    _setting("repetition_penalty", "Above 1: penalize repeats.", _MODELS),
-]
+MinP = Annotated[float | None, _setting("min_p", "Least share of the best one's.", _MODELS)]
+RepetitionPenalty = Annotated[float | None, _setting("repetition_penalty", "Above 1: penalize repeats.", _MODELS)]
 FrequencyPenalty = Annotated[float | None, _setting("frequency_penalty", "Penalty for each occurrence.", _MODELS)]
 PresencePenalty = Annotated[float | None, _setting("presence_penalty", "Penalty for any occurrence.", _MODELS)]
 DryMultiplier = Annotated[float | None, _setting("dry_multiplier", "Penalty for repetitions (DRY).", _MODELS)]
@@ -155,12 +136,10 @@ Coupled = Annotated[
     ),
 ]
 MaxNewTokens = Annotated[
-    int | None,
-    _setting("max_new_tokens", "Most tokens to generate.", None, "--max-new-tokens", "-n"),
+    int | None, _setting("max_new_tokens", "Most tokens to generate.", None, "--max-new-tokens", "-n")
 ]
 AnswerTokens = Annotated[
-    int | None,
-    _setting("max_new_tokens", "Most tokens to generate.", "by --length", "--max-new-tokens", "-n"),
+    int | None, _setting("max_new_tokens", "Most tokens to generate.", "by --length", "--max-new-tokens", "-n")
 ]
 Stop = Annotated[
     list[str] | None,
@@ -168,16 +147,10 @@ Stop = Annotated[
 ]
 
 Method = Annotated[
-    str | None,
-    _setting("method", "Decoding method; all are lossless.", autocompletion=_complete_from(*METHODS)),
+    str | None, _setting("method", "Decoding method; all are lossless.", autocompletion=_complete_from(*METHODS))
 ]
 Draft = Annotated[
-    str | None,
-    _setting(
-        "draft",
-        "Drafter: lookup, none, self, or a model.",
-        autocompletion=_complete_from(*DRAFTS),
-    ),
+    str | None, _setting("draft", "Drafter: lookup, none, self, or a model.", autocompletion=_complete_from(*DRAFTS))
 ]
 Middle = Annotated[
     str | None,
@@ -195,36 +168,20 @@ Tree = Annotated[
     _setting("tree", "N nodes, auto, k-ary:2x3x1.", autocompletion=_complete_from("chain", "auto", "k-ary:")),
 ]
 TreeDraws = Annotated[
-    str | None,
-    _setting("tree_sampling", "How siblings are drawn.", autocompletion=_complete_from(*TREE_SAMPLINGS)),
+    str | None, _setting("tree_sampling", "How siblings are drawn.", autocompletion=_complete_from(*TREE_SAMPLINGS))
 ]
 
 Offload = Annotated[
-    str | None,
-    _setting(
-        "offload",
-        "none, stream, host or hybrid.",
-        autocompletion=_complete_from(*OFFLOADS),
-    ),
+    str | None, _setting("offload", "none, stream, host or hybrid.", autocompletion=_complete_from(*OFFLOADS))
 ]
 _SIZE = {"parser": parse_size, "metavar": "SIZE"}
 Memory = Annotated[int | None, _setting("memory", "Device memory, such as 22GiB.", "free", **_SIZE)]
-HostMemory = Annotated[
-    int | None,
-    _setting("host_memory", "Host memory, such as 64GiB.", "free", **_SIZE),
-]
+HostMemory = Annotated[int | None, _setting("host_memory", "Host memory, such as 64GiB.", "free", **_SIZE)]
 ResidentLayers = Annotated[int | None, _setting("resident_layers", "Layers with KV on the device.", "most")]
-HostShare = Annotated[
-    float | None,
-    _setting("host_share", "The host's part of the KV.", "balanced"),
-]
-LinkRate = Annotated[
-    float | None,
-    _setting("link_gb_s", "Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
-]
+HostShare = Annotated[float | None, _setting("host_share", "The host's part of the KV.", "balanced")]
+LinkRate = Annotated[float | None, _setting("link_gb_s", "Simulated link, on a CPU.", "none", "--link", metavar="GB/S")]
 ExpertsWay = Annotated[
-    str | None,
-    _setting("experts", "Experts: device, host or stream.", autocompletion=_complete_from(*EXPERTS)),
+    str | None, _setting("experts", "Experts: device, host or stream.", autocompletion=_complete_from(*EXPERTS))
 ]
 ExpertLayers = Annotated[int | None, _setting("expert_layers", "Layers with experts on the device.", "most")]
 Disk = Annotated[str | None, _setting("disk", "Folder for KV beyond host memory.", "none", metavar="PATH")]
@@ -240,31 +197,20 @@ Cache = Annotated[
         rich_help_panel=CONTEXT,
     ),
 ]
-CacheLimit = Annotated[
-    int | None,
-    _setting("cache_limit", "Disk space for it.", "20GiB", **_SIZE),
-]
+CacheLimit = Annotated[int | None, _setting("cache_limit", "Disk space for it.", "20GiB", **_SIZE)]
 Approximate = Annotated[
     str | None,
     _setting(
-        "approximate",
-        "Lossy: streaming-llm, h2o, retrieval.",
-        "no",
-        autocompletion=_complete_from(*APPROXIMATIONS),
+        "approximate", "Lossy: streaming-llm, h2o, retrieval.", "no", autocompletion=_complete_from(*APPROXIMATIONS)
     ),
 ]
 RetrievalKv = Annotated[
-    str | None,
-    _setting("retrieval_kv", "Retrieval cache in q8, q4, fp8.", autocompletion=_complete_from(*KV_FORMATS)),
+    str | None, _setting("retrieval_kv", "Retrieval cache in q8, q4, fp8.", autocompletion=_complete_from(*KV_FORMATS))
 ]
 Kv = Annotated[
-    str | None,
-    _setting("kv", "Lossy: keys and values in q8, q4, fp8.", autocompletion=_complete_from(*KV_FORMATS)),
+    str | None, _setting("kv", "Lossy: keys and values in q8, q4, fp8.", autocompletion=_complete_from(*KV_FORMATS))
 ]
-TensorParallel = Annotated[
-    int | None,
-    _setting("tensor_parallel", "GPUs that share the model.", "profile's"),
-]
+TensorParallel = Annotated[int | None, _setting("tensor_parallel", "GPUs that share the model.", "profile's")]
 JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait for the other ranks.", metavar="SECONDS")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; load nothing.", rich_help_panel=MEMORY)]
 ContextLength = Annotated[
@@ -299,8 +245,7 @@ PromptFiles = Annotated[
 ]
 _BATCH: dict[str, Any] = {"show_default": False, "rich_help_panel": BATCH}
 Batch = Annotated[
-    str | None,
-    typer.Option("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.", **_BATCH),
+    str | None, typer.Option("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.", **_BATCH)
 ]
 Output = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE", help="Results of --batch; resumable.", **_BATCH)
@@ -331,8 +276,7 @@ ShowThinking = Annotated[
 Raw = Annotated[bool, typer.Option("--raw", help="Use no chat template.", rich_help_panel=CONTEXT)]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare with plain decoding.", rich_help_panel=SPECULATION)]
 ExtendContext = Annotated[
-    bool,
-    typer.Option("--extend-context", help="Extend the context (YaRN).", rich_help_panel=CONTEXT),
+    bool, typer.Option("--extend-context", help="Extend the context (YaRN).", rich_help_panel=CONTEXT)
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text.")]

@@ -12,7 +12,6 @@ from typing import Any
 import typer
 
 from offload.config import (
-    EXACT,
     GROUPS,
     Caching,
     EngineConfig,
@@ -193,17 +192,6 @@ def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> 
     if flags.get(first) and flags.get(second):
         names = [f"--{name.replace('_', '-')}" for name in (first, second)]
         raise SettingsError(f"{names[0]} and {names[1]} contradict each other", why)
-
-
-def refuse_unread_format(settings: Settings) -> None:
-    """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
-    kind, where = settings.speculation.retrieval_kv, settings.placement
-    for name, value in {"link": where.link_gb_s, "disk": where.disk}.items():
-        if kind != EXACT and value is not None:
-            raise SettingsError(
-                f"--retrieval-kv {kind} is for keys and values in memory, and --{name} {value} offloads them",
-                "leave one of the two out",
-            )
 
 
 def refuse_unverifiable(settings: Settings, sampling: Sampling) -> None:

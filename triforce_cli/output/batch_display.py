@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import psutil
 from rich.text import Text
@@ -25,9 +25,8 @@ _LABELS = 30  # cells that are kept for them
 class BatchDisplay(ProgressDisplay):
     """A status line for all sequences: `3 of 12 done · 4 running · reading 1,024/5,000 tokens · 35/s · …`."""
 
-    def __init__(self, terminal: Terminal, shown: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(terminal, shown, clock)
-        self._clock = clock
+    def __init__(self, terminal: Terminal, shown: bool = True) -> None:
+        super().__init__(terminal, shown)
         self._running: list[RunFacts] = []
         self._known = self._done = self._tokens = 0
         self._first_at: float | None = None  # when the first token came
@@ -52,7 +51,7 @@ class BatchDisplay(ProgressDisplay):
 
     def event(self, event: Event) -> None:
         if self._first_at is None and any(facts.meter.new_tokens for facts in self._running):
-            self._first_at = self._clock()
+            self._first_at = time.monotonic()
         if self._shown and self._may_draw:
             self._hide_bar()
             self._status.refresh(self._line)
@@ -89,7 +88,7 @@ class BatchDisplay(ProgressDisplay):
 
     def _speed(self, tokens: int) -> list[Segment]:
         """Return the tokens a second of all together, since the first one."""
-        seconds = 0.0 if self._first_at is None else self._clock() - self._first_at
+        seconds = 0.0 if self._first_at is None else time.monotonic() - self._first_at
         return [Segment(rate(tokens / seconds), "cyan", dropped=1)] if seconds > 0 else []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from rich.text import Text
 
@@ -25,27 +24,21 @@ class BatchProgress:
         display: shows loading too.
     """
 
-    def __init__(
-        self,
-        terminal: Terminal,
-        quiet: bool,
-        to_file: bool,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, terminal: Terminal, quiet: bool, to_file: bool) -> None:
         """`to_file`: results do not go to stdout, and cannot come back to the screen through a pipe."""
         self.display = ProgressDisplay(terminal, shown=not quiet)
-        self._terminal, self._clock = terminal, clock
+        self._terminal = terminal
         self._drawable = to_file or terminal.stdout_is_terminal or not terminal.text_may_show
         self.done = self.failed = 0
         self._total: int | None = None
         self._prompts: dict[int, int] = {}  # tokens to be read, of the sequences that have not written any
         self._running: set[int] = set()
         self._read = self._written = 0  # tokens
-        self._began = clock()
+        self._began = time.perf_counter()
 
     def start(self, total: int) -> None:
         """Begin to measure: the model is loaded, and so many requests are to be answered."""
-        self._total, self._began = total, self._clock()
+        self._total, self._began = total, time.perf_counter()
         self.display.hide()
 
     def event(self, key: int, event: Event) -> None:
@@ -72,7 +65,7 @@ class BatchProgress:
 
     def statistics(self, mean: float, most: int) -> str:
         """Return what this run has done in one line; `mean` and `most` sequences ran together."""
-        seconds = self._clock() - self._began
+        seconds = time.perf_counter() - self._began
         speed = f" at {rate(self._written / seconds)}" if self._written and seconds > 0 else ""
         return SEPARATOR.join(
             [
@@ -88,7 +81,7 @@ class BatchProgress:
         self._prompts.pop(key, None)
 
     def _status(self) -> Text:
-        seconds = self._clock() - self._began
+        seconds = time.perf_counter() - self._began
         ended = self.done + self.failed
         waiting = sum(self._prompts.values())
         segments = [

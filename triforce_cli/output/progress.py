@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +10,8 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Tokens
-from offload.metrics import Meter, tokens_per_verification
+from offload.level_metrics import tokens_per_verification
+from offload.metrics import Meter
 from offload.units import GIB, counted
 
 from .format import percent, size
@@ -53,10 +53,10 @@ class ProgressDisplay:
     Loading and prefill are rich bars, because stdout is still silent; decoding is a `StatusLine` under the text.
     """
 
-    def __init__(self, terminal: Terminal, shown: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, terminal: Terminal, shown: bool = True) -> None:
         self._terminal = terminal
         self._shown = shown and terminal.shows_progress
-        self._status = StatusLine(terminal, clock)
+        self._status = StatusLine(terminal)
         self._bar: Progress | None = None
         self._facts: RunFacts | None = None
         terminal.before_line = self.hide

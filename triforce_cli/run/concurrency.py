@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -25,10 +25,9 @@ class _Span:
 class Concurrency:
     """Counts the sequences that run, from when each enters until it leaves."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._running: dict[Hashable, _Span] = {}
-        self._at = clock()
+        self._at = time.perf_counter()
         self._area = self._busy = 0.0  # sequences times seconds, and seconds with any
         self._most = 0
 
@@ -55,7 +54,7 @@ class Concurrency:
         return Together(_mean(self._area, self._busy, self._most), self._most)
 
     def _advance(self) -> float:
-        now = self._clock()
+        now = time.perf_counter()
         self._area += len(self._running) * (now - self._at)
         self._busy += bool(self._running) * (now - self._at)
         self._at = now

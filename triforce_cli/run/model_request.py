@@ -14,9 +14,10 @@ from offload.config import Sampling, Speculation
 from offload.engine import Engine
 from offload.errors import PromptError
 from offload.levels import forgets
-from offload.loader import OpenModel, open_model
+from offload.loader import open_model
 from offload.loading.tokenizer import EncodingProgress
 from offload.metrics import Meter
+from offload.opened_model import OpenModel
 from offload.parallel import ALONE
 from offload.units import counted
 

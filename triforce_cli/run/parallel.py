@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from offload.config import Placement
 from offload.errors import OutOfMemory, SettingsError
-from offload.loader import OpenModel
+from offload.opened_model import OpenModel
 from offload.units import counted, size_text
 
 from ..options.parallel import AUTO

@@ -6,17 +6,15 @@ Real runs and dry runs plan here alike. Torch is imported only where a model has
 from __future__ import annotations
 
 import math
-import shutil
-import warnings
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offload.architecture.dims import Dimensions, WeightBits
+from offload.architecture.dims import Dimensions
+from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
-from offload.config import Placement
-from offload.errors import Degraded, SettingsError
+from offload.errors import SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied
 from offload.hardware.profiles import AUTO, Profile, undescribed
@@ -24,20 +22,20 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
-from offload.scratch_file import ScratchFile
-from offload.system import cores, file_system, free_host_memory, free_memory
+from offload.system import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
-from ..options.settings import NO_PROFILE, Settings, gpu_names, refuse_unread_format
+from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
 from .calibration import load_measured, load_or_measure
+from .placement_checks import check_experts, check_tiers, expert_flags, free_on_disk, refuse_unread_format
 
 if TYPE_CHECKING:
     import torch
 
-    from offload.loader import OpenModel
     from offload.offloading import TierSettings
+    from offload.opened_model import OpenModel
 
 
 def plan_request(
@@ -181,61 +179,6 @@ def _host_layers(plan: Plan) -> int:
     """Return how many layers have their KV in host memory beside a device."""
     where = plan.placed
     return plan.request.shape.kv_layers - where.resident_layers - where.disk_layers
-
-
-def check_tiers(model: OpenModel, placement: Placement) -> None:
-    """Raise SettingsError for tiers that this machine does not have."""
-    on_cpu, link = model.device.type == "cpu", placement.link_gb_s
-    if not on_cpu and link is not None:
-        raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
-    if placement.disk is not None:
-        check_folder(Path(placement.disk))
-    check_experts(placement, model.checkpoint.shape, on_cpu and link is None)
-    model.check_experts(placement.experts)
-    if not on_cpu or link is not None:
-        return
-    asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
-    asked["offload"] = placement.offload if placement.offload not in ("auto", "none") else None
-    for name, value in asked.items():
-        if value is not None:
-            raise SettingsError(
-                f"--{name} {value} divides KV between a device and the host, and this device is the CPU",
-                "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
-            )
-
-
-def expert_flags(placement: Placement) -> list[str]:
-    """Return the flags that ask for experts in host memory, beside a device."""
-    asked = {"experts": placement.experts if placement.experts in ("host", "stream") else None}
-    asked["expert-layers"] = placement.expert_layers
-    return [f"--{name} {value}" for name, value in asked.items() if value is not None]
-
-
-def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:
-    """Raise SettingsError for flags about experts that this model or machine does not have."""
-    for flag in expert_flags(placement):
-        if shape.experts is None:
-            raise SettingsError(f"{flag} is for a mixture of experts, and this model is none", "leave it out")
-        if has_one_memory:
-            raise SettingsError(
-                f"{flag} divides experts between a device and the host, and this device is the CPU",
-                "leave it out: a CPU runs experts in its memory where they are; or simulate a link, such as --link 25",
-            )
-
-
-def free_on_disk(folder: Path) -> int:
-    """Return the free bytes on a folder's disk. Raises SettingsError for a folder that does not exist."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError as error:
-        raise SettingsError(f"--disk {folder}: {(error.strerror or str(error)).lower()}", "name a folder") from error
-
-
-def check_folder(folder: Path) -> None:
-    """Raise SettingsError for a folder in which no file for KV can be made; emit a warning for one in memory."""
-    ScratchFile(folder, 1)
-    if (kind := file_system(folder)) in ("tmpfs", "ramfs"):
-        warnings.warn(f"{folder} is in memory ({kind}), and no memory is saved there", Degraded, stacklevel=2)
 
 
 def request_on_this_machine(

@@ -28,7 +28,8 @@ from offload.units import counted
 from ..options.settings import Settings, resolve_with
 from ..output.plan import PlanComparison, PlanReport
 from ..output.plan_flags import Argument
-from .plan import free_on_disk, plan_request, plan_with_suggestions
+from .placement_checks import free_on_disk
+from .plan import plan_request, plan_with_suggestions
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"
 LONGEST_DEFAULT = 128 * 1024  # tokens
@@ -53,14 +54,13 @@ class Target:
 class PlanOptions:
     """The options that a plan follows: flags by name, and where each came from.
 
-    `context` is in tokens, None for the model's own; `extend_context` allows one beyond it. `home` is the cache folder.
+    `context` is in tokens, None for the model's own; `extend_context` allows one beyond it.
     """
 
     flags: Mapping[str, Any]
     origins: Mapping[str, str]
     context: int | None
     extend_context: bool = False
-    home: Path | None = None
 
 
 def find_target(name: str | None) -> Target:
@@ -125,7 +125,7 @@ def _plan(
     """Return the plan and suggestions for the model of the options, else the default one. Raises PromptError."""
     settings = resolve_with(options.flags, options.origins, profile)
     model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
-    shape = dimensions(model, options.home)
+    shape = dimensions(model)
     tokens = min(shape.context, LONGEST_DEFAULT) if options.context is None else options.context
     if tokens > shape.context and shape.dual_chunk:
         raise beyond_dual_chunk(f"{model}: {counted(tokens, 'token')} do not fit", shape.context)
@@ -146,7 +146,7 @@ def _plan(
     stored = stored_bits(model) if in_bf16 else None
     if settings.placement.disk is not None:
         hardware = replace(hardware, disk_free=free_on_disk(Path(settings.placement.disk)))
-    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, model, options.home), stored)
+    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, model), stored)
     copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
     if copies and hardware.device != "cpu":
         raise SettingsError(
@@ -156,13 +156,13 @@ def _plan(
     return plan_with_suggestions(replace(request, copies=copies))
 
 
-def _draft_shape(settings: Settings, model: str, home: Path | None) -> Dimensions | None:
+def _draft_shape(settings: Settings, model: str) -> Dimensions | None:
     """Return the dimensions of the draft model; None without one. Raises SettingsError if it cannot draft."""
     name = settings.speculation.draft_model
     if name is None:
         return None
     try:
-        shape = dimensions(name, home)
+        shape = dimensions(name)
     except ModelNotFound as error:
         raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error
     target, draft = known_name(model), known_name(name)

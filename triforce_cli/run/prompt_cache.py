@@ -14,7 +14,7 @@ from offload.system import default_home
 from ..options.settings import Settings
 
 if TYPE_CHECKING:
-    from offload.loader import OpenModel
+    from offload.opened_model import OpenModel
     from offload.prompt_cache.prefill import PromptCache
 
 LABEL = 240  # characters of a prompt from which its label is made; most of them may be blank

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offload.events import DraftPrefilled, Finished, Prefilled, ScoredToken, Text, Thought
-from offload.metrics import Meter, acceptance, tokens_per_verification
+from offload.level_metrics import acceptance, tokens_per_verification
+from offload.metrics import Meter
 
 from .errors import ApiError, api_error, event_text
 from .logprobs import TokenBytes, chat_logprobs, completion_logprobs

@@ -254,11 +254,11 @@ def test_a_tree_and_its_tokens_are_planned():
     values = [
         Value("v", measure, plan=each) for each in (chain, tree) for measure in ("tbt_ms", "tokens_per_verification")
     ]
-    planned = plan_values(values, None)
+    planned = plan_values(values)
     pairs = zip(planned[::2], planned[1::2], strict=True)
     times, tokens = zip(*[(one.planned, two.planned) for one, two in pairs], strict=True)
     assert times[1] < times[0] and tokens[1] > 1.2 * tokens[0]  # the weights are streamed: rows cost nothing
-    (whole,) = plan_values([Value("v", "tbt_ms", plan=PlanCase(**case | {"memory_gib": None}))], None)
+    (whole,) = plan_values([Value("v", "tbt_ms", plan=PlanCase(**case | {"memory_gib": None}))])
     assert whole.planned < 0.5 * times[0]
 
 

@@ -15,7 +15,7 @@ from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.run.calibration import measure_disk
-from triforce_cli.run.plan import free_on_disk
+from triforce_cli.run.placement_checks import free_on_disk
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a page has
 GREEDY = ("--raw", "-n", "16", "--temperature", "0", "--no-cache")
@@ -132,7 +132,7 @@ def test_rates_of_a_busy_machine_are_not_saved_with_those_of_the_disk(tmp_path, 
 
 
 def test_a_folder_in_memory_is_a_warning(triforce_here, tmp_path, monkeypatch):
-    monkeypatch.setattr("triforce_cli.run.plan.file_system", lambda folder: "tmpfs")
+    monkeypatch.setattr("triforce_cli.run.placement_checks.file_system", lambda folder: "tmpfs")
     with warnings.catch_warnings():
         settle_libraries()
         code, _, err = triforce_here("generate", PROMPT, *GREEDY, "--disk", tmp_path, "--dry-run")

@@ -114,7 +114,7 @@ def test_degraded_performance_is_a_warning(triforce_here, monkeypatch):
         warnings.warn("this will be renamed", DeprecationWarning, stacklevel=2)
         return make_link(*args)
 
-    monkeypatch.setattr("offload.loader.make_link", slow_link)
+    monkeypatch.setattr("offload.opened_model.make_link", slow_link)
     args = ("generate", PROMPT, *GREEDY, "--link", "5", "--offload", "stream")
     with warnings.catch_warnings():
         settle_libraries()

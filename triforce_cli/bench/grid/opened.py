@@ -10,8 +10,8 @@ from typing import Any
 from offload.config import Sampling, Speculation
 from offload.errors import SettingsError
 from offload.levels import has_draft_model
-from offload.loader import OpenModel
 from offload.offloading import TierSettings
+from offload.opened_model import OpenModel
 
 from ...distributed.rank import broadcast
 from ...options.settings import Settings

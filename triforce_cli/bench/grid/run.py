@@ -9,13 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
-from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
 import torch
-from rich.text import Text
 
 from offload.engine import Engine
 from offload.generation_config import FASTEST
@@ -24,14 +21,14 @@ from offload.units import counted
 from ...distributed.rank import broadcast
 from ...output.format import duration, rounded
 from ...output.progress import ProgressDisplay
-from ...output.status_line import StatusLine
 from ...output.terminal import Terminal
-from ...run.machine import processor
 from ...run.prompt_cache import open_prompt_cache
 from ..batch_run import run_together
 from ..benchmark import Benchmark
 from ..noise import OtherLoad
+from ..provenance import provenance, versioned
 from ..run import prepare_copies, read_prompt, run_once, warn_of_quantized_weights
+from ..run_status import run_status
 from .axes import BATCH
 from .batch_measures import MEASURED, of_batch
 from .opened import OpenGrid, open_grid
@@ -94,16 +91,14 @@ class GridRun:
     def _facts(self, done: dict[Cell, list[Record]]) -> dict[str, Any]:
         grid, settings = self.grid, self.grid.widest.settings
         records = [record for runs in done.values() for record in runs]
-        machine = {"name": processor(grid.model.device), "threads": torch.get_num_threads(), "engine": self.engine}
+        here = provenance(grid.model.device, self.engine)
         resolved = settings.described(grid.widest.sampling)
         points = [point.settings.described(point.sampling) for point in grid.cells.values()]
         differ = {name for point in points for name, value in point.items() if value != points[0][name]}
         varied = dict.fromkeys(name for name in resolved if name in differ or name in grid.asked.varied)
         resolved = {name: value for name, value in resolved.items() if name not in ("method", "stop")}
-        return {
-            "triforce": version("triforce"),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": records[0]["machine"] if records else machine,
+        return here | {
+            "machine": records[0]["machine"] if records else here["machine"],
             "model": settings.engine.model,
             "quantize": settings.engine.quantize,
             "agreement": self.agreement,
@@ -149,14 +144,7 @@ def _found(grid: OpenGrid, records: dict[str, Record]) -> dict[Cell, dict[int, R
 
 
 def _load_and_measure(run: GridRun, terminal: Terminal, quiet: bool, display: ProgressDisplay) -> None:
-    status = StatusLine(terminal)  # drawn once a run: a spinner would take time from what is measured
     grid, settings = run.grid, run.grid.widest.settings
-
-    def show(text: str) -> None:
-        status.clear()
-        if not quiet:
-            status.refresh(lambda: Text(text))
-
     with closing(display):
         display.loading(f"loading {settings.engine.model}")
         caches = settings.caching.cache is True
@@ -166,13 +154,12 @@ def _load_and_measure(run: GridRun, terminal: Terminal, quiet: bool, display: Pr
         run.engine = engine.describe()
         run.agreement = warn_of_quantized_weights(grid.widest, engine, display, terminal)
         try:
-            prepare_copies(grid.widest, engine, display)
-            _measure(run, engine, display, show)
+            with run_status(terminal, quiet) as show:
+                prepare_copies(grid.widest, engine, display)
+                _measure(run, engine, display, show)
         except KeyboardInterrupt:
             run.interrupted = True
             display.hide()
-        finally:
-            status.clear()
     if run.interrupted:
         terminal.after_ctrl_c()
         terminal.note(run.interruption())
@@ -220,8 +207,7 @@ def _record(run: GridRun, engine: Engine, cell: Cell, repeat: int) -> Record:
         "type": TYPE,
         **facts,
         "machine": facts["machine"] | machine,
-        "triforce": version("triforce"),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **versioned(),
         "sampling": benchmark.sampling.kind,
         **rounded(measured | {"other_load_cores": None if load is None else load.cores()}),
         "lossless": _is_lossless(run, engine, cell, outputs),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from offload.config import Speculation
 from offload.levels import has_draft_model
-from offload.loader import OpenModel
+from offload.opened_model import OpenModel
 from offload.prompt_cache.fingerprint import weights_digest
 
 from ...run.prompt_cache import prompt_folder

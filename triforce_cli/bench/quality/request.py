@@ -9,8 +9,8 @@ from offload.config import Speculation
 from offload.errors import PromptError, SettingsError
 from offload.evaluation import Needle, make_needles
 from offload.levels import stored_tokens
-from offload.loader import OpenModel
 from offload.offloading import TierSettings
+from offload.opened_model import OpenModel
 from offload.units import counted
 
 from ...options.request import Request

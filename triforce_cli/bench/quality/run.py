@@ -6,11 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime, timezone
-from importlib.metadata import version
 from typing import Any, TypeVar
-
-import torch
 
 from offload.config import GenerationConfig, Sampling
 from offload.engine import Engine
@@ -24,8 +20,8 @@ from ...output.plan import print_plan
 from ...output.progress import ProgressDisplay, RunFacts
 from ...output.stdout_formats import json_line
 from ...output.terminal import Terminal
-from ...run.machine import processor
 from ...run.plan import plan_run
+from ..provenance import provenance
 from ..run import BenchOutput
 from .plot import plot
 from .report import ModeQuality, QualityReport
@@ -143,9 +139,9 @@ class _Measurement:
             return evaluation(runner if window is None else Recomputed(runner, window))
 
         with closing(engine.evaluate(ids, run, mode.speculation, longest - len(ids))) as events:
-            return self._shown(events, meter, mode.name)
+            return self._shown(events, meter)
 
-    def _shown(self, events: Generator[Prefilled, None, _Result], meter: Meter, name: str) -> _Result:
+    def _shown(self, events: Generator[Prefilled, None, _Result], meter: Meter) -> _Result:
         """Show the events of reading; return the generator's result."""
         while True:
             try:
@@ -172,15 +168,7 @@ class _Measurement:
         exact = run.modes[0]
         resolved = exact.settings.described(Sampling(temperature=0)) | {"device": exact.model.device.type}
         del resolved["method"], resolved["stop"]
-        return {
-            "triforce": version("triforce"),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": {
-                "name": processor(exact.model.device),
-                "threads": torch.get_num_threads(),
-                "engine": self._described,
-                "torch": torch.__version__,
-            },
+        return provenance(exact.model.device, self._described) | {
             "model": exact.settings.engine.model,
             "text_tokens": len(run.ids),
             "scored_tokens": run.last,

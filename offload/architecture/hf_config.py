@@ -1,0 +1,237 @@
+"""Reads a model's dimensions and features from its config, and refuses models that the decoder cannot run.
+
+The config is that of transformers (config.json). It is read here, with the same defaults, because importing
+transformers takes seconds. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import UnsupportedModel
+from ..short_repr import short_repr, short_text
+from .config import ModelShape
+from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
+from .dims import WINDOW_SLACK, LinearAttention
+from .expert_dims import Experts
+from .families import FAMILIES, Family
+from .layer_spec import FULL, LINEAR, SLIDING, LayerSpec, activation_of
+from .rope_config import ROPE_TYPES, SUPPORTED, context_of, dual_chunk_tokens, rope_parameters, sliding_rope_parameters
+from .text_part import text_config
+
+# transformers' defaults for values that a config leaves out.
+_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "eos_token_id": None,
+}
+
+
+def shape_from_config(
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    check: ConfigCheck | None = None,
+) -> ModelShape:
+    """Return the shape of a model from its config.
+
+    Args:
+        config: the values of config.json. Absent values have transformers' defaults.
+        generation: the values of generation_config.json; its end-of-sequence ids are added to the config's.
+        check: names the file in errors; None for config.json without its path.
+
+    Raises:
+        UnsupportedModel: for any other architecture, RoPE type or activation.
+        CheckpointError: for values that are wrong.
+    """
+    config = text_config(config)
+    family = family_of(config)
+    check = (check or check_of_config("config.json")).naming(own_names(config))
+    config = common_config(config)
+    check.check(config)
+    values = _with_defaults(config, check)
+    rope = rope_parameters(values, check)
+    specs, window = _specs_and_window(values, check)
+    _refuse_features(values, rope, specs)
+    heads, dual_chunk = values["num_attention_heads"], dual_chunk_tokens(config, check)
+    sliding_rope = sliding_rope_parameters(values, check)
+    shape = ModelShape(
+        **family.features(values),
+        mlp_matrices=family.mlp_matrices,
+        family=family.name,
+        specs=specs,
+        layers=values["num_hidden_layers"],
+        **_features_of_layers(values, specs, check),
+        hidden=values["hidden_size"],
+        heads=heads,
+        **_heads(values),
+        intermediate=values["intermediate_size"],
+        vocab=values["vocab_size"],
+        norm_eps=values["rms_norm_eps"],
+        context=context_of(values, rope, window, dual_chunk),
+        sliding_window=window,
+        tied_embeddings=values["tie_word_embeddings"],
+        eos_ids=_eos_ids(values, generation, check),
+        rope=rope,
+        sliding_rope=sliding_rope if any(spec.window for spec in specs) else None,
+        max_positions=values["max_position_embeddings"],
+        dual_chunk=dual_chunk,
+    )
+    if shape.rotary_dim % 2 or not shape.rotary_dim:
+        wanted = f"a part of {shape.head_dim} dimensions that is even"
+        raise check.error("partial_rotary_factor", rope["partial_rotary_factor"], wanted)
+    return shape
+
+
+def checked_features(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
+    """Return the fields of `PlanShape` for a checked config's context, heads, experts and kinds of layers.
+
+    `config` has the names of values that families share. Raises UnsupportedModel for features that the decoder does not
+    compute, and CheckpointError.
+    """
+    values = _with_defaults(config, check)
+    specs, window = _specs_and_window(values, check)
+    rope, dual_chunk = rope_parameters(values, check), dual_chunk_tokens(config, check)
+    _refuse_features(values, rope, specs)
+    sliding_rope_parameters(values, check)
+    return {
+        "context": context_of(values, rope, window, dual_chunk),
+        "dual_chunk": dual_chunk is not None,
+        **_features_of_layers(values, specs, check),
+        **_heads(values),
+        "layer_input": values.get("hidden_size_per_layer_input") or 0,
+    }
+
+
+def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> dict[str, Any]:
+    """Return the fields of `Dimensions` that follow from the layers' specs. Raises as `checked_features`."""
+    layers = values["num_hidden_layers"]
+    every = [specs[layer % len(specs)] for layer in range(layers)]
+    sliding, linear = (sum(spec.kind == kind for spec in every) for kind in (SLIDING, LINEAR))
+    for count, what in ((sliding, "attend to a window"), (linear, "have linear attention")):
+        if count == layers:
+            raise UnsupportedModel(f"a model all of whose layers {what} is not supported", SUPPORTED)
+    return {
+        "experts": _experts(values, specs, check),
+        "linear": _linear_attention(values, linear, check) if linear else None,
+        "gates_heads": any(spec.gates_heads for spec in every),
+        "sliding_layers": sliding,
+        "window_room": max(spec.window for spec in every) + WINDOW_SLACK if sliding else 0,
+        "borrowing": tuple(sum(spec.borrows and spec.kind == kind for spec in every) for kind in (FULL, SLIDING)),
+        "keys_are_values": any(spec.keys_are_values for spec in every),
+        "wide_layers": sum(spec.width_factor == 2 for spec in every),
+    }
+
+
+def _linear_attention(values: Mapping[str, Any], layers: int, check: ConfigCheck) -> LinearAttention:
+    key_heads, value_heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
+    if value_heads % key_heads:
+        raise check.error("linear_num_key_heads", key_heads, f"a divisor of the {value_heads} value heads")
+    sizes = values["linear_key_head_dim"], values["linear_value_head_dim"], values["linear_conv_kernel_dim"]
+    return LinearAttention(key_heads, value_heads, *sizes, layers)
+
+
+def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> Experts | None:
+    """Return the experts of the sparse layers; None if there are none. Raises CheckpointError."""
+    sparse = sum(specs[layer % len(specs)].is_sparse for layer in range(values["num_hidden_layers"]))
+    if not sparse:
+        return None
+    count, per_token = values["num_experts"], values["num_experts_per_tok"]
+    if per_token > count:
+        raise check.error("num_experts_per_tok", per_token, f"at most the number of experts, {count}")
+    width = values.get("moe_intermediate_size") or values["intermediate_size"]
+    return Experts(count, per_token, width, sparse, values.get("shared_expert_intermediate_size") or 0)
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """Return the family of a config. Raises UnsupportedModel for an architecture that the decoder does not compute."""
+    name = config.get("model_type")
+    if isinstance(name, str) and name in FAMILIES:
+        return FAMILIES[name]
+    names = config.get("architectures")
+    names = ", ".join(map(str, names)) if names and isinstance(names, list) else names or "without a name"
+    raise UnsupportedModel(
+        f"the architecture {short_text(str(names))} ({short_text(str(name))}) is not supported",
+        f"what runs: {', '.join(FAMILIES)}",
+    )
+
+
+def common_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config of a known family with the names of values that families share."""
+    common = {theirs: ours for ours, theirs in FAMILIES[config["model_type"]].aliases.items()}
+    return {common.get(name, name): value for name, value in config.items()}
+
+
+def own_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names that a config of a known family has of values that others call otherwise, by the others'."""
+    aliases = FAMILIES[config["model_type"]].aliases
+    return {ours: theirs for ours, theirs in aliases.items() if theirs in config}
+
+
+def default_of(family: str, name: str) -> Any:
+    """Return what a family's config has for an absent value; None where it follows from others."""
+    return (_DEFAULTS | FAMILIES[family].defaults).get(name)
+
+
+def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
+    """Return a checked config with transformers' defaults for absent values. Raises CheckpointError."""
+    values = _DEFAULTS | FAMILIES[config["model_type"]].defaults | dict(config)
+    check.heads(values)
+    if values["model_type"] == "llama" and values["hidden_size"] % values["num_attention_heads"]:
+        hidden, heads = values["hidden_size"], values["num_attention_heads"]
+        raise check.error("num_attention_heads", heads, f"a divisor of the hidden size of {hidden}")
+    return values
+
+
+def _specs_and_window(values: Mapping[str, Any], check: ConfigCheck) -> tuple[tuple[LayerSpec, ...], int | None]:
+    """Return the specs of the layers, and the window at which the context ends, None without one.
+
+    It ends there where all layers have the same window: up to it, they attend to all tokens.
+    """
+    family = FAMILIES[values["model_type"]]
+    specs = tuple(family.layers(values))
+    if not family.has_layer_windows:
+        return specs, window_in_use(values)
+    windows = {spec.window for spec in specs}
+    if 0 in windows or check.sliding_rope_of(values) is not None:
+        return specs, None
+    return tuple(replace(spec, window=0) for spec in specs), max(windows)
+
+
+def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Dimensions` for KV heads."""
+    if (family := FAMILIES[values["model_type"]]).heads is not None:
+        return family.heads(values)
+    heads = values["num_attention_heads"]
+    head_dim = values["head_dim"] or values["hidden_size"] // heads
+    return {"kv_heads": values["num_key_value_heads"] or heads, "head_dim": head_dim}
+
+
+def _refuse_features(values: Mapping[str, Any], rope: Mapping[str, Any], specs: Sequence[LayerSpec]) -> None:
+    """Raise UnsupportedModel for RoPE and activations that the decoder does not compute."""
+    family = FAMILIES[values["model_type"]]
+    if rope["rope_type"] not in (family.only_rope or ROPE_TYPES):
+        raise UnsupportedModel(f"the RoPE type {short_repr(rope['rope_type'])} is not supported", SUPPORTED)
+    partial = rope.get("partial_rotary_factor", 1.0)
+    if partial != 1.0 and not family.has_partial_rope:
+        raise UnsupportedModel("RoPE on a part of each head (partial_rotary_factor) is not supported", SUPPORTED)
+    activation = activation_of(values["hidden_act"])
+    if not activation or any(spec.activation != activation for spec in specs):
+        raise UnsupportedModel(f"the activation {short_repr(values['hidden_act'])} is not supported", SUPPORTED)
+
+
+def _eos_ids(values: Mapping[str, Any], generation: Mapping[str, Any], check: ConfigCheck) -> tuple[int, ...]:
+    """Return the end-of-sequence ids of both configs that are in the vocabulary. Raises CheckpointError."""
+    ids = [*check.token_ids(values["eos_token_id"]), *check.token_ids(generation.get("eos_token_id"))]
+    return within_vocabulary(ids, values["vocab_size"])

@@ -1,0 +1,79 @@
+"""The work of one pass: the bytes that its linears read, and the operations of linears and attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..architecture.dims import Dimensions
+from ..architecture.parameters import WeightBits
+from .placement import Placed
+from .request import PlanRequest
+from .roofline import Pass, quantized_rows
+
+
+def linear_pass(
+    shape: Dimensions, request: PlanRequest, rows: int, gpus: int, streamed: int, bits: WeightBits | None = None
+) -> Pass:
+    """Return a pass over `rows` of each sequence without attention, with `streamed` layers' weights in host memory.
+
+    It is a CUDA graph on a single GPU that has all weights, if its kernels are those of one sequence. `bits` are those
+    of the weights, if not the model's own.
+    """
+    if bits is None:
+        bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
+    quantized = bits.is_quantized(request.itemsize) and request.hardware.device == "cuda"
+    rows *= request.sequences
+    operations = 2 * shape.read_parameters * (quantized_rows(rows) if quantized else rows)
+    return Pass(
+        rows=rows,
+        layers=shape.layers,
+        row_bytes=shape.hidden * request.itemsize,
+        weights=shape.read_bytes(bits, rows) / gpus,
+        kv=0.0,
+        copied=streamed * shape.layer_bytes(bits) / gpus,
+        hosted=0.0,
+        linear_flops=operations / gpus,
+        attention_flops=0.0,
+        hosted_flops=0.0,
+        graphed=_is_graphed(shape, request, streamed),
+        pages=streamed,
+        quantized=quantized,
+        sequences=request.sequences,
+        experts=shape.experts.distinct(rows) * shape.experts.layers if shape.experts else 0.0,
+    )
+
+
+def with_experts_away(work: Pass, request: PlanRequest, placed: Placed) -> Pass:
+    """Return a pass of the target with the experts that lie in host memory, as the placement runs them."""
+    if not placed.away_layers:
+        return work
+    experts, gpus = request.shape.experts, request.hardware.gpus
+    each, layers = request.shape.expert_bytes(request.bits) / experts.count, placed.away_layers
+    run = experts.distinct(work.rows) * layers
+    if placed.experts == "host":
+        operations = 2 * request.shape.expert_parameters * experts.per_token * work.rows * layers
+        return replace(
+            work,
+            weights=work.weights - run * each / gpus,
+            linear_flops=work.linear_flops - operations / gpus,
+            experts=work.experts - run,
+            hosted_weights=run * each,
+            hosted_experts=run * gpus,
+            hosted_expert_flops=operations,
+            hosted_layers=layers,
+        )
+    if experts.reads_all(work.rows):
+        whole = experts.count * layers
+        return replace(work, copied=work.copied + whole * each / gpus, pages=work.pages + whole)
+    return replace(work, chosen=run * each / gpus, pages=work.pages + run)
+
+
+def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
+    """Return whether passes are CUDA graphs: not with experts, chosen by the tokens, or with linear attention."""
+    is_fixed = not streamed and shape.experts is None and shape.linear is None
+    return request.hardware.gpus == 1 and is_fixed and (request.static_batch or request.sequences == 1)
+
+
+def attention_flops(shape: Dimensions, tokens: int, rows: int) -> float:
+    """Return the floating-point operations of attention: two for q . k and two for p . v."""
+    return 4.0 * shape.attention_products(tokens) * rows

@@ -1,0 +1,162 @@
+"""The times of a placed request's passes, by roofline.py: of the target, of the retrieval cache, of a draft model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..architecture.footprint import page_tokens
+from ..architecture.kv_formats import stored_bytes
+from ..architecture.parameters import WeightBits
+from ..config import EXACT
+from ..hardware.rates import READ
+from ..levels import has_draft_model, selected_format
+from .pass_work import attention_flops, linear_pass, with_experts_away
+from .placement import Placed
+from .request import PlanRequest
+from .roofline import KV_RATES, SAMPLE_S, Pass, Time, pass_time
+from .self_draft import best_level, bits_at, relative_costs, typical_agreements
+
+SHARES = 64  # steps of the search for the host's share
+
+
+class Passes:
+    """Passes of a placed request, each timed once.
+
+    A pass is over so many `rows` of each sequence; all of the request's take part in it, at the same level.
+
+    Attributes:
+        pages: of an offloaded layer's keys and values.
+        sample_s: the seconds in which a token is drawn.
+        agreement: how often the weights that the retrieval cache is read with choose the token of the model's own.
+    """
+
+    def __init__(self, request: PlanRequest, placed: Placed) -> None:
+        self.request, self.placed = request, placed
+        self.sample_s = SAMPLE_S[request.hardware.device] * (1 if request.static_batch else request.sequences)
+        page = page_tokens(request.shape.share(request.hardware.gpus), request.itemsize)
+        self.pages = -(-request.tokens // page)
+        self._full: dict[int, tuple[Time, float]] = {}
+        self._drafting_bits, self.agreement = self._drafting_weights()
+
+    def _drafting_weights(self) -> tuple[WeightBits | None, float]:
+        """Return the bits of the copy that the retrieval cache is read with, None without one, and its agreement."""
+        request, shape = self.request, self.request.shape
+        if request.copy_bits is None:
+            return None, 1.0
+        agreements, budget = typical_agreements(shape), request.speculation.budget
+        hardware = request.hardware
+        source = hardware.disk_rate if self.placed.uses_disk else hardware.link
+        kv_cost = hardware.bandwidth / source if self._streams_kv else 1.0
+        costs = relative_costs(shape, shape.read_bytes(request.bits), request.itemsize, request.tokens, budget, kv_cost)
+        level = request.speculation.self_level or best_level(agreements, costs)
+        return bits_at(shape, level), agreements[level]
+
+    @property
+    def _streams_kv(self) -> bool:
+        return self.placed.resident_layers < self.request.shape.kv_layers
+
+    def full(self, rows: int) -> tuple[Time, float]:
+        """Return the time of a target pass over the full cache, and the host's share with which it is fastest."""
+        if rows not in self._full:
+            times = [
+                (pass_time(self._full_pass(rows, share), self.request.hardware), share) for share in self._shares()
+            ]
+            self._full[rows] = min(times, key=lambda pair: pair[0].seconds)
+        return self._full[rows]
+
+    def _shares(self) -> list[float]:
+        placement, placed = self.request.placement, self.placed
+        asked = placement.offload != "auto" or placement.host_share is not None
+        # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
+        converts = self.request.kv != EXACT and self.request.hardware.shared
+        streams = placement.offload == "stream" or (converts and not asked)
+        if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
+            return [0.0]
+        if placement.offload == "host":
+            return [1.0]
+        return [n / SHARES for n in range(SHARES + 1)] if placement.host_share is None else [placement.host_share]
+
+    def _full_pass(self, rows: int, share: float) -> Pass:
+        request, shape = self.request, self.request.shape
+        count, gpus = request.sequences, request.hardware.gpus
+        windows = count * shape.window_bytes(request.tokens, request.itemsize)
+        each = (count * request.kv_bytes(request.tokens) - windows) / shape.kv_layers
+        layers, (grown_reads, window_reads) = shape.kv_layers - self.placed.resident_layers, shape.kv_reads
+        kv = windows * window_reads + each * shape.kv_layers * grown_reads + count * shape.moved_state_bytes
+        again = shape.borrowing[0] if layers else 0  # layers that read the last one's, which is offloaded
+        offloaded = each * (layers + again)
+        copied = 0.0 if request.has_one_memory else offloaded
+        hosted = share * offloaded
+        scoring = count * attention_flops(shape, request.tokens, rows)
+        base = self.linears(rows)
+        return replace(
+            base,
+            kv=(kv - hosted) / gpus,
+            kv_rate=KV_RATES[request.kv],
+            copied=base.copied + max(copied - hosted, 0) / gpus,
+            disk=self.on_disk * (1 + again / self.placed.disk_layers) if self.on_disk else 0.0,
+            hosted=hosted,
+            attention_flops=scoring * (1 - hosted / kv) / gpus,
+            hosted_flops=scoring * hosted / kv,
+            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv == EXACT),
+            pages=base.pages + (1 - share) * (layers + again) * count * self.pages,
+            folded_layers=count * (layers + again) if hosted else 0,
+        )
+
+    def linears(self, rows: int) -> Pass:
+        """Return the target's linear layers; weights that are not resident are copied over the link."""
+        request, shape, placed = self.request, self.request.shape, self.placed
+        work = linear_pass(shape, request, rows, request.hardware.gpus, shape.layers - placed.weight_layers)
+        return with_experts_away(work, request, placed)
+
+    def retrieval(self, rows: int) -> float:
+        """Return the seconds of a target pass over the retrieval cache."""
+        request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
+        budget, count = min(request.speculation.budget, request.tokens), request.sequences
+        kind = selected_format(request.speculation)
+        offloaded = shape.kv_layers - self.placed.resident_layers
+        if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
+            kind = request.kv
+        grown_reads, window_reads = shape.kv_reads
+        fixed = window_reads * shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
+        kv = count * (fixed + grown_reads * stored_bytes(shape.growing, kind, budget, request.itemsize))
+        scoring = count * attention_flops(shape, budget, rows)
+        bits = self._drafting_bits
+        linears = self.linears(rows) if bits is None else linear_pass(shape, request, rows, gpus, 0, bits)
+        work = replace(linears, kv=kv / gpus, kv_rate=KV_RATES[kind], attention_flops=scoring / gpus)
+        return pass_time(work, request.hardware).seconds
+
+    @property
+    def on_disk(self) -> float:
+        """Return the bytes of KV on disk, of all tokens of all sequences."""
+        request, placed = self.request, self.placed
+        share = placed.disk_layers / request.shape.kv_layers
+        return (
+            share
+            * request.sequences
+            * stored_bytes(request.shape.growing, request.kv, request.tokens, request.itemsize)
+        )
+
+    def scoring(self) -> float:
+        """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys.
+
+        They are those of all sequences. From disk, new chunks are read page by page: at most all of it.
+        """
+        request, hardware = self.request, self.request.hardware
+        reading = self.on_disk / hardware.disk_rate if self.on_disk else 0.0
+        if hardware.shared:
+            return reading
+        resident = self.placed.resident_layers / request.shape.kv_layers
+        kv = request.sequences * request.shape.growing.kv_bytes(request.tokens, request.itemsize)
+        keys = resident * kv / 2 / hardware.gpus
+        return reading + keys / hardware.bandwidth / READ
+
+    def draft_step(self, rows: int = 1) -> float:
+        """Return the seconds of a step of the draft model, which each device has whole; 0 for lookup."""
+        request, settings = self.request, self.request.speculation
+        if request.draft is None or not has_draft_model(settings):
+            return 0.0
+        work = linear_pass(request.draft, request, rows, 1, 0)
+        room = request.sequences * (settings.sink + settings.window)
+        work = replace(work, kv=request.draft.kv_bytes(room, request.itemsize))
+        return pass_time(work, replace(request.hardware, gpus=1)).seconds + self.sample_s
