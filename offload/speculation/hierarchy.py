@@ -37,6 +37,7 @@ from .adaptive import HORIZON, AdaptiveScheduler
 from .draft_runner import DraftRunner
 from .draft_trees import DraftTrees, draft_trees
 from .drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
+from .estimators import ATTENTION_COST, ROW_COST
 from .level import Level, speculate
 from .logprobs import LogprobsRecorder
 from .ngram import LookupDrafter
@@ -104,9 +105,13 @@ def _quantized_class(store: Store) -> type[QuantizedTableCache | QuantizedCopied
     return QuantizedCopiedCache if is_near and has_kernel and not store.shape.caps_scores else None
 
 
-def needs_no_copy(full: FullCache) -> bool:
-    """Return whether another selected cache over a full one takes a block table alone."""
-    return _selected_class(full.store) is TableCache
+def may_have_alternative(full: FullCache) -> bool:
+    """Return whether there may be another selected cache over a full one.
+
+    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, whose passes are dear.
+    """
+    store = full.store
+    return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")
 
 
 def _selected_class(store: Store) -> type[SelectedCache]:
@@ -155,6 +160,7 @@ def build(
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
+    full_row = row_cost(runners.full) if drafters or runners.middle is not None else ROW_COST
     trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
 
     def level(
@@ -164,7 +170,8 @@ def build(
         prior: float = SELECTED_PRIOR,
         trees: Callable[[], DraftTrees] | None = trees,
     ) -> Level:
-        scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon, trees=trees)
+        cost = full_row if verifier is full else ROW_COST
+        scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
         name = "target" if verifier is full else verifier.name
         return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
 
@@ -193,6 +200,17 @@ def build(
 
 def _middle_name(kind: str, runner: SelectedRunner) -> str:
     return kind if runner.copy is None else f"{kind}-{runner.copy.level}"
+
+
+def row_cost(full: Runner) -> float:
+    """Return the expected time of a further row of a pass on the full cache, relative to a plain step.
+
+    What a pass reads over a link, it reads once for all its rows.
+    """
+    weights, store = full.model.read_cost, full.cache.store
+    kv = ATTENTION_COST * full.model.shape.growing.kv_bytes(1, full.model.dtype.itemsize) * full.num_cached
+    (share,) = full.model.group.agree([(weights + kv) / (weights + store.read_cost * kv)])  # ranks choose alike
+    return ROW_COST * share
 
 
 def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
