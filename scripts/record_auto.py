@@ -26,6 +26,7 @@ from offload.speculation.ngram import LookupDrafter
 from offload.speculation.runner import Runner, SelectedRunner
 from offload.speculation.sampling import Sampler, sample
 
+_BETWEEN = 48  # tokens between two selections
 ROWS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 17, 21, 25)
 MIDDLES = ("retrieval", "streaming")
 
@@ -82,13 +83,18 @@ def record_times(full: Runner, ids: list[int], repeats: int) -> dict[str, dict]:
     """Return the times of the full cache and of both middle levels, and what the program estimates of them."""
     sequence = TokenSequence([*ids, 5])
     facts = {"full": {"rows": by_rows(full, sequence, repeats), "row_cost": round(row_cost(full), 4)}}
-    full.truncate(len(ids))
+    full.truncate(len(ids) - 1)
+    full.rows(TokenSequence(ids))  # keeps the query that a selection needs
     for name, runner in middles(full).items():
         fact = {"relative_cost": round(runner.relative_cost, 4), "first_cost": round(runner.setup_cost(sequence), 4)}
         first = seconds(runner, sequence, 1)
         runner.renew()
-        fact["later_cost"] = round(runner.setup_cost(sequence), 4)
-        later = seconds(runner, sequence, 1)
+        longer = TokenSequence([*sequence.tokens, *ids[:_BETWEEN]])
+        full.rows(longer)
+        full.truncate(len(longer) - 1)
+        fact["later_cost"] = round(runner.setup_cost(longer), 4)
+        later = seconds(runner, longer, 1)
+        full.truncate(len(ids))
         rows = by_rows(runner, sequence, repeats)
         fact |= {
             f"{key}_ms": max(round(1e3 * each - rows[1], 1), 0) for key, each in (("first", first), ("later", later))
