@@ -21,7 +21,7 @@ from bench_peers import machine
 
 from offload import EngineConfig, Sampling, Speculation
 from offload.sequence import TokenSequence
-from offload.speculation.hierarchy import row_cost, selected_cache
+from offload.speculation.hierarchy import selected_cache
 from offload.speculation.ngram import LookupDrafter
 from offload.speculation.runner import Runner, SelectedRunner
 from offload.speculation.sampling import Sampler, sample
@@ -82,7 +82,7 @@ def by_rows(runner: Runner, sequence: TokenSequence, repeats: int) -> dict[int, 
 def record_times(full: Runner, ids: list[int], repeats: int) -> dict[str, dict]:
     """Return the times of the full cache and of both middle levels, and what the program estimates of them."""
     sequence = TokenSequence([*ids, 5])
-    facts = {"full": {"rows": by_rows(full, sequence, repeats), "row_cost": round(row_cost(full), 4)}}
+    facts = {"full": {"rows": by_rows(full, sequence, repeats), "row_cost": round(full.row_cost(), 4)}}
     full.truncate(len(ids) - 1)
     full.rows(TokenSequence(ids))  # keeps the query that a selection needs
     for name, runner in middles(full).items():

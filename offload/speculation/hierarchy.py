@@ -37,7 +37,7 @@ from .adaptive import HORIZON, AdaptiveScheduler
 from .draft_runner import DraftRunner
 from .draft_trees import DraftTrees, draft_trees
 from .drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
-from .estimators import ATTENTION_COST, ROW_COST
+from .estimators import ROW_COST
 from .level import Level, speculate
 from .logprobs import LogprobsRecorder
 from .ngram import LookupDrafter
@@ -160,7 +160,7 @@ def build(
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
-    full_row = row_cost(runners.full) if drafters or runners.middle is not None else ROW_COST
+    full_row = runners.full.row_cost() if drafters or runners.middle is not None else ROW_COST
     trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
 
     def level(
@@ -200,17 +200,6 @@ def build(
 
 def _middle_name(kind: str, runner: SelectedRunner) -> str:
     return kind if runner.copy is None else f"{kind}-{runner.copy.level}"
-
-
-def row_cost(full: Runner) -> float:
-    """Return the expected time of a further row of a pass on the full cache, relative to a plain step.
-
-    What a pass reads over a link, it reads once for all its rows.
-    """
-    weights, store = full.model.read_cost, full.cache.store
-    kv = ATTENTION_COST * full.model.shape.growing.kv_bytes(1, full.model.dtype.itemsize) * full.num_cached
-    (share,) = full.model.group.agree([(weights + kv) / (weights + store.read_cost * kv)])  # ranks choose alike
-    return ROW_COST * share
 
 
 def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
