@@ -64,7 +64,7 @@ def has_middle(settings: Speculation, tokens: int) -> bool:
 
 
 def has_alternative(settings: Speculation, tokens: int) -> bool:
-    """Return whether a sequence that may reach `tokens` gets a second retrieval cache, if that needs no copy of KV."""
+    """Return whether a sequence that may reach `tokens` gets a second retrieval cache, where there may be one."""
     alternative = METHODS[settings.method].alternative
     return alternative not in (None, middle_kind(settings)) and _is_long(settings, tokens)
 

@@ -22,7 +22,7 @@ class Method:
 
     `drafter` is LOOKUP, MODEL, CHOSEN or None. `middle` is RETRIEVAL or STREAMING if the target also runs on selected
     chunks, between the drafter and the full cache, else None. An `adaptive` method switches its levels on and off by
-    their measured speed-up; `alternative` is another middle level that it chooses from where that needs no copy of KV.
+    their measured speed-up; `alternative` is another middle level that it chooses from on a CPU.
     """
 
     name: str

@@ -24,7 +24,7 @@ from .prompt_cache.prefill import PromptCache
 from .sequence import TokenSequence
 from .speculation.approximate import approximate_runner, approximation
 from .speculation.draft_runner import DraftRunner
-from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, needs_no_copy, selected_cache
+from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
 from .speculation.logprobs import LogprobsRecorder
 from .speculation.ngram import LookupDrafter
 from .speculation.runner import Runner, SelectedRunner
@@ -170,7 +170,7 @@ class Session:
         middle = alternative = None
         if has_middle(settings, tokens):
             middle = self._middle_for("middle", middle_kind(settings), settings, copy)
-        if has_alternative(settings, tokens) and needs_no_copy(self.full.cache):
+        if has_alternative(settings, tokens) and may_have_alternative(self.full.cache):
             alternative = self._middle_for("alternative", METHODS[settings.method].alternative, settings, None)
         draft = self._draft_for(settings) if has_draft_model(settings) else None
         return Runners(self.full, middle, draft, self._lookup, alternative)

@@ -76,12 +76,10 @@ def retrieval_bytes(
     chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
     chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
-    selected = (
-        table * (1 + has_alternative(settings, tokens))
-        if in_place
-        else shape.layers * format_bytes(shape, selected_format(settings), slots * chunk, itemsize)
-        + shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
-    )
+    copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
+    copied += shape.layers * format_bytes(shape, selected_format(settings), slots * chunk, itemsize)
+    has_second = has_alternative(settings, tokens) and (in_place or (offloaded > 0 and device == "cpu"))
+    selected = (table if in_place else copied) * (1 + has_second)
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 

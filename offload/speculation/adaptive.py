@@ -9,7 +9,7 @@ from .arms import Arm, Candidate, Cycle
 from .draft import DraftedTree
 from .draft_trees import DraftTrees
 from .drafter import Drafter
-from .estimators import MAX_RATIO, Acceptance, StepTimes
+from .estimators import MAX_RATIO, ROW_COST, Acceptance, StepTimes
 from .loss_budget import LossBudget
 from .row_times import RowTimes
 
@@ -21,7 +21,7 @@ _PLAIN_EVERY = 24  # cycles between plain steps: their time, which speculation c
 _PLAIN_SHARE = 0.01  # of the time, which plain steps may cost where drafting is faster
 _RESELECT = 64  # tokens over which a later one-off cost pays back: about the tail of the retrieval cache
 _REGIME = 128  # tokens over which a trial pays back: then the text may have changed
-_PACE_KEEP = 0.85  # the weight of a cycle in the recent time per token, relative to the next one's
+_PACE_KEEP = 0.5  # the weight of a cycle in the recent time per token, relative to the next one's
 _SURE = 1.35  # drafting needs no plain step to compare with if it promises this much more at a low acceptance
 _LEARNING = 0.75  # of a gain remains: the first drafts have not the best length
 _LISTEN = 8  # cycles before a one-off cost is paid: drafts that cost nothing may be good enough
@@ -42,6 +42,7 @@ class AdaptiveScheduler:
         may_pause: whether plain steps are a choice too. Rejected drafts then cost at most a few percent of the time.
         horizon: the number of tokens to come.
         trees: makes the chooser of a drafter's trees, for those that can branch; None for chains.
+        row_cost: the expected time of each further row of a verification, relative to a plain step.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class AdaptiveScheduler:
         may_pause: bool = False,
         horizon: int = HORIZON,
         trees: Callable[[], DraftTrees] | None = None,
+        row_cost: float = ROW_COST,
     ) -> None:
         self._may_pause = may_pause
-        self._steps = StepTimes() if trees is None else RowTimes()
+        self._steps = StepTimes(row_cost) if trees is None else RowTimes(row_cost)
         self._arms = tuple(
             Arm(each, self._steps, gamma, trees() if trees is not None and each.branches else None) for each in drafters
         )
@@ -183,6 +185,8 @@ class AdaptiveScheduler:
         without a cost bring, unless plain steps meanwhile take longer.
         """
         tokens = self._pays_back_over(candidate)
+        if candidate.arm.setups.count:  # the recent pace is its own: what else may be done now counts
+            return candidate.setup_s <= tokens * _LEARNING * (usual - each)
         if self._recent[1]:
             usual = min(usual, self._recent[0] / self._recent[1])
             waits = _LISTEN - self._cycle

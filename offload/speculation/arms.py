@@ -101,7 +101,7 @@ class Arm:
         self, kind: Hashable, sequence: TokenSequence, limit: int, cycle: int, shift: float = 0.0
     ) -> Candidate:
         """Return what drafts of at most `limit` tokens promise in a cycle; `shift` is added to the acceptance prior."""
-        acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior))
+        acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior(kind)))
         guess = self.drafter.setup_cost(sequence) * self.steps.of(1)
         options = [*self._chains(limit), *self._trees(kind, limit, cycle)]
         believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)

@@ -25,9 +25,7 @@ class Drafter(Protocol):
     """Proposes the next tokens. A level of speculation is a drafter for the level above it."""
 
     name: str
-    # Priors, until measurements replace them:
-    relative_cost: float  # the time per drafted token, relative to a plain step of the verifier
-    prior: float  # acceptance rate
+    relative_cost: float  # prior: the time per drafted token, relative to a plain step of the verifier
     branches: bool  # whether it can draft trees
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
@@ -35,6 +33,10 @@ class Drafter(Protocol):
 
         The scheduler estimates an acceptance rate for each kind.
         """
+        ...
+
+    def prior(self, kind: Hashable) -> float:
+        """Return the acceptance rate to expect of drafts of a kind, until measurements replace it."""
         ...
 
     @property
@@ -64,7 +66,6 @@ class ModelDrafter:
 
     name = "draft"
     relative_cost = 0.2
-    prior = 0.6
     setups = 0
     branches = True
 
@@ -81,6 +82,9 @@ class ModelDrafter:
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
+
+    def prior(self, kind: Hashable) -> float:
+        return 0.6
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         return 0.0
@@ -119,13 +123,14 @@ class ModelDrafter:
 class SelectedDrafter(ModelDrafter):
     """The target itself, which drafts trees on selected chunks of its full cache."""
 
-    prior = SELECTED_PRIOR
-
     def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler) -> None:
         """The ranks that share the target agree on every token."""
         super().__init__(runner, sampler)
         self.name = name
         self._selected = runner
+
+    def prior(self, kind: Hashable) -> float:
+        return SELECTED_PRIOR
 
     @property
     def relative_cost(self) -> float:

@@ -7,6 +7,8 @@ from bisect import bisect, insort
 MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: above, the machine was interrupted
 ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
 ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
+_MEMORY = 32.0  # verified tokens of an acceptance rate
+_SLOPE_WEIGHT = 8.0  # of the prior time of a further row, in squared rows: one measurement of a few rows replaces it
 
 
 def expected_tokens(acceptance: float, gamma: int) -> float:
@@ -44,8 +46,8 @@ class Acceptance:
         self._decay(cycle)
         self._accepted += accepted
         self._judged += verified
-        if self._judged > 32:  # a longer memory would follow a change of text too slowly
-            self._accepted, self._judged = self._accepted * 32 / self._judged, 32.0
+        if self._judged > _MEMORY:  # a longer memory would follow a change of text too slowly
+            self._accepted, self._judged = self._accepted * _MEMORY / self._judged, _MEMORY
 
     def spread(self, cycle: int, shift: float = 0.0) -> float:
         """Return the standard deviation of the belief at a cycle, as of a beta distribution."""
@@ -65,9 +67,14 @@ class Acceptance:
 
 
 class StepTimes:
-    """Seconds of a step by its number of rows: moving averages, interpolated linearly between measured sizes."""
+    """Seconds of a step by its number of rows: moving averages, interpolated linearly between measured sizes.
 
-    def __init__(self) -> None:
+    Beyond them it is a line, whose slope is that of the measured sizes; the less they tell, the more it is the prior's.
+    """
+
+    def __init__(self, row_cost: float = ROW_COST) -> None:
+        """`row_cost` is the expected time of each further row, relative to one row."""
+        self._row_cost = row_cost
         self._known: dict[int, float] = {}
         self._count: dict[int, int] = {}
         self._sizes: list[int] = []  # of the measured steps, in rows, sorted
@@ -82,7 +89,7 @@ class StepTimes:
     def of(self, rows: int) -> float:
         """Return the estimate for `rows`; in plain steps, not in seconds, before the first observation."""
         if not self._known:
-            return 1 + ROW_COST * (rows - 1)
+            return 1 + self._row_cost * (rows - 1)
         if rows in self._known:
             return self._known[rows]
         index = bisect(self._sizes, rows)
@@ -91,7 +98,8 @@ class StepTimes:
             share = (rows - below) / (above - below)
             return self._known[below] * (1 - share) + self._known[above] * share
         nearest = self._sizes[0 if index == 0 else -1]
-        return self._known[nearest] * (1 + ROW_COST * (rows - 1)) / (1 + ROW_COST * (nearest - 1))
+        line = self._known[nearest] + self._slope() * (rows - nearest)
+        return max(line, self._known[nearest] * min(rows / nearest, 1.0))
 
     def observe(self, rows: int, seconds: float) -> None:
         """Count a step of `rows` that took `seconds`."""
@@ -108,6 +116,16 @@ class StepTimes:
         self._known = {n: value * drift for n, value in self._known.items()}
         weight = 0.7 if count == 1 else max(0.1, 1 / (count + 1))
         self._known[rows] = guess * (1 + weight * (ratio - 1))
+
+    def _slope(self) -> float:
+        """Return the seconds of a further row: least squares over the measured sizes, and the prior as one more."""
+        smallest = self._sizes[0]
+        prior = self._row_cost * self._known[smallest] / (1 + self._row_cost * (smallest - 1))
+        mean_rows = sum(self._sizes) / len(self._sizes)
+        mean_s = sum(self._known.values()) / len(self._sizes)
+        offsets = [(rows - mean_rows, self._known[rows] - mean_s) for rows in self._sizes]
+        product = sum(rows * seconds for rows, seconds in offsets)
+        return max((_SLOPE_WEIGHT * prior + product) / (_SLOPE_WEIGHT + sum(rows**2 for rows, _ in offsets)), 0.0)
 
 
 class DraftTimes:

@@ -37,6 +37,7 @@ from .adaptive import HORIZON, AdaptiveScheduler
 from .draft_runner import DraftRunner
 from .draft_trees import DraftTrees, draft_trees
 from .drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
+from .estimators import ROW_COST
 from .level import Level, speculate
 from .logprobs import LogprobsRecorder
 from .ngram import LookupDrafter
@@ -104,9 +105,13 @@ def _quantized_class(store: Store) -> type[QuantizedTableCache | QuantizedCopied
     return QuantizedCopiedCache if is_near and has_kernel and not store.shape.caps_scores else None
 
 
-def needs_no_copy(full: FullCache) -> bool:
-    """Return whether another selected cache over a full one takes a block table alone."""
-    return _selected_class(full.store) is TableCache
+def may_have_alternative(full: FullCache) -> bool:
+    """Return whether there may be another selected cache over a full one.
+
+    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, whose passes are dear.
+    """
+    store = full.store
+    return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")
 
 
 def _selected_class(store: Store) -> type[SelectedCache]:
@@ -155,6 +160,7 @@ def build(
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
+    full_row = runners.full.row_cost() if drafters or runners.middle is not None else ROW_COST
     trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
 
     def level(
@@ -164,7 +170,8 @@ def build(
         prior: float = SELECTED_PRIOR,
         trees: Callable[[], DraftTrees] | None = trees,
     ) -> Level:
-        scheduler = AdaptiveScheduler(over, gamma, may_pause=method.adaptive, horizon=horizon, trees=trees)
+        cost = full_row if verifier is full else ROW_COST
+        scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
         name = "target" if verifier is full else verifier.name
         return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
 

@@ -48,7 +48,7 @@ class Level:
             prior: the rate at which the next level is expected to accept this one's tokens.
             noise: makes sampling coupled: nothing is drawn with the generator.
         """
-        self.name, self.prior = name, prior
+        self.name, self._prior = name, prior
         self._noise = noise
         self._group = group
         self._verifier = verifier
@@ -61,6 +61,9 @@ class Level:
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return self.name
+
+    def prior(self, kind: Hashable) -> float:
+        return self._prior
 
     @property
     def setups(self) -> int:

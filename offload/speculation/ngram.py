@@ -13,6 +13,7 @@ from .tree import ROOT
 
 _NONE = -1  # no token, or no state
 _SHORTEST = 2  # tokens of a match; shorter ones predict next to nothing
+_PRIORS = {2: 0.45, 3: 0.65, 4: 0.85, 5: 0.95}  # acceptance by kind; of sampled and greedy text, in the mean
 _SHARES = (0.8, 0.2, 0.1, 0.05)  # of the chance of a suffix: of the tokens that followed it, by rank
 
 
@@ -182,7 +183,6 @@ class LookupDrafter:
 
     name = "lookup"
     relative_cost = 0.0
-    prior = 0.6
     setups = 0
     branches = True
 
@@ -193,6 +193,9 @@ class LookupDrafter:
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         length, _ = self._match(sequence)
         return None if length < _SHORTEST else min(length.bit_length(), 5)  # 2-3, 4-7, 8-15, 16 and more
+
+    def prior(self, kind: Hashable) -> float:
+        return _PRIORS[kind]
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         return 0.0

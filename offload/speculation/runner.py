@@ -18,7 +18,7 @@ from ..kv_cache.selected import SelectedCache
 from ..kv_cache.tree import Tree, tree_of
 from ..sequence import TokenSequence, Watermarks, common_prefix
 from .cuda_graphs import graphs_for
-from .estimators import ATTENTION_COST
+from .estimators import ATTENTION_COST, ROW_COST
 from .recorded_passes import recorded_passes
 from .steps import AT_ONCE, Executor, PassRecordings, Step
 from .transfers import upload
@@ -185,6 +185,17 @@ class Runner:
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many tokens drafted from this runner's rows were accepted."""
+
+    def row_cost(self) -> float:
+        """Estimate the time of each further row of a pass on a FullCache, relative to a plain step.
+
+        What a pass reads over a link, it reads once for all its rows. All ranks return the same.
+        """
+        weights, shape = self.model.read_cost, self.model.shape
+        kv = ATTENTION_COST * shape.growing.kv_bytes(1, self.model.dtype.itemsize) * self.num_cached
+        share = (weights + kv) / (weights + self.cache.store.read_cost * kv)
+        (agreed,) = self.model.group.agree([share])
+        return ROW_COST * agreed
 
     relative_cost = 1.0  # estimated time of a step, in plain steps of the full cache
 

@@ -170,7 +170,7 @@ def test_the_draft_kind_is_hashable_and_none_means_an_empty_draft(drafter, seque
         assert drafter.propose(unlike, 4).tokens == []
 
 
-def test_the_priors_are_in_range(drafter):
+def test_the_priors_are_in_range(drafter, sequence):
     assert drafter.name
     assert 0 <= drafter.relative_cost < 1
-    assert 0 <= drafter.prior <= 1
+    assert 0 <= drafter.prior(drafter.draft_kind(sequence)) <= 1

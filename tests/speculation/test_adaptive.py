@@ -15,7 +15,10 @@ class Fake:
 
     def __init__(self, name, acceptance, seconds, relative_cost=0.2, prior=0.6):
         self.name, self.acceptance, self.seconds = name, acceptance, seconds
-        self.relative_cost, self.prior, self.setups = relative_cost, prior, 0
+        self.relative_cost, self._prior, self.setups = relative_cost, prior, 0
+
+    def prior(self, kind):
+        return self._prior
 
     def draft_kind(self, sequence):
         return self.name

