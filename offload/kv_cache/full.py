@@ -16,7 +16,7 @@ from ..kernels.native.recording import PassInputs
 from ..levels import KEPT_QUERIES
 from ..sequence import Watermarks
 from .block_store import BlockStore
-from .in_flight import InFlight
+from .in_flight import InFlightTokens
 from .kept_queries import KeptQueries
 from .states import States
 from .static_step import StoreStep
@@ -33,7 +33,7 @@ class Follower(Protocol):
         ...
 
 
-class FullCache(InFlight):
+class FullCache(InFlightTokens):
     """Every key and value of one sequence of up to `capacity` tokens, in a store.
 
     The store has the layers that attend to all tokens, `windows` those that attend to a window, if there are any, and

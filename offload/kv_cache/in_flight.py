@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .windows import Windows
 
 
-class InFlight(ABC):
+class InFlightTokens(ABC):
     """A cache's tokens that are not committed: those of the pass under way, and those of a tree's earlier passes."""
 
     _length = 0  # committed tokens

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ..architecture.rope import rows_of
 from .full import FullCache
-from .in_flight import InFlight
+from .in_flight import InFlightTokens
 from .selection import Refresh, Selector, choose
 from .tree import Tree
 
 
-class SelectedCache(InFlight):
+class SelectedCache(InFlightTokens):
     """A KVCache of selected chunks of a full cache, followed by the newest tokens without a gap (the tail).
 
     It computes keys and values only of tokens that the full cache has not run yet; `adopt` replaces them by the full

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rope, rotate, rows_of
 from ..kernels.window_attention import Limits, attend_limited
-from .in_flight import InFlight
+from .in_flight import InFlightTokens
 from .states import States
 from .static_step import StepInputs
 from .store import attend_stored, attend_tree, first_moved
@@ -38,7 +38,7 @@ class Span(NamedTuple):
         return self.sink + self.first - self.start
 
 
-class StreamingCache(InFlight):
+class StreamingCache(InFlightTokens):
     """Attends to the first `sink` tokens and to the `window` tokens before those in flight.
 
     Layers that attend to a window of the model's own see the same tokens. Keys are kept before RoPE. Every pass numbers
