@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Hashable, Sequence
 
-from .config import GenerationConfig, Sampling, Speculation
+from .config import EXACT, GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
 from .events import Event, Finished, Pinned, Tokens
 from .kv_cache.store import Store
@@ -18,7 +18,7 @@ from .levels import (
     middle_kind,
     tail_tokens,
 )
-from .methods import LOOKUP, METHODS
+from .methods import LOOKUP, METHODS, STREAMING
 from .offloading import TieredStoreFactory
 from .prompt_cache.prefill import PromptCache
 from .sequence import TokenSequence
@@ -172,6 +172,8 @@ class Session:
             middle = self._middle_for("middle", middle_kind(settings), settings, copy)
         if has_alternative(settings, tokens) and may_have_alternative(self.full.cache):
             alternative = self._middle_for("alternative", METHODS[settings.method].alternative, settings, None)
+        else:
+            self._middles.pop("alternative", None)  # it may be a copy, of which no plan knows
         draft = self._draft_for(settings) if has_draft_model(settings) else None
         return Runners(self.full, middle, draft, self._lookup, alternative)
 
@@ -185,7 +187,7 @@ class Session:
             settings.budget,
             settings.chunk,
             settings.rebuild_every,
-            settings.retrieval_kv,
+            EXACT if kind == STREAMING else settings.retrieval_kv,
             tail_tokens(settings),
         )
         if use not in self._middles or self._middles[use][0] != key:

@@ -55,6 +55,17 @@ def dequantized_bytes(shape: Dimensions) -> int:
 SCORED_BYTES = 64 * 2**20  # of mean keys in fp32 that a GPU computes at once
 
 
+def has_second_cache(
+    settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str = EXACT
+) -> bool:
+    """Return whether there is another selected cache: one that takes a list alone, or a copy of KV over a CPU's link.
+
+    Arguments as of `retrieval_bytes`.
+    """
+    takes_list = in_place and (device == "cpu" or kv != EXACT)
+    return has_alternative(settings, tokens) and (takes_list or (device == "cpu" and offloaded > 0))
+
+
 def retrieval_bytes(
     shape: Dimensions,
     settings: Speculation,
@@ -65,7 +76,7 @@ def retrieval_bytes(
     in_place: bool = False,
     kv: str = EXACT,
 ) -> int:
-    """Return the bytes of the retrieval cache, with the mean keys and queries that are kept for selections.
+    """Return the bytes of the selected caches, with the mean keys and queries that are kept for selections.
 
     Args:
         device: "cpu" or "cuda".
@@ -78,8 +89,8 @@ def retrieval_bytes(
     table = shape.layers * shape.kv_heads * slots * 4
     copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
     copied += shape.layers * format_bytes(shape, selected_format(settings), slots * chunk, itemsize)
-    has_second = has_alternative(settings, tokens) and (in_place or (offloaded > 0 and device == "cpu"))
-    selected = (table if in_place else copied) * (1 + has_second)
+    caches = 1 + has_second_cache(settings, tokens, device, offloaded, in_place, kv)
+    selected = caches * (table if in_place else copied)
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 

@@ -9,7 +9,7 @@ import mmap
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -188,7 +188,8 @@ class GGUFTensors:
             yield self
         finally:
             if hasattr(mmap, "MADV_DONTNEED"):  # what is read again comes from the file
-                self._reader.data.base.madvise(mmap.MADV_DONTNEED)
+                with suppress(OSError):  # of locked memory
+                    self._reader.data.base.madvise(mmap.MADV_DONTNEED)
 
     def quantized_bits(self) -> dict[str, float]:
         """Return the bits of a weight of every tensor that `quantized` gives, scales included."""

@@ -9,6 +9,7 @@ from ..architecture.footprint import (
     PAGE_GRAIN,
     activation_bytes,
     dequantized_bytes,
+    has_second_cache,
     page_tokens,
     retrieval_bytes,
     rope_bytes,
@@ -175,7 +176,8 @@ def _middle_bytes(
         return 0, 0
     where = (device, offloaded, in_place, kv)
     cache = retrieval_bytes(share.growing, settings, tokens, itemsize, *where)
-    cache += share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # a copy, with the tokens drafted
+    caches = 1 + has_second_cache(settings, tokens, *where)
+    cache += caches * share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # copies, with the tokens drafted
     kind = selected_format(settings)
     if kind != EXACT and device == "cpu":  # groups of all tokens; a GPU has those of the budget
         cache += share.kv_layers * quantized_layer_bytes(share, kind, tokens, 0, itemsize)

@@ -189,7 +189,7 @@ class Runner:
     def row_cost(self) -> float:
         """Estimate the time of each further row of a pass on a FullCache, relative to a plain step.
 
-        What a pass reads over a link, it reads once for all its rows. All ranks return the same.
+        Keys and values that a pass reads over a link, it reads once for all its rows. All ranks return the same.
         """
         weights, shape = self.model.read_cost, self.model.shape
         kv = ATTENTION_COST * shape.growing.kv_bytes(1, self.model.dtype.itemsize) * self.num_cached

@@ -8,6 +8,8 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Specul
 from offload.architecture.dims import Dimensions
 from offload.architecture.footprint import retrieval_bytes
 from offload.engine import Engine
+from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
+from offload.offloading.disk_link import DiskLink
 from offload.speculation.adaptive import AdaptiveScheduler
 from tests.support.engine import GREEDY, SMALL, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer
@@ -28,6 +30,19 @@ def loaded(tmp_path_factory) -> Engine:
 @pytest.fixture
 def engine(loaded, native_operations) -> Engine:
     return loaded
+
+
+@pytest.fixture
+def tiered(engine, tmp_path):
+    """Return a function that makes an engine whose KV is streamed: over a link, or from a file on disk."""
+
+    def build(disk) -> Engine:
+        model = engine.model
+        tiers = TierSettings("stream", 0, page_tokens=64, disk=tmp_path if disk else None)
+        link = DiskLink() if disk else SimulatedLink(1e12)
+        return Engine(model, (), 512, stores=TieredStoreFactory(model.operations, model.device, tiers, link))
+
+    return build
 
 
 @pytest.fixture
@@ -86,8 +101,20 @@ def test_selecting_the_latest_tokens_in_place_is_free(engine):
 
 
 def test_memory_for_the_second_table_is_counted():
-    def counted(method, tokens):
-        return retrieval_bytes(SHAPE, auto(method=method), tokens, 2, "cpu", in_place=True)
+    def counted(method, tokens, offloaded=0):
+        return retrieval_bytes(SHAPE, auto(method=method), tokens, 2, "cpu", offloaded, in_place=not offloaded)
 
     assert counted("auto", 200) == counted("retrieval", 200)
     assert counted("auto", 500) - counted("retrieval", 500) == SHAPE.layers * SHAPE.kv_heads * 2 * 4  # blocks, int32
+    one, two = (counted(method, 500, offloaded=2) for method in ("retrieval", "auto"))
+    assert two - one > SHAPE.kv_bytes(SMALL["budget"], 2)  # another copy
+
+
+@pytest.mark.parametrize("disk", [False, True], ids=["link", "disk"])
+def test_levels_over_a_link_in_any_order_emit_the_tokens_of_plain_decoding(tiered, random_choices, disk):
+    engine = tiered(disk)
+    for sampling in (GREEDY, Sampling(temperature=1, coupled=True)):
+        events = decode(engine, auto(), sampling)
+        assert drafters(events) >= {"retrieval", "streaming"}
+        assert tokens(events) == tokens(decode(engine, auto(method="ar"), sampling))
+    assert "alternative" not in engine.idle_session._middles  # a copy that plain decoding has no use for

@@ -1,7 +1,8 @@
 /*
  * Attention of a group of rows over one piece of a head's keys and values; included once per level, after tile.h.
  *
- * The result is partial: maximum, sum and unnormalised output, as in FlashAttention (arXiv 2205.14135).
+ * The result is partial: maximum, sum and unnormalised output, as in FlashAttention (arXiv 2205.14135). Sum and output
+ * refer to the maximum, which scores may exceed by up to SLACK.
  */
 struct NAME(tree) { /* what the rows of a tree do not share; see tree.h */
     int64_t base;
@@ -112,7 +113,7 @@ NOINLINE static void NAME(raise)(float highest, float *maximum, vec_at *sum, flo
     *maximum = highest;
 }
 
-/* Return a row's LANES columns from column `i` on of a span from position `at` on, with x for keys that it does not see. */
+/* Return LANES columns of a row, from column `i` on of a span from position `at` on, with x for keys it does not see. */
 INLINE vec NAME(seen)(vec row, struct view view, int64_t at, int i, float x) {
     ints lane = {0};
     for (int l = 0; l < LANES; l++)

@@ -287,8 +287,8 @@ INLINE void NAME(run_tiles)(int rows, int blocks, int wide, struct NAME(tile) t,
 }
 
 /*
- * 2^x for x <= 0, or little more: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); clamped at -126. NaN stays NaN: the
- * maximum returns its second operand then, and a product preserves NaN, which adding exponent bits would not.
+ * 2^x for x <= 0, or little more: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); clamped at -126. NaN stays
+ * NaN: the maximum returns its second operand then, and a product preserves NaN, which adding exponent bits would not.
  */
 INLINE vec NAME(exp2)(vec x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */

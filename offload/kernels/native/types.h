@@ -16,7 +16,7 @@
 enum {
     LAYOUT = 20,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
-    SPAN = 32,       /* tokens between two updates of the running maximum */
+    SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
     OBSERVED_KEYS = 128, /* keys whose received attention one thread sums at once */
     SCORED_AHEAD = 4096, /* bytes of keys that are prefetched before they are scored */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
@@ -48,7 +48,8 @@ struct attention {
     float scale;
     /*
      * NULL, or the output in place of out and lse: the partial result of each PIECE of keys, for the caller to merge:
-     * [pieces][tokens][kv_heads * group][2 + head_dim], for each row the maximum, the sum, the output.
+     * [pieces][tokens][kv_heads * group][2 + head_dim], for each row a maximum, the sum, the output. Scores may
+     * exceed it by up to SLACK; sum and output refer to it.
      */
     float *partials;
     /*
