@@ -13,7 +13,6 @@ from unittest.mock import patch
 import pyte
 import pytest
 
-from offload.speculation.steps import AtOnce
 from tests.support.terminal import Pty
 from triforce_cli.app import run
 
@@ -61,14 +60,10 @@ class Typist(threading.Thread):
 
 
 @pytest.fixture
-def at_a_terminal(triforce_here, endless_model_dir, monkeypatch):
-    """Return a function that chats while somebody types; it returns the exit code and the screen at the end.
+def at_a_terminal(triforce_here, endless_model_dir):
+    """Return a function that chats while somebody types; it returns the exit code and the screen at the end."""
 
-    A step takes `step_s` seconds longer.
-    """
-
-    def call(*steps, args=(), term="xterm-256color", step_s=0.0):
-        monkeypatch.setattr(AtOnce, "hidden", lambda _, step: (time.sleep(step_s), step.run())[1])
+    def call(*steps, args=(), term="xterm-256color"):
         pty = Pty(COLUMNS, ROWS)
         typist = Typist(pty, *steps)
         out, source = pty.stream(), pty.stream("r")
@@ -106,7 +101,6 @@ def test_ctrl_c_keeps_what_was_said_and_ctrl_d_leaves(at_a_terminal, tmp_path):
         ("1 question answered", f"/save {path}\r"),
         ("saved in", "\x04"),
         args=("-n", "1500", "--temperature", "1", "--seed", "1"),
-        step_s=0.01,  # or the answer may end before the interrupt
     )
     assert code == 0
     assert "decode ·" not in shown  # the status line is erased
