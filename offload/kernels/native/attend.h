@@ -113,7 +113,7 @@ NOINLINE static void NAME(raise)(float highest, float *maximum, vec_at *sum, flo
     *maximum = highest;
 }
 
-/* Return LANES columns of a row, from column `i` on of a span from position `at` on, with x for keys it does not see. */
+/* Return LANES columns of a row, from column `i` on of a span at position `at`, with x for keys it does not see. */
 INLINE vec NAME(seen)(vec row, struct view view, int64_t at, int i, float x) {
     ints lane = {0};
     for (int l = 0; l < LANES; l++)
@@ -124,8 +124,8 @@ INLINE vec NAME(seen)(vec row, struct view view, int64_t at, int i, float x) {
 }
 
 /* Replace the scores of a row with numerators of its softmax; see `normalise`. */
-INLINE void NAME(normalise_row)(const int columns, float *scores, uint16_t *narrow, int64_t at, float factor, float slack,
-                                int dim, struct NAME(partial) p) {
+INLINE void NAME(normalise_row)(const int columns, float *scores, uint16_t *narrow, int64_t at, float factor,
+                                float slack, int dim, struct NAME(partial) p) {
     const struct view view = *p.views;
     const int partly = view.start > at || view.end < at + columns;
     vec most = NAME(splat)(-INFINITY), total = NAME(splat)(0);
