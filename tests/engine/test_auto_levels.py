@@ -100,7 +100,7 @@ def test_selecting_the_latest_tokens_in_place_is_free(engine):
     assert middles["middle"].setup_cost(sequence) > 0 == middles["alternative"].setup_cost(sequence)
 
 
-def test_memory_for_the_second_table_is_counted():
+def test_memory_for_the_second_cache_is_counted():
     def counted(method, tokens, offloaded=0):
         return retrieval_bytes(SHAPE, auto(method=method), tokens, 2, "cpu", offloaded, in_place=not offloaded)
 
