@@ -29,11 +29,11 @@ class Group(Protocol):
         ...
 
     def broadcast(self, value: Any) -> Any:
-        """Broadcast rank 0's value, of any type; the other ranks' values are ignored."""
+        """Broadcast rank 0's value; the other ranks' values are ignored. It must be JSON: tuples arrive as lists."""
         ...
 
     def collect(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks."""
+        """Return every rank's value, in the order of ranks. It must be JSON, as for `broadcast`."""
         ...
 
 

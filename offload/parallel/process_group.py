@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import RankLost, RankMissing, SettingsError
+from . import messages
 
 _FAREWELL_S = 2.0  # the other ranks' goodbyes may still be in flight
 _TIMEOUT = timedelta(days=7)  # the user may page through the output; a dead rank is noticed by other means
 
 
 class Ranks:
-    """A `Group` of processes, which find each other by the environment that torchrun sets (`env://`).
+    """A `Group` of processes, whose ranks and number are in the environment, as torchrun sets it.
+
+    Ranks of one machine find each other by a file, and listen on its loopback interface alone. Ranks of several
+    machines find each other at torchrun's address (`env://`): who reaches it can run code on all of them.
 
     Args:
         device: the device of tensors that are summed or gathered.
         timeout: seconds within which all ranks must join.
         lost: called once, in a thread, with a rank that has ended without `leave`.
         local, mates: index of this rank among those of its machine, and their number.
+        folder: where the ranks of one machine meet. Only its owner may write to it.
 
     Raises RankMissing.
     """
@@ -37,12 +45,14 @@ class Ranks:
         lost: Callable[[int], None] | None = None,
         local: int = 0,
         mates: int = 1,
+        folder: Path | None = None,
     ) -> None:
         self.local, self.mates = local, mates
         with _rank_missing(timeout):
-            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+            where = {} if folder is None else _meet_in(folder)
+            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout), **where)
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            _check_devices(device, self.size)
+            _check_devices(device)
             self._control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
             self._data = self._control
             if device.type == "cuda":
@@ -79,16 +89,12 @@ class Ranks:
         return values.tolist()
 
     def broadcast(self, value: Any) -> Any:
-        box = [value if self.rank == 0 else None]
         with _rank_lost():
-            dist.broadcast_object_list(box, 0, group=self._control)
-        return box[0]
+            return messages.broadcast(value, self._control)
 
     def collect(self, value: Any) -> list[Any]:
-        found = [None] * self.size
         with _rank_lost():
-            dist.all_gather_object(found, value, group=self._control)
-        return found
+            return messages.collect(value, self._control)
 
     def leave(self) -> None:
         """Say goodbye to the other ranks. A rank that ends without it counts as lost."""
@@ -108,10 +114,26 @@ class Ranks:
                 lost(peer)
 
 
-def _check_devices(device: torch.device, size: int) -> None:
+def _meet_in(folder: Path) -> dict[str, Any]:
+    """Return where torch finds the other ranks of this machine; make gloo and nccl listen on loopback alone."""
+    # Without it they listen on what the host's name resolves to, or on the first network interface.
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback = _loopback()
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={loopback}"  # this name, and not all that begin with it
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return {"store": dist.FileStore(str(folder / "store"), size), "rank": rank, "world_size": size}
+
+
+def _loopback() -> str:
+    """Return the name of this machine's loopback interface. Raises SettingsError without one."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == "127.0.0.1" for each in addresses):
+            return name
+    raise SettingsError("ranks on one machine need its loopback interface, and there is none", "ip link set lo up")
+
+
+def _check_devices(device: torch.device) -> None:
     """Raise SettingsError unless all ranks have the same kind of device: their groups would differ, and block."""
-    kinds = [None] * size
-    dist.all_gather_object(kinds, device.type)
+    kinds = messages.collect(device.type)
     if len(set(kinds)) > 1:
         raise SettingsError(
             f"some ranks are on a GPU and some on a CPU: {', '.join(kinds)}", "use --device on all nodes"

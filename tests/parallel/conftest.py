@@ -6,7 +6,7 @@ from tests.support.models import VARIANTS, make_hf_model, make_tokenizer
 from tests.support.rank_pool import RankPool
 
 
-@pytest.fixture(scope="session", params=[2, pytest.param(3, marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.fixture(scope="session", params=[2, pytest.param(3, marks=pytest.mark.long)])
 def rank_pool(request):
     rank_pool = RankPool(request.param)
     yield rank_pool

@@ -8,14 +8,14 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Token
 from offload.config import METHODS
 from offload.engine import Engine
 from offload.loading.hub import open_checkpoint
-from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
+from offload.offloading import SimulatedLink, TieredStoreFactory
 from offload.parallel import ALONE, split
 from tests.batching.test_batch import collect
 from tests.batching.test_batch import request as batch_request
 from tests.support.engine import GREEDY, SMALL
 from tests.support.engine import tokens as tokens_of
 from tests.support.models import ids
-from tests.support.offloading import native_kernel
+from tests.support.offloading import SmallPages, native_kernel
 from tests.support.paths import DATA
 from tests.support.rank_pool import CPU, rank_engine
 from tests.support.table_models import DRAFTS, hierarchy, p_value
@@ -129,13 +129,13 @@ def streamed(group, folder):
     """Return the tokens, and the bytes copied over this rank's link."""
     opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
     model, link = opened.load().model, SimulatedLink(1e9, poison=True)
-    stores = TieredStoreFactory(model.operations, CPU, TierSettings("stream", page_tokens=16, resident_layers=1), link)
+    stores = TieredStoreFactory(model.operations, CPU, SmallPages("stream", page_tokens=16, resident_layers=1), link)
     one = Engine(model, (), 16, stores=stores)
     events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=24), Speculation("ar"))
     return [token for event in events if isinstance(event, Tokens) for token in event.ids], link.statistics.bytes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rank_pool", [2], indirect=True)
 def test_the_embedded_model_with_three_kv_heads(rank_pool, embedded_model_dir):
     text = (DATA / "pride-and-prejudice-opening.txt").read_text("utf-8")[:700]
@@ -155,7 +155,6 @@ def embedded_tokens(group, folder, text, cases):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank_pool", [2], indirect=True)
 @pytest.mark.parametrize(
     ("method", "draft", "gammas"),

@@ -61,9 +61,8 @@ def test_every_rank_names_the_rank_that_differs(rank_pool):
     assert "budget: 3 and 4" in messages[0]
 
 
-@pytest.mark.parametrize(
-    "phase", [*(pytest.param(phase, marks=pytest.mark.long) for phase in ("prefill", "draft")), "verification"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["prefill", "draft", "verification"])
 def test_the_loss_of_a_rank_ends_the_others_at_once(folders, phase):
     rank_pool = RankPool(2)
     took, _ = rank_pool.run(until_lost, folders["llama"], folders["draft"], phase)

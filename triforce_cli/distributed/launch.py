@@ -1,9 +1,8 @@
-"""Starts the ranks of a group on this machine through torch's elastic launcher, and reports how they ended."""
+"""Starts the ranks of a group on this machine, and reports how they ended."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -15,7 +14,8 @@ from offload.errors import SettingsError
 
 from ..exit_codes import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE
 from ..output.terminal import Terminal
-from .rank import LAUNCHER, REPORTS, world_position
+from .processes import run_processes, stderr_file
+from .rank import FOLDER, LAUNCHER, world_position
 
 if TYPE_CHECKING:
     from ..options.settings import Settings
@@ -53,35 +53,19 @@ def ranks_to_start(settings: Settings) -> int:
 
 def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal) -> int:
     """Run this same command line in `count` processes; return the exit code."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     _fetch(settings, home, terminal)
     _check_heads(settings, home, count)
-    logging.disable(logging.CRITICAL)  # the launcher's own; ranks report their errors
-    with TemporaryDirectory(prefix="triforce-ranks-") as folder:
-        _prepare(Path(folder), count)
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=count,
-            run_id="triforce",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(folder, dict.fromkeys(range(1, count), Std.ALL)),
-        )
+    with TemporaryDirectory(prefix="triforce-ranks-") as name:  # only its owner can read and write it
+        folder = Path(name)
+        command = [sys.executable, "-m", "triforce_cli", *sys.argv[1:]]
         try:
-            elastic_launch(config, sys.executable)("-m", "triforce_cli", *sys.argv[1:])
-        except ChildFailedError as error:
-            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            return _report_failure(Path(folder), codes, terminal)
-        except SignalException as error:
-            code = INTERRUPTED if error.sigval == signal.SIGINT else SIGNALLED + error.sigval
-            return _exit_code_of_rank_0(Path(folder)) or code
-        return _exit_code_of_rank_0(Path(folder)) or 0
+            failed = run_processes(count, command, _environment(folder, count), folder)
+        except (KeyboardInterrupt, SystemExit) as ended:
+            code = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else int(ended.code or 0)
+            return _exit_code_of_rank_0(folder) or code
+        if failed:
+            return _report_failure(folder, failed, terminal)
+        return _exit_code_of_rank_0(folder) or 0
 
 
 def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
@@ -108,13 +92,11 @@ def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
     split(read_shape(config) if config.is_file() else open_checkpoint(path).shape, 0, count)
 
 
-def _prepare(folder: Path, count: int) -> None:
-    """Set the environment that the ranks inherit."""
-    os.environ[REPORTS], os.environ[LAUNCHER] = str(folder), str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if Path("/sys/class/net/lo").exists():  # all are on this machine, whatever its name resolves to
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def _environment(folder: Path, count: int) -> dict[str, str]:
+    """Return the environment of the ranks, as far as they share it."""
+    threads = max(1, (os.cpu_count() or 1) // count)
+    usual = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return usual | dict(os.environ) | {FOLDER: str(folder), LAUNCHER: str(os.getpid())}
 
 
 def _exit_code_of_rank_0(folder: Path) -> int | None:
@@ -152,5 +134,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _last_stderr_line(folder: Path, rank: int) -> str:
-    lines = [line for file in folder.rglob(f"{rank}/stderr.log") for line in file.read_text("utf-8").splitlines()]
+    file = stderr_file(folder, rank)
+    lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
     return f": {lines[-1].strip()}" if lines else ""

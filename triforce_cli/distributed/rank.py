@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..options.settings import Settings
 
-REPORTS = "TRIFORCE_RANK_REPORTS"  # the folder in which ranks that `launch` has started report errors and exit code
+FOLDER = "TRIFORCE_RANK_FOLDER"  # in which ranks that `launch` has started meet, and report errors and exit code
 LAUNCHER = "TRIFORCE_RANK_LAUNCHER"  # the process that has started this rank
 _GRACE = 2.0  # seconds for the main thread to notice a lost rank by itself, and to clean up
 _MAY_DIFFER = ("seed", "threads", "tensor_parallel", "join_timeout", "profile", "model", "draft")
@@ -38,26 +38,27 @@ _MAY_DIFFER += ("memory", "host_memory", "disk", "disk_limit")
 
 @dataclass(frozen=True, slots=True)
 class WorldPosition:
-    """A process among the ranks, as torchrun numbers them; `reports` is the folder for its reports, if any."""
+    """A process among the ranks, as torchrun numbers them; `folder` is where ranks of one machine meet."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
-    reports: Path | None
+    folder: Path | None
 
 
 def world_position(environ: Mapping[str, str]) -> WorldPosition | None:
     """Return the position that a launcher has given to this process; None if it runs alone. Raises SettingsError."""
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys() or environ["WORLD_SIZE"] == "1":
+    folder = environ.get(FOLDER)
+    needed = {"RANK", "WORLD_SIZE"} if folder else {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    if not needed <= environ.keys() or environ["WORLD_SIZE"] == "1":
         return None
-    reports = environ.get(REPORTS)
     names = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     try:
         numbers = [int(environ.get(name, usual)) for name, usual in names.items()]
     except ValueError as error:
         raise SettingsError(f"{', '.join(names)} are not all numbers: {error}", "torchrun sets them") from None
-    return WorldPosition(*numbers, Path(reports) if reports else None)
+    return WorldPosition(*numbers, Path(folder) if folder else None)
 
 
 def terminal_for(position: WorldPosition | None, color: str) -> Terminal:
@@ -91,7 +92,7 @@ def join_group(settings: Settings) -> tuple[Group | None, Settings]:
         return None, settings
     for number in (signal.SIGINT, signal.SIGTERM):  # torch's rendezvous would not return to Python's handlers
         signal.signal(number, signal.SIG_DFL)
-    if position.reports is not None:
+    if position.folder is not None:
         launcher = int(os.environ.get(LAUNCHER) or os.getppid())  # which may have ended by now
         threading.Thread(target=_follow_parent, args=(launcher,), daemon=True, name="parent").start()
     from offload.loading.device import resolve_device
@@ -99,7 +100,8 @@ def join_group(settings: Settings) -> tuple[Group | None, Settings]:
 
     device = resolve_device(settings.engine.device, position.local_rank)
     local, mates = position.local_rank, position.local_world_size
-    group = _state.group = Ranks(device, settings.parallel.join_timeout, lost=_end_lost, local=local, mates=mates)
+    timeout, folder = settings.parallel.join_timeout, position.folder
+    group = _state.group = Ranks(device, timeout, lost=_end_lost, local=local, mates=mates, folder=folder)
     if position.rank == 0:
         listen()
     else:
@@ -110,7 +112,7 @@ def join_group(settings: Settings) -> tuple[Group | None, Settings]:
 
 
 def broadcast(group: Group | None, make: Callable[[], Any]) -> Any:
-    """Call `make` on rank 0 alone, and return its result on all ranks."""
+    """Call `make` on rank 0 alone, and return its result, which must be JSON, on all ranks: tuples arrive as lists."""
     if group is None:
         return make()
     return group.broadcast(make() if group.rank == 0 else None)
@@ -136,12 +138,12 @@ def report(message: str, hint: str, code: int, lost: bool, terminal: Terminal) -
     """Print an error of this process, and write it to the reports. `launch` prints that other ranks were lost."""
     position = world_position(os.environ)
     _state.lost = _state.lost or lost
-    if position is not None and position.reports is not None:
+    if position is not None and position.folder is not None:
         fields = {"rank": position.rank, "message": message, "hint": hint, "code": code, "lost": lost}
-        (position.reports / f"error-{position.rank}.json").write_text(json.dumps(fields), "utf-8")
-    if position is None or (position.rank == 0 and (position.reports is None or not lost)):
+        (position.folder / f"error-{position.rank}.json").write_text(json.dumps(fields), "utf-8")
+    if position is None or (position.rank == 0 and (position.folder is None or not lost)):
         terminal.error(message, hint)
-    elif position.reports is None:
+    elif position.folder is None:
         Terminal().error(f"rank {position.rank}: {message}", hint)
 
 
@@ -155,8 +157,8 @@ def finish(code: int) -> None:
     position = world_position(os.environ)
     if position is None:
         return
-    if position.reports is not None and position.rank == 0 and not _state.lost and code != SIGNALLED + signal.SIGTERM:
-        (position.reports / "code").write_text(str(code), "utf-8")
+    if position.folder is not None and position.rank == 0 and not _state.lost and code != SIGNALLED + signal.SIGTERM:
+        (position.folder / "code").write_text(str(code), "utf-8")
     if _state.group is not None and code == DONE and not _state.abandoned:
         with suppress(Exception):
             _state.group.leave()

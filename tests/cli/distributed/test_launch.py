@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,8 +15,7 @@ import pytest
 from offload.prompt_cache.entries import entries
 from offload.prompt_cache.folder import PromptFolder
 from tests.support.rank_pool import free_port
-
-pytestmark = pytest.mark.slow  # a rank takes seconds to start
+from triforce_cli.distributed.rank import FOLDER
 
 GENERATE = [sys.executable, "-m", "triforce_cli", "generate", "--temperature", "0", "--seed", "1"]
 LONG = ["-n", "1500", "--json", "hello"]
@@ -24,7 +25,7 @@ LONG = ["-n", "1500", "--json", "hello"]
 def environment(tiny_model_dir, tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRIFORCE")}
     chosen = {"HOME": tmp_path / "home", "MODEL": tiny_model_dir, "DEVICE": "cpu", "DTYPE": "float32"}
-    kept["GLOO_SOCKET_IFNAME"] = "lo"
+    kept["GLOO_SOCKET_IFNAME"] = "lo"  # where two nodes on this machine meet
     return kept | {f"TRIFORCE_{name}": str(value) for name, value in chosen.items()}
 
 
@@ -69,6 +70,7 @@ def ended(processes, seconds=10):
     return not psutil.wait_procs(processes, seconds)[1]
 
 
+@pytest.mark.long
 def test_two_ranks_give_the_output_of_one_and_read_stdin_once(start, environment):
     alone = start([*GENERATE, "-n", "20"], stdin=subprocess.PIPE).communicate("a text from a pipe")
     both = start([*GENERATE, "-n", "20", "--tensor-parallel", "2"], stdin=subprocess.PIPE)
@@ -88,7 +90,20 @@ def test_bench_runs_on_ranks(start):
     assert [row["equals_ar"] for row in json.loads(out)["methods"]] == [True, True]
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+def test_a_batch_runs_on_ranks(start, tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_bytes(b'{"prompt": "Who?"}\nno request\n{"prompt": "\xc3\xa9", "temperature": 1}\n')
+    command = [*GENERATE, "-n", "8", "--batch", str(lines)]
+    alone, both = (start([*command, *more]).communicate()[0] for more in ((), ("--tensor-parallel", "2")))
+    results = [[json.loads(line) for line in out.splitlines()] for out in (alone, both)]  # in the order of their ends
+    texts = [{result["line"]: result.get("text") for result in each} for each in results]
+    assert texts[0] == texts[1]
+    assert [texts[0][line] is None for line in (1, 2, 3)] == [False, True, False]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_all_with_a_message(start, rank):
     process = start([*GENERATE, *LONG, "--tensor-parallel", "2"])
     wait_for(process.stdout, "text")
@@ -101,16 +116,27 @@ def test_a_killed_rank_ends_all_with_a_message(start, rank):
     assert ended(ranks)
 
 
-def test_ctrl_c_ends_all_ranks_and_keeps_the_statistics(start):
-    process = start([*GENERATE, *LONG, "--tensor-parallel", "2"])
+def listening(processes):
+    """Return the addresses on which processes accept connections."""
+    found = [connection for each in processes for connection in each.net_connections("inet")]
+    return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+
+
+def test_ranks_listen_on_loopback_alone_and_ctrl_c_ends_them_with_the_statistics(start):
+    other = next(iter(psutil.net_if_addrs().keys() - {"lo"}), "lo")  # what is set for several machines does not count
+    process = start([*GENERATE, *LONG, "--tensor-parallel", "2"], GLOO_SOCKET_IFNAME=other)
     wait_for(process.stdout, "text")
     ranks = family(process)
+    assert listening([psutil.Process(process.pid), *ranks]) == {"127.0.0.1"}
+    folder = Path(rank_of(process, 0).environ()[FOLDER])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130
     assert json.loads(out.splitlines()[-1])["finish_reason"] == "interrupted"
     assert "interrupted" in err
     assert ended(ranks)
+    assert not folder.exists()
 
 
 @pytest.mark.long
@@ -131,6 +157,7 @@ def test_an_error_of_the_request_is_printed_once(start):
     assert "--tensor-parallel 4" in err
 
 
+@pytest.mark.long
 def test_nodes_with_different_commands_are_refused(start):
     port = str(free_port())
     nodes = [
@@ -149,6 +176,7 @@ def test_nodes_with_different_commands_are_refused(start):
     assert "error: rank 1: " in errors[1]
 
 
+@pytest.mark.long
 def test_waiting_for_a_missing_rank_times_out(start):
     where = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     process = start([*GENERATE, "--join-timeout", "2", "hello"], **where)
@@ -165,6 +193,7 @@ def agent(node, port, command):
     return [*run, *command[1:]]
 
 
+@pytest.mark.long
 def test_two_agents_of_torchrun_are_one_group_and_only_the_first_needs_the_prompt(start, tmp_path):
     if sys.platform != "linux":
         pytest.skip("two agents on one machine meet over its loopback device, lo")
@@ -179,6 +208,7 @@ def test_two_agents_of_torchrun_are_one_group_and_only_the_first_needs_the_promp
     assert [out for out, _ in said] == [alone, ""]
 
 
+@pytest.mark.long
 def test_ranks_share_a_prompt_cache(start, tmp_path):
     """Each rank caches its own heads; a block that is damaged on one rank is used on none, and is written again."""
     book = tmp_path / "book.txt"
