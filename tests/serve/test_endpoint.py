@@ -2,24 +2,24 @@
 
 import json
 import shutil
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import openai
 import pytest
 
 from offload import GenerationConfig, Sampling
+from offload.speculation.sampling import Sampler
 from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
-from tests.support.serving import connected, opened_model, serve_options, serving
-from triforce_cli.serve import app, responses
+from tests.support.serving import connected, opened_model, raw_connection, serve_options, serving, until_closed
+from triforce_cli.serve import bodies, protocol, responses
 from triforce_cli.serve.metrics import ServerMetrics
 
 LONG = 400  # tokens
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 TEXTS = [f"Once upon a time, in the {place} of the king," for place in ("house", "garden", "tower", "stable", "well")]
 
 
@@ -168,10 +168,16 @@ def test_what_is_not_supported_is_refused(client, path, body, words):
     assert sorted(error) == ["code", "message", "param", "type"]
 
 
+def test_unknown_fields_are_passed_over_on_request(opened, loaded):
+    body = {"prompt": "a", "max_tokens": 1, "reasoning_effort": "low"}
+    with serving(opened, loaded, serve_options(ignore_unknown=True)) as served, connected(served) as client:
+        assert client.post(COMPLETIONS, json=body).status_code == 200
+
+
 def test_a_huge_name_is_not_sent_back(client):
     for body, status in (({"temperature" * 900: 1}, 400), ({"model": "m" * 9000, "prompt": "a"}, 404)):
         response = client.post(COMPLETIONS, json=body)
-        assert response.status_code == status and len(response.content) < 600
+        assert response.status_code == status and len(response.content) < 800
     assert "did you mean" not in client.post(COMPLETIONS, json={"temperatur" + "e" * 60: 1}).text
 
 
@@ -194,23 +200,29 @@ def test_a_request_that_is_too_large_or_no_json_is_not_read(client):
 
 
 def test_a_body_that_stops_coming_is_refused_and_its_connection_closed(served, monkeypatch):
-    monkeypatch.setattr(app, "PATIENCE", 0.05)
-    address = urlsplit(served.url)
-    with socket.create_connection((address.hostname, address.port), timeout=60) as other:
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        other.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
-        received = b"".join(iter(lambda: other.recv(1 << 16), b""))  # until it is closed
-    assert received.startswith(b"HTTP/1.1 408") and b"no more of the request has come for 0.05 seconds" in received
+    """And one that comes too slowly."""
+    monkeypatch.setattr(bodies, "SECONDS", 0.1)
+    head = f"{HEAD}Content-Length: 5000\r\n\r\n".encode()
+    with raw_connection(served, head) as silent, raw_connection(served, head) as slow:
+        slow.settimeout(0.01)
+        while not (received := _received(slow)):
+            slow.sendall(b" ")
+        for answer in (received + until_closed(slow), until_closed(silent)):
+            assert answer.startswith(b"HTTP/1.1 408") and b"the request has not come within 0.1 seconds" in answer
+
+
+def _received(connection):
+    try:
+        return connection.recv(1 << 16)
+    except TimeoutError:
+        return b""
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_ends_its_sequence(served, client, stream):
     before = cancelled(client)
     body = json.dumps({"prompt": TEXTS[0], "max_tokens": LONG, "stream": stream}).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    address = urlsplit(served.url)
-    with socket.create_connection((address.hostname, address.port)) as other:
-        other.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    with raw_connection(served, f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body) as other:
         assert until(lambda: served.engine.num_running == 1)
         assert not stream or other.recv(1 << 16).startswith(b"HTTP/1.1 200")
     assert until(lambda: cancelled(client) == before + 1)
@@ -236,6 +248,13 @@ def test_an_error_of_the_server_is_counted_reported_and_kept_from_the_client(cli
     assert [type(error) for error in served.reported] == [LookupError] * 3
 
 
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(client, monkeypatch):
+    monkeypatch.setattr(protocol, "_object", None)
+    content = b"[" + b"[]," * 70_000 + b"[]]"
+    response = client.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
 def test_an_error_in_a_pass_ends_its_request_and_the_server_goes_on(client, served, loaded, monkeypatch):
     served.reported.clear()
 
@@ -247,13 +266,35 @@ def test_an_error_in_a_pass_ends_its_request_and_the_server_goes_on(client, serv
         patches.setattr(loaded.model, "embed", broken)
         response = client.post(COMPLETIONS, json=body)
         streamed = client.post(COMPLETIONS, json=body | {"stream": True})
-        patches.setattr(loaded, "generate_batch", broken)
-        unbegun = client.post(COMPLETIONS, json=body | {"n": 2})
-    assert (response.status_code, unbegun.status_code) == (500, 500) and "secret" not in response.text
-    assert [type(error) for error in served.reported] == [RuntimeError] * 3
+        several = client.post(COMPLETIONS, json=body | {"n": 2})
+    assert (response.status_code, several.status_code) == (500, 500) and "secret" not in response.text
+    assert [type(error.__cause__) for error in served.reported] == [RuntimeError] * 4
     last = json.loads(streamed.text.rstrip().splitlines()[-1].removeprefix("data: "))
     assert last["error"]["type"] == "server_error"
     assert client.post(COMPLETIONS, json=body).status_code == 200
+
+
+def test_an_exception_of_one_request_leaves_those_beside_it(client, served, monkeypatch):
+    served.reported.clear()
+    made, defective = Sampler.__init__, 13
+
+    def new(sampler, sampling, seed, *args, **more):
+        made(sampler, sampling, seed, *args, **more)
+        if seed == defective:
+            monkeypatch.setattr(sampler, "distribution", lambda *args, **more: [][seed])
+
+    bodies = [{"prompt": text, "max_tokens": 24, "temperature": 0} for text in TEXTS[:3]]
+    expected = [client.post(COMPLETIONS, json=body).json()["choices"] for body in bodies]
+    monkeypatch.setattr(Sampler, "__init__", new)
+    bodies[1] |= {"seed": defective}
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda body: client.post(COMPLETIONS, json=body), bodies))
+    assert found[1].status_code == 500 and found[1].json()["error"]["message"].startswith("an internal error")
+    assert [found[place].json()["choices"] for place in (0, 2)] == expected[::2]
+    (error,) = served.reported
+    assert error.message == "IndexError: list index out of range"
+    refused = client.post(COMPLETIONS, json=bodies[0] | {"dry_multiplier": 1e-320})
+    assert refused.status_code == 400 and "dry_multiplier is 1e-320" in refused.json()["error"]["message"]
 
 
 def test_an_idle_engine_sleeps(served):

@@ -14,7 +14,9 @@ from triforce_cli.serve.options import check_installed
 KEYS = ("first-key-0123456789", "other-key-0123456789")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1", "evil@127.0.0.1/"]
+)
 def test_other_host_names_are_refused(client, host):
     response = client.get("/v1/models", headers={"host": host})
     assert response.status_code in (400, 421) and "tiny" not in response.text
@@ -27,9 +29,10 @@ def test_names_of_this_machine_are_not(host):
 
 
 def test_other_origins_are_refused_and_the_pages_own_is_not(client, served):
-    assert client.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
-    assert client.get("/v1/models", headers={"origin": "null"}).status_code == 403
-    assert client.get("/v1/models", headers={"origin": "http://[x"}).status_code == 403
+    """An origin is a scheme, a host and a port: no other of the three is the page's."""
+    tls, port = served.url.replace("http", "https"), f"{served.url[:-1]}{(int(served.url[-1]) + 1) % 10}"
+    for origin in ("https://evil.example", "null", "http://[x", tls, port, "http://127.0.0.1", f"{served.url}/"):
+        assert client.get("/v1/models", headers={"origin": origin}).status_code == 403
     own = client.get("/v1/models", headers={"origin": served.url})
     assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
 
@@ -79,6 +82,16 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path):
     assert not read_keys(None, {}) and not any(key in "".join(scopes) for key in KEYS)
 
 
+def test_a_file_of_keys_that_others_may_read_is_named_with_what_to_do(triforce_here, tmp_path):
+    file = tmp_path / "my keys"
+    file.write_text(KEYS[0])
+    for mode, warns in ((0o640, True), (0o604, True), (0o600, False)):
+        file.chmod(mode)
+        written = triforce_here("serve", "--api-key-file", file, "--tensor-parallel", 2).stderr
+        assert (f"warning: other users may read --api-key-file {file}: chmod 600 '{file}'\n" in written) is warns
+        assert KEYS[0] not in written
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"# only\n", b"short\n", b"with a blank 0123456789\n", b"caf\xe9-0123456789012\n"]
 )
@@ -101,12 +114,14 @@ def test_the_page_loads_nothing_from_elsewhere(client):
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     assert re.findall(r'(?:src|href)="(.*?)"', page.text) == ["data:,", "page.css", "page.js"]
     assert not re.search(r"\son\w+=|style=|<script>|<style>", page.text)
-    for name, kind in (("page.js", "text/javascript"), ("page.css", "text/css")):
+    scripts = ("page.js", "api.js", "thread.js", "markdown.js")
+    for name, kind in (*((script, "text/javascript") for script in scripts), ("page.css", "text/css")):
         found = client.get(f"/{name}")
         assert found.headers["content-type"].startswith(kind) and found.headers["x-content-type-options"] == "nosniff"
-        assert "//" not in re.sub(r"^//.*$", "", found.text, flags=re.MULTILINE) and "innerHTML" not in found.text
+        assert "//" not in re.sub(r"(^|\s)// .*$", "", found.text, flags=re.MULTILINE)
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", found.text)
     assert {path.name for path in (ROOT / "triforce_cli" / "serve" / "page").iterdir()} == {
-        *("index.html", "page.js", "page.css")
+        *("index.html", "page.css", *scripts)
     }
 
 
@@ -114,4 +129,4 @@ def test_without_the_extra_there_is_one_error_that_says_how_to_install_it():
     check_installed()
     with pytest.raises(TriforceError, match="no_such_package") as caught:
         check_installed(["starlette", "no_such_package"])
-    assert 'pip install "triforce[serve]"' in caught.value.hint
+    assert 'pip install ".[serve]"' in caught.value.hint

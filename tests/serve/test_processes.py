@@ -66,6 +66,7 @@ def alone(bookish):
     return answer
 
 
+@pytest.mark.long
 def test_kill_9_in_an_answer_leaves_an_intact_prompt_cache(bookish, alone, tmp_path):
     """While one answer streams and another prompt is being read and saved."""
     with server_process(bookish, tmp_path, "--cache") as server:
@@ -95,6 +96,7 @@ def ask_in_vain(server, body):
         server.client.post("/v1/completions", json=body)
 
 
+@pytest.mark.daily("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_streams_at_once(bookish, tmp_path, number):
     """The first one lets them go on, and refuses new ones. What is no HTTP leaves nothing in the log."""

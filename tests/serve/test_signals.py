@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.serving import CONTEXT, Served, connected, listener, serve_options
 from triforce_cli.serve.app import create_app
+from triforce_cli.serve.descriptors import ConnectionLimits
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.metrics import ServerMetrics
 from triforce_cli.serve.server import HttpServer, serve_until_signalled, served_model
@@ -28,7 +29,7 @@ def handlers():
 def test_a_hangup_that_the_parent_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listen()
-    app = SimpleNamespace(state=SimpleNamespace(expire=None))
+    app = SimpleNamespace(state=SimpleNamespace(expire=None, report=print, limits=ConnectionLimits()))
     with HttpServer(app, 0, print).capture_signals():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert callable(signal.getsignal(signal.SIGTERM))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from traceback import print_exception
 from typing import Any
 
@@ -21,21 +22,24 @@ from starlette.types import Receive, Scope, Send
 from offload.loading.tokenizer import Tokenizer
 from offload.short_repr import short_repr
 
+from .bodies import Bodies
+from .descriptors import ConnectionLimits
+from .documents import Documents
 from .encoding_threads import EncodingThreads
 from .engine_thread import EngineThread
 from .errors import ApiError, api_error
 from .guard import Guard
+from .json_size import MOST_PARTS, check_json
 from .metrics import ServerMetrics
 from .options import ServeOptions
 from .page import page_routes
 from .prompts import PromptEncoder
-from .protocol import ApiRequest, parse_chat, parse_completion
+from .protocol import MOST_SEQUENCES, ApiRequest, parse_chat, parse_completion
 from .responses import Form, streamed, whole
 from .sequence import Answer
 
 Report = Callable[[Exception], None]
 _SHUTTING_DOWN = "the server is shutting down"
-PATIENCE = 30  # seconds for the next piece of a body
 _CLOSED = 499  # a status for the log alone: the client has gone
 
 
@@ -58,13 +62,17 @@ def create_app(
     metrics: ServerMetrics,
     options: ServeOptions,
     report: Report = print_exception,
+    limits: ConnectionLimits | None = None,
 ) -> Starlette:
     """Return the application over a running engine.
 
-    Its state has `expire`, which ends all requests, and the threads `encoding`.
-    `report` is called with errors that clients are not told."""
-    endpoints = Endpoints(model, engine, metrics, options.body, report)
-    middleware = [Middleware(Guard, options=options, count=metrics.response, report=report)]
+    Its state has `expire`, which ends all requests, the threads `encoding`, and for its HTTP server the `limits` of
+    connections and `report`, which is called with errors that clients are not told.
+    """
+    limits = limits or ConnectionLimits()
+    endpoints = Endpoints(model, engine, metrics, options.body, report, options.ignore_unknown)
+    guard = Middleware(Guard, options=options, most=limits.requests, count=metrics.response, report=report)
+    middleware = [guard]
     if options.origins:
         allowed = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
         # Outside of the guard: a browser's preflight request has no key.
@@ -72,6 +80,7 @@ def create_app(
     routes = [
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
         Route("/v1/completions", endpoints.completion, methods=["POST"]),
+        Route("/documents", endpoints.document, methods=["POST"]),
         Route("/v1/models", endpoints.models, methods=["GET"]),
         Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
         Route("/health", endpoints.health, methods=["GET"]),
@@ -82,6 +91,7 @@ def create_app(
     handlers[Exception] = _failed  # which is raised again after that, for the log
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.encoding, app.state.expire = endpoints.encoding, endpoints.expire
+    app.state.limits, app.state.report = limits, report
     return app
 
 
@@ -89,25 +99,41 @@ class Endpoints:
     """What the routes do."""
 
     def __init__(
-        self, model: ServedModel, engine: EngineThread, metrics: ServerMetrics, most_bytes: int, report: Report
+        self,
+        model: ServedModel,
+        engine: EngineThread,
+        metrics: ServerMetrics,
+        most_bytes: int,
+        report: Report,
+        ignore_unknown: bool = False,
     ) -> None:
-        self._report = report
+        self._report, self._ignore_unknown = report, ignore_unknown
         self.encoding = EncodingThreads()
-        self._model, self._engine, self._metrics, self._most_bytes = model, engine, metrics, most_bytes
+        self._model, self._engine, self._metrics, self._bodies = model, engine, metrics, Bodies(most_bytes)
+        self._documents = Documents(self.encoding, model.encoder.count_tokens)
         self._created = int(time.time())
 
     def expire(self) -> None:
         """Answer all requests with status 503: the time to end them is over. Called in the event loop."""
         self._engine.fail(_SHUTTING_DOWN)
+        self._documents.end()
         self.encoding.fail(ApiError(503, _SHUTTING_DOWN, "unavailable", type="server_error"))
 
     async def chat(self, request: Request) -> Response:
         """Answer /v1/chat/completions."""
-        return await self._answer(request, parse_chat, is_chat=True)
+        return await self._answer(request, partial(parse_chat, ignore_unknown=self._ignore_unknown), is_chat=True)
 
     async def completion(self, request: Request) -> Response:
         """Answer /v1/completions."""
-        return await self._answer(request, parse_completion, is_chat=False)
+        parse = partial(parse_completion, ignore_unknown=self._ignore_unknown)
+        return await self._answer(request, parse, is_chat=False)
+
+    async def document(self, request: Request) -> Response:
+        """Answer /documents: the text of a file, and how many tokens it has."""
+        with self._bodies.place(request, "application/octet-stream") as body:
+            data = await body.read()
+            found = await _unless_closed(request, self._documents.read(data, request.query_params.get("name", "")))
+        return JSONResponse(found)
 
     async def models(self, request: Request) -> Response:
         """List the one model."""
@@ -137,12 +163,16 @@ class Endpoints:
                 404, f"there is no model {short_repr(name)} here, only {self._model.name!r}", "model_not_found", "model"
             )
 
+    def _parsed(self, data: bytes, parse: Callable[[bytes], ApiRequest]) -> ApiRequest:
+        check_json(data, MOST_PARTS + MOST_SEQUENCES * self._model.context)  # as many as there can be token ids
+        return parse(data)
+
     async def _answer(self, request: Request, parse: Callable[[bytes], ApiRequest], is_chat: bool) -> Response:
-        wanted = parse(await _body(request, self._most_bytes))
-        self._check_model(wanted.model)
-        scope = request.state.cache_scope
-        with self._engine.reserved(wanted.sequences):
-            settings = await self.encoding.run(self._model.encoder.sequences, wanted, scope)
+        with self._bodies.place(request) as body:  # for its text too, until that is encoded
+            wanted = await self.encoding.run(self._parsed, await body.read(), parse)
+            self._check_model(wanted.model)
+            with self._engine.reserved(wanted.sequences):
+                settings = await self.encoding.run(self._model.encoder.sequences, wanted, request.state.cache_scope)
         tokenizer = self._model.tokenizer
         answer = Answer(settings, tokenizer)
         form = Form(is_chat, self._model.name, None if wanted.logprobs is None else tokenizer.token_bytes)
@@ -168,31 +198,6 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._close()
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """Return the body of a request of JSON. Raises ApiError, before reading more than `most` bytes."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # a page of another site cannot send this type without asking first (CORS)
-        raise ApiError(415, "the Content-Type must be application/json", "unsupported_media_type")
-    too_large = ApiError(413, f"the request has more than {most:,} bytes", "request_too_large")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
-        raise too_large
-    data, pieces = bytearray(), request.stream()
-    while (piece := await _next(pieces)) is not None:
-        data += piece
-        if len(data) > most:
-            raise too_large
-    return bytes(data)
-
-
-async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
-    """Return the next piece of a body, None at its end. Raises ApiError if it does not come in time."""
-    try:
-        return await asyncio.wait_for(anext(pieces, None), PATIENCE)
-    except asyncio.TimeoutError:
-        raise ApiError(408, f"no more of the request has come for {PATIENCE:g} seconds", "request_timeout") from None
 
 
 async def _unless_closed(request: Request, answering: Any) -> Any:

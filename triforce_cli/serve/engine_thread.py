@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
-from offload.errors import TriforceError
+from offload.errors import InternalError, typed_error
 from offload.events import Finished
 
 from .errors import ApiError
@@ -177,7 +177,7 @@ class EngineThread:
 
     def _observe(self, key: int, event: BatchEvent) -> None:
         sequence = self._running[key]
-        if isinstance(event, Failed) and not isinstance(event.error, TriforceError):
+        if isinstance(event, Failed) and isinstance(event.error, InternalError):
             self._failed(event.error)
         sequence.observe(event)
         if isinstance(event, Finished | Failed | Cancelled):
@@ -199,4 +199,4 @@ class EngineThread:
                 self._next()
         for key, sequence in list(self._running.items()):
             sequence.fail(error)
-            self._end(key, Failed(TriforceError(type(error).__name__)))
+            self._end(key, Failed(typed_error(error)))

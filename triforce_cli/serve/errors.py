@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from offload.errors import TriforceError, UsageError
+from offload.errors import InternalError, TriforceError, UsageError
 
 INVALID = "invalid_request_error"
 
@@ -38,7 +38,7 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, UsageError):
         return ApiError(400, error.message)
-    if isinstance(error, TriforceError):
+    if isinstance(error, TriforceError) and not isinstance(error, InternalError):
         return ApiError(500, error.message, type="server_error")
     return ApiError(500, "an internal error; the server's log has more", type="server_error")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Callable
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -16,9 +16,11 @@ from offload.errors import TriforceError
 
 from .errors import ApiError, api_error, event_text
 from .options import ServeOptions, is_loopback
+from .page import PATHS
 
-OPEN_PATHS = frozenset(("/", "/page.js", "/page.css", "/health"))  # nothing secret: the page asks for the key itself
-_COUNTED = OPEN_PATHS | {"/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics"}
+OPEN_PATHS = PATHS | {"/health"}  # nothing secret: the page asks for the key itself
+_COUNTED = OPEN_PATHS | {"/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics", "/documents"}
+_HOST = re.compile(r"(\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\s:/?#@\\\[\]]+))(:\d*)?")
 _PATIENCE = 0.5  # seconds for a client that does not read, when the server ends at once
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -39,11 +41,16 @@ class Guard:
         self,
         app: ASGIApp,
         options: ServeOptions,
+        most: int,
         count: Callable[[str, int], None],
         report: Callable[[Exception], None],
     ) -> None:
-        """`count` is called with each response's path and status, `report` with errors that clients are not told."""
+        """`count` is called with each response's path and status, `report` with errors that clients are not told.
+
+        No more than `most` requests are let in at a time, but for paths that are open.
+        """
         self._app, self._options, self._count, self._report = app, options, count, report
+        self._most, self._running = most, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -66,11 +73,12 @@ class Guard:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["cache_scope"] = self._checked(scope["path"], Headers(scope=scope))
+            scope.setdefault("state", {})["cache_scope"] = self._checked(scope)
         except ApiError as error:
             response = JSONResponse(error.body(), error.status, error.headers)
             await response(scope, receive, send_marked)
             return
+        self._running += 1
         try:
             await self._app(scope, receive, send_marked)
         except asyncio.CancelledError:  # by uvicorn, which ends: its log would have a traceback of every request
@@ -85,30 +93,36 @@ class Guard:
                 self._report(error)
             if not has_begun:
                 await JSONResponse(found.body(), found.status)(scope, receive, send_marked)
+        finally:
+            self._running -= 1
 
-    def _checked(self, path: str, headers: Headers) -> str:
+    def _checked(self, scope: Scope) -> str:
         """Return the scope of the request's cache. Raises ApiError."""
+        path, headers = scope["path"], Headers(scope=scope)
         host = headers.get("host", "")
         if self._options.is_local and not is_local_host(host, self._options.host):
             raise ApiError(421, "the Host header is no name of this machine", "wrong_host")
         origin = headers.get("origin")
-        if origin is not None and not self._allows(origin, host):
+        if origin is not None and not self._allows(origin, f"{scope['scheme']}://{host}"):
             raise ApiError(403, "this origin may not use the endpoint; --cors allows one", "wrong_origin")
-        if not self._options.keys or path in OPEN_PATHS:
+        if path in OPEN_PATHS:
+            return ""
+        if self._running >= self._most:
+            raise ApiError(503, "too many requests at a time", "busy", None, "overloaded", {"retry-after": "1"})
+        if not self._options.keys:
             return ""
         kind, _, given = headers.get("authorization", "").partition(" ")
-        scope = self._options.keys.scope(given.strip()) if kind.lower() == "bearer" else None
-        if scope is None:
+        name = self._options.keys.scope(given.strip()) if kind.lower() == "bearer" else None
+        if name is None:
             headers_ = {"www-authenticate": "Bearer"}
             raise ApiError(
                 401, "no API key that is known", "invalid_api_key", type="authentication_error", headers=headers_
             )
-        return scope if self._options.separates_keys else ""
+        return name if self._options.separates_keys else ""
 
-    def _allows(self, origin: str, host: str) -> bool:
+    def _allows(self, origin: str, own: str) -> bool:
         """Return whether a page may use the endpoint: the endpoint's own, and those that were named."""
-        allowed = self._options.origins
-        return "*" in allowed or origin in allowed or _is_own(origin, host)
+        return origin == own or not {"*", origin}.isdisjoint(self._options.origins)
 
 
 async def _end(send: Send, text: str) -> None:
@@ -117,20 +131,11 @@ async def _end(send: Send, text: str) -> None:
         await asyncio.wait_for(send({"type": "http.response.body", "body": text.encode()}), _PATIENCE)
 
 
-def _is_own(origin: str, host: str) -> bool:
-    try:
-        return urlsplit(origin).netloc == host
-    except ValueError:  # half of an IPv6 address
-        return False
-
-
 def is_local_host(header: str, host: str) -> bool:
     """Return whether a Host header names a loopback address, `localhost`, or the `host` that was asked for."""
-    try:
-        name = urlsplit(f"//{header}").hostname
-    except ValueError:
-        return False
-    return name is not None and (is_loopback(name) or name == host.lower())
+    found = _HOST.fullmatch(header.lower())
+    name = found and (found["v6"] or found["name"])
+    return bool(name) and (is_loopback(name) or name == host.lower())
 
 
 def address_text(host: str, port: int) -> str:

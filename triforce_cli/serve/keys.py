@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import shlex
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -46,6 +49,14 @@ def read_keys(path: Path | None, environ: Mapping[str, str]) -> ApiKeys:
     if environ.get(ENVIRONMENT):
         keys.append(_checked(environ[ENVIRONMENT].strip(), ENVIRONMENT))
     return ApiKeys(keys)
+
+
+def exposure(path: Path) -> str:
+    """Return a warning if other users may read a file of keys, or nothing."""
+    mode = path.stat().st_mode
+    if os.name != "posix" or not stat.S_ISREG(mode) or not mode & (stat.S_IRGRP | stat.S_IROTH):
+        return ""
+    return f"other users may read --api-key-file {path}: chmod 600 {shlex.quote(str(path))}"
 
 
 def _keys_of(path: Path) -> list[str]:

@@ -28,6 +28,8 @@ class ServerMetrics:
         pair = ["drafter", "verifier"]
         self._verified = Counter("verified_draft_tokens", "Drafted tokens that were verified", pair, **named)
         self._accepted = Counter("accepted_draft_tokens", "Drafted tokens that were accepted", pair, **named)
+        self._decoding = Counter("decoding_seconds", "Of sequences that were compared with plain decoding", **named)
+        self._plain = Counter("plain_decoding_seconds", "What plain decoding would have taken for them", **named)
         self._ttft = Histogram("time_to_first_token_seconds", "With the time in the queue", buckets=_SECONDS, **named)
         self._tbt = Histogram("time_between_tokens_seconds", "Mean of a sequence", buckets=_BETWEEN, **named)
         self._total = Histogram("sequence_seconds", "From the queue to the end", buckets=_SECONDS, **named)
@@ -56,6 +58,9 @@ class ServerMetrics:
         for level in meter.levels:
             self._verified.labels(level.drafter, level.verifier).inc(level.verified)
             self._accepted.labels(level.drafter, level.verifier).inc(level.accepted)
+        if meter.speculated is not None and (gain := meter.speculated.gain) is not None:
+            self._decoding.inc(gain.decoding_s)
+            self._plain.inc(gain.plain_s)
         summary = meter.summary(meter.finish_reason or "interrupted")
         if summary.ttft_s is not None:
             self._ttft.observe(summary.ttft_s)

@@ -34,6 +34,7 @@ class ServeOptions:
         context: tokens of the longest prompt and answer; None for the model's, 128K at most.
         body: bytes of the longest request.
         drain: seconds that running requests have after SIGTERM.
+        ignore_unknown: whether fields of requests that nobody knows are passed over, and no errors.
     """
 
     host: str
@@ -46,6 +47,7 @@ class ServeOptions:
     context: int | None
     body: int
     drain: int
+    ignore_unknown: bool = False
 
     def __post_init__(self) -> None:
         if not self.is_local and not self.keys:
@@ -91,5 +93,5 @@ def check_installed(needed: Sequence[str] = tuple(_NEEDED)) -> None:
     if missing:
         raise TriforceError(
             f"triforce serve needs packages that are not installed: {', '.join(missing)}",
-            'install them: pip install "triforce[serve]"',
+            'install them in the folder of triforce: pip install ".[serve]"',
         )

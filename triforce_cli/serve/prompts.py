@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from dataclasses import replace
 
 from offload.errors import PromptError
@@ -26,7 +25,6 @@ class PromptEncoder:
         self._opened, self._context = opened, context
         # No token stands for more text than its own name has: what is longer need not be encoded to be refused.
         self._most_characters = context * max(map(len, opened.model.tokenizer.vocabulary))
-        self._lock = threading.Lock()  # a tokenizer has state, while it encodes
 
     def sequences(self, wanted: ApiRequest, scope: str) -> list[SequenceSettings]:
         """Return what is to be generated, prompt by prompt, each as often as there are choices. Raises ApiError.
@@ -50,6 +48,15 @@ class PromptEncoder:
                 found.append(SequenceSettings(ids, sampling, config, settings.speculation, *more))
         return found
 
+    def count_tokens(self, text: str) -> int:
+        """Return the tokens of a text, which a prompt and an answer to it can still be around. Raises ApiError."""
+        tokens = None if len(text) > self._most_characters else len(self._opened.model.tokenizer.encode(text, False))
+        if tokens is None or tokens >= self._context:
+            found = f"{len(text):,} characters" if tokens is None else f"{tokens:,} tokens"
+            message = f"the document has {found}; with a question and its answer it may have {self._context:,} tokens"
+            raise ApiError(400, message, _TOO_LONG)
+        return tokens
+
     def _encoded(self, wanted: ApiRequest) -> list[list[int]]:
         self._check_lengths(wanted)
         if wanted.messages is None:
@@ -58,8 +65,7 @@ class PromptEncoder:
         if not tokenizer.has_chat_template:
             raise ApiError(400, "this model has no chat template: use /v1/completions", param="messages")
         try:
-            with self._lock:
-                return [tokenizer.chat_turns(wanted.messages, think=self._think(wanted))]
+            return [tokenizer.chat_turns(wanted.messages, think=self._think(wanted))]
         except PromptError as error:  # its hint is for the command line
             raise ApiError(400, error.message, param="messages") from None
 
@@ -82,8 +88,7 @@ class PromptEncoder:
     def _ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
-        with self._lock:
-            return self._opened.model.tokenizer.encode(prompt, True)
+        return self._opened.model.tokenizer.encode(prompt, True)
 
     def _new_tokens(self, length: int, settings: Settings, exact: bool) -> int:
         """Return how many tokens may follow: what was asked for, or what is left where the request does not say."""

@@ -17,6 +17,7 @@ from offload.errors import SettingsError
 from offload.loading.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.short_repr import short_repr
 
+from ..options.other_names import FIELDS, other_name
 from .errors import ApiError
 
 MOST_SEQUENCES = 16  # of one request
@@ -24,6 +25,7 @@ MOST_STOPS = 16
 MOST_MESSAGES = 4096  # each is searched for in what the template makes of all
 MOST_LOGPROBS_OF_CHATS, MOST_LOGPROBS = 20, 5  # of the likeliest tokens, for each token of a chat and of a completion
 
+_API_NAMES = {"max-new-tokens": "max_tokens"}  # of options, where they have another one here
 _LONGEST_NAME = 64  # characters of a field's name that is compared with the known ones
 
 Prompt = str | list[int]
@@ -87,18 +89,16 @@ class ApiRequest:
         return self.choices * (1 if self.messages is not None else len(self.prompts))
 
 
-def parse_chat(data: bytes) -> ApiRequest:
-    """Return the request of /v1/chat/completions. Raises ApiError."""
-    values = _object(data)
-    _check_names(values, {"messages", _TEMPLATE, _TOP})
+def parse_chat(data: bytes, ignore_unknown: bool = False) -> ApiRequest:
+    """Return the request of /v1/chat/completions, perhaps without the fields that nobody knows. Raises ApiError."""
+    values = _known(_object(data), {"messages", _TEMPLATE, _TOP}, ignore_unknown)
     messages = _messages(values.get("messages"))
     return _request(values, 1, messages=messages, think=_think(values), logprobs=_chat_logprobs(values))
 
 
-def parse_completion(data: bytes) -> ApiRequest:
-    """Return the request of /v1/completions. Raises ApiError."""
-    values = _object(data)
-    _check_names(values, {"prompt"})
+def parse_completion(data: bytes, ignore_unknown: bool = False) -> ApiRequest:
+    """Return the request of /v1/completions, perhaps without the fields that nobody knows. Raises ApiError."""
+    values = _known(_object(data), {"prompt"}, ignore_unknown)
     prompts = _prompts(values.get("prompt"))
     return _request(values, len(prompts), prompts=prompts, logprobs=_completion_logprobs(values))
 
@@ -133,12 +133,35 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _check_names(values: Mapping[str, Any], content: set[str]) -> None:
-    """Raise ApiError for fields that are unknown, and for those that ask for what is not there."""
+def _known(values: Mapping[str, Any], content: set[str], ignore_unknown: bool) -> dict[str, Any]:
+    """Return the fields by the API's names: other programs' names of equal meaning are accepted, and unknown fields
+    left out where that is wanted. Raises ApiError for those, and for fields that ask for what is not there."""
     known = _COMMON | content | _IGNORED | _SETTINGS.keys() | _UNSUPPORTED.keys()
+    found = {}
     for name, value in values.items():
-        if name not in known:
+        field = _field(name, known)
+        if field not in known:
+            if ignore_unknown:
+                continue
             raise _unknown(name, known)
+        if field in found or (field != name and field in values):
+            raise ApiError(400, f"{name} is another name of {field}, and both are given", param=name)
+        found[field] = value
+    _check_supported(found)
+    return found
+
+
+def _field(name: str, known: Set[str]) -> str:
+    """Return the API's name of a field; the name itself if it is that, or if nobody knows it."""
+    if name in known or len(name) > _LONGEST_NAME:
+        return name
+    row = FIELDS.get(name) or other_name(name)
+    return name if row is None or not row.ours else _API_NAMES.get(row.ours, row.ours.replace("-", "_"))
+
+
+def _check_supported(values: Mapping[str, Any]) -> None:
+    """Raise ApiError for fields that ask for what is not there."""
+    for name, value in values.items():
         if name in _UNSUPPORTED and not any(type(value) is type(each) and value == each for each in _UNSUPPORTED[name]):
             raise ApiError(400, f"{name} is not supported", "unsupported_field", name)
     form = _typed(values, "response_format", ((dict,), "an object"), {"type": "text"})
@@ -163,7 +186,10 @@ def _unknown(name: str, known: Set[str]) -> ApiError:
     shown = short_repr(name)  # which has no half of a surrogate pair either
     close = get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
     meant = f"; did you mean {close[0]}?" if close else ""
-    return ApiError(400, f"unknown field {shown}{meant}", "unknown_field", shown[1:-1])
+    meant = f"; {FIELDS[name].hint}" if name in FIELDS else meant
+    fields = ", ".join(sorted(known - _UNSUPPORTED.keys() - _IGNORED))
+    message = f"unknown field {shown}{meant}; known are {fields}; triforce serve --ignore-unknown passes over others"
+    return ApiError(400, message, "unknown_field", shown[1:-1])
 
 
 def _typed(values: Mapping[str, Any], name: str, wanted: tuple[tuple[type, ...], str], usual: Any) -> Any:
@@ -177,13 +203,15 @@ def _typed(values: Mapping[str, Any], name: str, wanted: tuple[tuple[type, ...],
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {ours: _typed(values, name, kind, None) for name, (kind, ours) in _SETTINGS.items() if name in values}
-    if "stop" in values:
-        found["stop"] = _stops(values["stop"])
-    try:
-        check_part(found)
-    except SettingsError as error:
-        raise ApiError(400, f"{error.message}; {error.hint}") from None
+    found = {}
+    for name in values.keys() & (_SETTINGS.keys() | {"stop"}):
+        kind, ours = _SETTINGS.get(name, (None, name))
+        found[ours] = _stops(values[name]) if kind is None else _typed(values, name, kind, None)
+        try:
+            check_part({ours: found[ours]})
+        except SettingsError as error:  # in terms of options: here they are fields
+            message = error.message.replace(ours.replace("_", "-"), name, 1)
+            raise ApiError(400, f"{message}; {error.hint.replace('--', '')}", param=name) from None
     return found
 
 

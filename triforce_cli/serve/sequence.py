@@ -79,10 +79,8 @@ class ServedSequence:
         self._post(self.index, api_error(error))
 
     def _text(self, events: Events) -> Events:
-        wanted, tokenizer = self.settings, self._tokenizer
-        thinking = tokenizer.thinking(wanted.ids) if wanted.is_chat else None
-        decode = tokenizer.decoder(() if thinking is None else thinking.marks)
-        return stream_text(events, TextLayer(decode, wanted.config.stop, thinking))
+        wanted = self.settings
+        return stream_text(events, TextLayer.after(self._tokenizer, wanted.ids, wanted.config.stop, wanted.is_chat))
 
 
 class Answer:

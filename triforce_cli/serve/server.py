@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import math
 import os
 import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
-from offload.errors import SettingsError
+from offload.errors import InternalError, SettingsError, TriforceError, typed_error
 from offload.levels import forgets
 from offload.units import counted
 
@@ -31,6 +33,8 @@ from ..run.model_request import ModelRequest, open_request, stretch
 from ..run.parallel import check_parallel
 from ..signals import is_ignored, listen
 from .app import ServedModel, create_app
+from .connections import HEAD_BYTES, Connection, Places
+from .descriptors import reserve_descriptors
 from .engine_thread import EngineThread
 from .guard import address_text
 from .metrics import ServerMetrics
@@ -39,6 +43,8 @@ from .prompts import PromptEncoder
 
 MOST_CONTEXT = 128 * 1024  # tokens that are planned for unless more are asked for
 _GRACE = 2  # seconds that answers have to be sent after --drain
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_QUIET = 60  # seconds between two reports of that
 _LABEL = "triforce serve"  # of prompts in the prompt cache: what clients send is not shown in lists
 
 
@@ -48,8 +54,7 @@ def run_server(
     """Serve until a signal; return the exit code. Raises TriforceError for what is wrong before that."""
     opened = open_request(request, terminal, output.quiet)
     opened, context = _with_context(opened, options.context, terminal)
-    if output.verbose:
-        opened.print_settings(opened.settings.generation.max_new_tokens, terminal)
+    opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
     tiers = None if request.dry_run else plan_longest(opened, context, terminal)
     # Buffers of offloaded keys and values are planned for one sequence.
     parallel = 1 if tiers is not None else check_parallel(options.parallel, opened, context)
@@ -75,7 +80,8 @@ def run_server(
             together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
             terminal.note(f"{model.name} at {address}/v1 ({together}); Ctrl-C ends it")
 
-        app = create_app(model, engine, metrics, options, report)
+        limits = reserve_descriptors(parallel + options.queue)
+        app = create_app(model, engine, metrics, options, report, limits)
         have_ended = serve_until_signalled(app, engine, listener, options.drain, announce)
     if not have_ended:
         _exit_now()
@@ -105,10 +111,10 @@ def _exit_now() -> None:
 
 def _report(terminal: Terminal, error: Exception) -> None:
     """Print an error that clients are not told; the server goes on."""
-    if os.environ.get("TRIFORCE_DEBUG", "") not in ("", "0"):
-        traceback.print_exception(error)
-    message = (str(error).splitlines() or [""])[0]
-    terminal.error(f"{type(error).__name__}: {message}", "TRIFORCE_DEBUG=1 shows where; the server goes on")
+    terminal.trace(error)
+    found = typed_error(error)
+    hint = "TRIFORCE_DEBUG=1 shows where" if isinstance(found, InternalError) else found.hint
+    terminal.error(found.message, f"{hint}; the server goes on")
 
 
 def _with_context(opened: ModelRequest, wanted: int | None, terminal: Terminal) -> tuple[ModelRequest, int]:
@@ -156,6 +162,8 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: Starlette, drain: int, announce: Callable[[], None]) -> None:
         """`announce` is called when the server listens; `drain` is the seconds that requests have after a signal."""
         self._expire, self._drain, self.has_expired = app.state.expire, drain, False
+        self._report, self._reported_at = app.state.report, -math.inf
+        limits = app.state.limits
         # Not warnings: whoever sends what is no HTTP would fill the log.
         settings = {
             "log_config": None,
@@ -164,14 +172,27 @@ class HttpServer(uvicorn.Server):
             "server_header": False,
             "lifespan": "off",
             "ws": "none",
+            "http": partial(Connection, Places(limits.most)),
+            "h11_max_incomplete_event_size": HEAD_BYTES,
+            "backlog": limits.backlog,
         }
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=drain + _GRACE, proxy_headers=False, **settings))
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
+        asyncio.get_running_loop().set_exception_handler(self._failed)
         await super().startup(sockets)
         self._announce()
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Report what the event loop could not do; connections that it cannot accept, which it tries again, rarely."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._reported_at + _QUIET:
+            self._reported_at = loop.time()
+            self._report(_not_accepted(error))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests; answer those that are left after the time for it, before uvicorn breaks them off."""
@@ -203,6 +224,15 @@ class HttpServer(uvicorn.Server):
         """Stop accepting connections and end when requests have ended; called again, at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def _not_accepted(error: OSError) -> TriforceError:
+    hint = "end other programs, or give the server more memory"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "raise the limit of open files before triforce serve: ulimit -n 4096"
+    found = TriforceError(f"connections wait to be accepted: {error.strerror or error}", hint)
+    found.__cause__ = error
+    return found
 
 
 def serve_until_signalled(

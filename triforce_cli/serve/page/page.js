@@ -1,127 +1,175 @@
-"use strict";
-// Reads a file in the browser, sends it with the question, and shows the answer as it comes. Keeps nothing.
-const at = (id) => document.getElementById(id);
-let text = "", running = null;
+// A conversation about a document: the server reads the file and answers; the page keeps both only while it is open.
+import * as api from "./api.js";
+import { Turn } from "./thread.js";
 
-function headers() {
-  const key = at("key").value.trim();
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-}
+const at = (id) => document.getElementById(id);
+const [NAME, SIZE] = [at("name").textContent, at("size").textContent];
+let given = null, isSent = false;  // the document {name, text, tokens}, and whether the conversation has it already
+let messages = [], running = null;
+
+const number = (value) => value.toLocaleString();
+const key = () => at("key").value.trim();
 
 function say(message, isError = false) {
-  at("status").textContent = message;
+  if (at("status").textContent !== message) at("status").textContent = message;  // else it would be read out again
   at("status").classList.toggle("error", isError);
 }
 
-async function take(file) {
-  if (!file) return;
-  text = await file.text();
-  at("name").textContent = file.name;
-  at("size").textContent = `${text.length.toLocaleString()} characters`;
+// Shows how much has been read; without numbers, that something is read.
+function progress(done, total) {
+  at("progress").hidden = done === total && total !== undefined;
+  at("read").textContent = total && done < total ? `${number(done)} of ${number(total)} tokens` : "";
+  if (total) at("progress").value = done / total;
+  else at("progress").removeAttribute("value");
 }
 
-function show(statistics) {
-  const rows = Object.entries(statistics.acceptance).map(([pair, rate]) => {
-    const row = document.createElement("tr"), meter = document.createElement("meter");
-    meter.value = rate;
-    const cells = [pair, `${Math.round(100 * rate)} %`, meter].map((content) => {
-      const cell = document.createElement("td");
-      cell.append(content);
-      return cell;
-    });
-    row.append(...cells);
-    return row;
-  });
-  at("rates").hidden = !rows.length;
-  at("rates").tBodies[0].replaceChildren(...rows);
-  const rate = statistics.tokens_per_s, each = statistics.tokens_per_verification;
-  say([
-    `${statistics.new_tokens} tokens`,
-    rate ? `${rate.toFixed(1)} a second` : "",
-    each ? `${each.toFixed(1)} a verification` : "",
-  ].filter(Boolean).join(" · "));
-}
-
-function observe(line) {
-  if (line.startsWith(": prefill ")) {
-    const [, , , done, total] = line.split(" ");
-    at("progress").hidden = done === total;
-    at("progress").value = done / total;
-    say(`reading: ${Number(done).toLocaleString()} of ${Number(total).toLocaleString()} tokens`);
-  } else if (line.startsWith("data: {")) {
-    const event = JSON.parse(line.slice(6));
-    if (event.error) throw new Error(event.error.message);
-    const [choice] = event.choices;
-    if (choice && choice.delta.reasoning_content) at("thought").append(choice.delta.reasoning_content);
-    if (choice && choice.delta.content) at("answer").append(choice.delta.content);
-    at("thinking").hidden = !at("thought").textContent;
-    if (event.statistics && event.statistics.new_tokens) show(event.statistics);
-  }
-}
-
-async function read(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ""; ;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    lines.forEach(observe);
-  }
-}
-
-async function ask() {
-  const question = at("question").value, temperature = at("temperature").value;
-  const body = {
-    messages: [{ role: "user", content: text ? `${text}\n\n${question}` : question }],
-    max_tokens: Number(at("tokens").value) || 512,
-    stream: true,
-    stream_options: { include_statistics: true },
-    ...(temperature === "" ? {} : { temperature: Number(temperature) }),
-  };
+// Runs what takes a while: one thing at a time, which Stop ends. Errors of the last one are cleared.
+async function run(message, work) {
+  if (running) return;
   running = new AbortController();
-  const options = { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal };
-  const response = await fetch("v1/chat/completions", options);
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  await read(response);
-}
-
-async function submit(event) {
-  event.preventDefault();
-  at("answer").replaceChildren();
-  at("thought").replaceChildren();
-  at("thinking").hidden = true;
-  at("rates").hidden = true;
-  at("ask").disabled = true;
+  for (const id of ["ask", "new", "file", "remove"]) at(id).disabled = true;
   at("stop").disabled = false;
-  say("waiting");
+  say(message);
+  progress();
   try {
-    await ask();
+    await work(running.signal);
   } catch (error) {
     const isStopped = error.name === "AbortError";
     say(isStopped ? "stopped" : error.message, !isStopped);
   }
-  at("progress").hidden = true;
-  at("ask").disabled = false;
+  running = null;
+  progress(1, 1);
+  for (const id of ["ask", "file", "remove"]) at(id).disabled = false;
+  at("new").disabled = !messages.length;
   at("stop").disabled = true;
+  if (document.activeElement === document.body) at("question").focus();  // its button has been disabled
+}
+
+function show(found) {
+  given = found;
+  isSent = false;
+  at("name").textContent = found ? found.name : NAME;
+  at("size").textContent = found ? `${number(found.text.length)} characters, ${number(found.tokens)} tokens` : SIZE;
+  at("remove").hidden = !found;
+}
+
+function take(files) {
+  const [file] = files;
+  if (!file) return;
+  if (files.length > 1) return say("one document at a time", true);
+  run(`reading ${file.name}`, async (signal) => {
+    const found = await api.document(file, key(), signal);
+    show(found);
+    say(found.warnings.join("; "));
+  });
+}
+
+function facts(statistics, usage, reason, limit) {
+  const rate = statistics.tokens_per_s, each = statistics.tokens_per_verification;
+  const cached = usage.prompt_tokens_details?.cached_tokens;
+  return [
+    `${number(statistics.new_tokens || 0)} tokens`,
+    rate ? `${rate.toFixed(1)} a second` : "",
+    each ? `${each.toFixed(1)} a verification` : "",
+    usage.prompt_tokens ? `prompt ${number(usage.prompt_tokens)}, of them ${number(cached)} cached` : "",
+    reason === "length" ? `cut off: the limit is ${number(limit)}` : "",
+    reason ? "" : "stopped",
+  ].filter(Boolean).join(" · ");
+}
+
+function request(content) {
+  const temperature = at("temperature").value;
+  return {
+    messages: [...messages, { role: "user", content }],
+    max_tokens: Number(at("tokens").value) || 512,
+    stream: true,
+    stream_options: { include_statistics: true, include_usage: true },
+    ...(temperature === "" ? {} : { temperature: Number(temperature) }),
+  };
+}
+
+async function ask(signal) {
+  const question = at("question").value, source = given && !isSent ? given : null;
+  const body = request(source ? `${source.text}\n\n${question}` : question);
+  const turn = new Turn(question, source && source.name, at("thread"));
+  let statistics = {}, usage = {}, reason = null;
+  at("question").value = "";
+  try {
+    for await (const event of api.chat(body, key(), signal)) {
+      if (event.read) {
+        progress(...event.read);
+        say("reading");
+        continue;
+      }
+      const [choice] = event.choices;
+      if (choice?.delta.content || choice?.delta.reasoning_content) {
+        turn.add(choice.delta);
+        progress(1, 1);
+        say("answering");
+      }
+      reason = choice?.finish_reason || reason;
+      statistics = event.statistics || statistics;
+      usage = event.usage || usage;
+    }
+    say(turn.text ? "" : "there is no text in the answer", !turn.text);
+  } finally {
+    turn.end(facts(statistics, usage, reason, body.max_tokens), statistics.acceptance || {});
+    keep(turn, body, question, Boolean(source));
+  }
+}
+
+// What has been answered, if only in part, is the context of the next question; what has not may be asked again.
+function keep(turn, body, question, hadDocument) {
+  if (turn.text) {
+    messages = [...body.messages, { role: "assistant", content: turn.text }];
+    isSent ||= hadDocument;
+  } else {
+    if (!turn.thought) turn.remove();
+    at("question").value ||= question;
+  }
+}
+
+function begin() {
+  messages = [];
+  isSent = false;
+  at("thread").replaceChildren();
+  at("new").disabled = true;
+  say("");
+  at("question").focus();
 }
 
 async function name() {
-  const response = await fetch("v1/models", { headers: headers() });
-  if (!response.ok) return;
-  const [model] = (await response.json()).data;
-  at("model").textContent = `${model.id}, up to ${model.max_model_len.toLocaleString()} tokens`;
+  const found = await api.model(key()).catch(() => null);
+  at("model").textContent = found ? `${found.id}, up to ${number(found.max_model_len)} tokens` : "";
 }
 
-at("form").addEventListener("submit", submit);
-at("stop").addEventListener("click", () => running && running.abort());
+at("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run("waiting", ask);
+});
+at("question").addEventListener("keydown", (event) => {
+  // 229: some browsers end a composition before they report the Enter that ended it
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+  event.preventDefault();
+  if (!running) at("form").requestSubmit();
+});
+at("stop").addEventListener("click", () => running?.abort());
+at("new").addEventListener("click", begin);
+at("remove").addEventListener("click", () => {
+  show(null);
+  at("file").focus();
+});
 at("key").addEventListener("change", name);
-at("file").addEventListener("change", (event) => take(event.target.files[0]));
+at("file").addEventListener("change", (event) => {
+  take([...event.target.files]);
+  event.target.value = "";  // so that the same file can be chosen again
+});
 for (const kind of ["dragover", "dragleave", "drop"]) {
-  at("drop").addEventListener(kind, (event) => {
+  document.addEventListener(kind, (event) => {  // beside the frame too, where a browser would leave the page
+    if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
     at("drop").classList.toggle("over", kind === "dragover");
-    if (kind === "drop") take(event.dataTransfer.files[0]);
+    if (kind === "drop") take([...event.dataTransfer.files]);
   });
 }
 name();

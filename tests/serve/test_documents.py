@@ -1,0 +1,114 @@
+"""POST /documents: files that the page sends, read as the command line reads them."""
+
+import threading
+import time
+
+import psutil
+import pytest
+
+from offload.limited_process import LimitedProcesses, Limits
+from tests.support.serving import raw_connection
+from triforce_cli.input import converters
+from triforce_cli.serve import documents
+
+TYPE = {"content-type": "application/octet-stream"}
+TEXT = "Über den König, dem König – “naïve”"
+
+
+def sent(client, data, name="book.txt", **headers):
+    return client.post("/documents", params={"name": name}, content=data, headers=TYPE | headers)
+
+
+def message(response, status=400):
+    assert response.status_code == status, response.text
+    return response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "warning"), [("utf-8", None), ("utf-16", None), ("cp1252", "book.txt is not UTF-8; read as cp1252")]
+)
+def test_a_text_comes_back_decoded_with_its_tokens(client, opened, encoding, warning):
+    found = sent(client, f"{TEXT}\r\n".encode(encoding), "C:\\Über\\book.txt").json()
+    tokens = len(opened.model.tokenizer.encode(f"{TEXT}\n", False))
+    warnings = found.pop("warnings")
+    assert found == {"name": "book.txt", "text": f"{TEXT}\n", "tokens": tokens}
+    assert [each[: len(warning)] for each in warnings] == [warning] if warning else warnings == []
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "words"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0\0", "a.png", "a.png is a PNG image, not text; give plain text"),
+        (b"text \0 and more", "../\x1b[2Ja", "[2Ja is binary (it holds NUL bytes); give plain text"),
+        (b"plain", "book.pdf", "book.pdf is not a PDF, although its name says so"),
+        (b" \n", "", "the document is empty"),
+        (b"king " * 600, "book.txt", "with a question and its answer it may have 512 tokens"),
+    ],
+)
+def test_what_is_no_text_or_too_long_is_refused(client, data, name, words):
+    assert words in message(sent(client, data, name))
+
+
+def test_without_the_extra_the_error_says_which_one_to_install(client, monkeypatch):
+    monkeypatch.setattr(converters, "find_spec", lambda name: None)
+    found = message(sent(client, b"%PDF-1.7 ...", "book.pdf"))
+    assert found.startswith("book.pdf is a PDF") and 'pip install ".[documents]"' in found
+
+
+def test_other_pages_large_bodies_and_other_types_are_refused(client):
+    assert sent(client, b"x", origin="https://evil.example").status_code == 403
+    assert sent(client, b"x", host="evil.example").status_code == 421
+    message(sent(client, b"x" * 20_001), 413)
+    for kind in ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded", ""):
+        message(client.post("/documents", content=b"x", headers={"content-type": kind}), 415)
+
+
+def test_few_are_read_at_a_time(client, monkeypatch):
+    going, go = threading.Semaphore(0), threading.Event()
+
+    def slow(data, *others, processes):
+        going.release()
+        assert go.wait(60)
+        return data.decode()
+
+    monkeypatch.setattr(documents, "text_of", slow)
+    statuses = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(sent(client, b"king").status_code))
+        for _ in range(documents.MOST)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(going.acquire(timeout=60) for _ in threads)
+        refused = sent(client, b"king")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    finally:
+        go.set()
+    for thread in threads:
+        thread.join(60)
+    assert statuses == [200] * documents.MOST and sent(client, b"king").status_code == 200
+
+
+def test_who_leaves_ends_the_conversion(served, client, monkeypatch):
+    """Python's own `eval` takes the place of a parser that a document keeps busy."""
+    ended, before = threading.Event(), psutil.Process().children()
+
+    def endless(data, name, suffix, warn, processes):
+        try:
+            processes.call(b"__import__('time').sleep(600)", Limits(2**26, 600))
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(documents, "converting_processes", lambda: LimitedProcesses("builtins:eval"))
+    monkeypatch.setattr(documents, "text_of", endless)
+    head = f"POST /documents HTTP/1.1\r\nhost: {served.url.removeprefix('http://')}\r\ncontent-length: 4\r\n"
+    connection = raw_connection(served, f"{head}content-type: application/octet-stream\r\n\r\nking".encode())
+    end = time.monotonic() + 30
+    while psutil.Process().children() == before and time.monotonic() < end:
+        time.sleep(0.005)
+    connection.close()
+    assert ended.wait(30)
+    while psutil.Process().children() != before and time.monotonic() < end:
+        time.sleep(0.005)
+    assert psutil.Process().children() == before

@@ -1,0 +1,77 @@
+"""Reads the bodies of requests: all together in bounded memory, each in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+
+from .errors import ApiError
+
+SECONDS = 60  # for a whole body
+_TIMES, _TOGETHER = 4, 1 << 26  # all bodies together: as many of the longest, and no fewer bytes than that
+_LEAST = 1 << 16  # bytes that any body counts: the buffer of its connection
+
+
+JSON = "application/json"
+
+
+class Bodies:
+    """Holds a place in memory for each body that is being read or whose prompt is being encoded."""
+
+    def __init__(self, most: int) -> None:
+        """`most` is the bytes of the longest body."""
+        self.most, self.free = most, max(_TIMES * most, _TOGETHER)
+
+    @contextmanager
+    def place(self, request: Request, wanted: str = JSON) -> Iterator[Body]:
+        """Yield the body, in a place of its Content-Length. Raises ApiError if it may not be read, or not now.
+
+        The `wanted` Content-Type must be one that a page of another site cannot send without asking first (CORS).
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != wanted:
+            raise ApiError(415, f"the Content-Type must be {wanted}", "unsupported_media_type")
+        length = request.headers.get("content-length", "")
+        body = Body(self, request.stream())
+        try:
+            body.grow(int(length) if length.isdecimal() else 0)
+            yield body
+        finally:
+            self.free += body.held
+
+
+class Body:
+    """The body of one request, and the bytes that are held for it."""
+
+    def __init__(self, bodies: Bodies, pieces: AsyncIterator[bytes]) -> None:
+        self._bodies, self._pieces, self.held = bodies, pieces, 0
+
+    def grow(self, size: int) -> None:
+        """Hold as many bytes. Raises ApiError if a body may never have them, or others hold them now."""
+        if size > self._bodies.most:
+            raise ApiError(413, f"the request has more than {self._bodies.most:,} bytes", "request_too_large")
+        more = max(size - self.held, _LEAST - self.held, 0)
+        if more > self._bodies.free:
+            raise ApiError(503, "too many requests are being read", "busy", None, "overloaded", {"retry-after": "1"})
+        self._bodies.free -= more
+        self.held += more
+
+    async def read(self) -> bytearray:
+        """Return the body. Raises ApiError before reading more than it may have, or if it takes too long."""
+        data, end = bytearray(), asyncio.get_running_loop().time() + SECONDS
+        while (piece := await self._next(end)) is not None:
+            self.grow(len(data) + len(piece))
+            data += piece
+        return data
+
+    async def _next(self, end: float) -> bytes | None:
+        """Return the next piece, None after the last one."""
+        left = end - asyncio.get_running_loop().time()
+        try:
+            return await asyncio.wait_for(anext(self._pieces, None), max(left, 0))
+        except asyncio.TimeoutError:
+            message, close = f"the request has not come within {SECONDS:g} seconds", {"connection": "close"}
+            raise ApiError(408, message, "request_timeout", headers=close) from None
