@@ -11,11 +11,10 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import xxhash
-from safetensors.torch import save
 from torch import Tensor
 
 from ..files import replace_file
@@ -28,6 +27,7 @@ _DTYPES = {
     "F16": torch.float16,
     "U8": torch.uint8,
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a header
 
 
@@ -35,7 +35,7 @@ class Buffer:
     """Memory that is used again for each file that is read into it."""
 
     def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
+        self._bytes: np.ndarray = np.empty(0, np.uint8)
 
     def take(self, size: int) -> np.ndarray:
         """Return `size` bytes, uninitialised, which the next call may return again."""
@@ -45,11 +45,20 @@ class Buffer:
 
 
 def write_block(path: Path, header: Header, ids: Sequence[int], kv: Tensor) -> int:
-    """Save KV as `Store.dump` returns it, and return the file's bytes. Raises OSError."""
+    """Save KV as `Store.dump` returns it, and return the file's bytes. Raises OSError.
+
+    The KV goes to the file as it lies in memory: the library of safetensors would copy it twice.
+    """
     tensors, texts = {"ids": torch.tensor(ids), "kv": kv.contiguous()}, header.texts()
-    data = save(tensors, texts | {"checksum": _checksum(texts, tensors)})
-    replace_file(path, data)
-    return len(data)
+    entries: dict[str, dict[str, Any]] = {"__metadata__": texts | {"checksum": _checksum(texts, tensors)}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    head = json.dumps(entries, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    replace_file(path, len(head).to_bytes(8, "little"), head, *map(_bytes, tensors.values()))
+    return 8 + len(head) + end
 
 
 def read_block(
@@ -104,9 +113,15 @@ def _tensor(data: np.ndarray, dtype: str, shape: Sequence[int], data_offsets: tu
     return torch.from_numpy(data[first:last]).view(_DTYPES[dtype]).view(shape)
 
 
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
 def _checksum(texts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    import xxhash
+
     digest = xxhash.xxh3_128(json.dumps(sorted(texts.items())).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(_bytes(tensor))
     return digest.hexdigest()

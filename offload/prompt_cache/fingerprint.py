@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import xxhash
 
 from ..architecture.layer_spec import LayerSpec
 from ..config import EXACT
-from ..files import replace_file
 
 if TYPE_CHECKING:
     from ..architecture.config import ModelShape
@@ -26,49 +21,9 @@ if TYPE_CHECKING:
 TOKENS = 128  # per block; a shared prefix is reused in whole blocks, which are whole windows of quantised ones
 LEAST = 2000  # tokens; shorter prompts are not saved
 VERSION = 4  # of the file format and of the arithmetic
-_PIECE = 1 << 24  # bytes that are hashed at a time
 # Fields of the shape that do not change the KV. RoPE is hashed by its angles, not by its settings.
 _IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "dual_chunk", "logit_scale")
 _SPEC_FACTS = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # of a spec; hashed as they were before there were others
-
-
-def weights_digest(files: Sequence[Path], notes: Path) -> str:
-    """Return a digest of the weight files' contents, cached in the file `notes` by each file's size and mtime.
-
-    Raises OSError for a file that cannot be read.
-    """
-    known = _read_notes(notes)
-    found = {}
-    for path in files:
-        state = path.stat()
-        mark = [state.st_size, state.st_mtime_ns]
-        name, old = str(path.resolve()), known.get(str(path.resolve()))
-        found[name] = old if old and old[:2] == mark else [*mark, _digest(path)]
-    if any(known.get(name) != value for name, value in found.items()):
-        try:
-            replace_file(notes, json.dumps(known | found).encode())
-        except OSError:
-            pass  # the next run hashes the files again
-    return hashlib.sha256("".join(value[2] for value in found.values()).encode()).hexdigest()
-
-
-def _read_notes(path: Path) -> dict:
-    if not path.is_file():  # reading a pipe or a device may never end
-        return {}
-    try:
-        notes = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    is_note = lambda value: isinstance(value, list) and len(value) == 3 and isinstance(value[2], str)  # noqa: E731
-    return {name: value for name, value in notes.items() if is_note(value)} if isinstance(notes, dict) else {}
-
-
-def _digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def fingerprint(model: Model, cache: FullCache | RetrievedCache, chunk: int, weights: str) -> str:

@@ -14,6 +14,7 @@ from ..config import Caching
 from ..files import TEMPORARY
 
 SUFFIX = ".safetensors"
+LATEST = 32503680000.0  # the year 3000, in seconds: the largest time that is believed
 _HITS = ".hits"
 _STALE = 3600.0  # seconds; writing a block never takes so long
 
@@ -41,6 +42,7 @@ class PromptFolder:
     def __init__(self, path: Path, limit: int = Caching().cache_limit) -> None:
         self.path = path
         self.limit = limit
+        self.complaints: set[str] = set()  # why prompts were not saved: each reason is said once
 
     def block(self, fingerprint: str, index: int, key: str, part: str = "") -> Path:
         """Return the path of a block; `part` distinguishes ranks that have different heads of it."""
@@ -58,7 +60,7 @@ class PromptFolder:
             with suppress(OSError):
                 state = path.stat()
                 if stat.S_ISREG(state.st_mode):
-                    yield Stored(path, state.st_size, state.st_mtime)
+                    yield Stored(path, state.st_size, min(max(state.st_mtime, 0.0), LATEST))
 
     def touch(self, path: Path, now: float) -> None:
         """Set the time at which a block was last used."""
@@ -90,7 +92,10 @@ class PromptFolder:
         remove only blocks that were last used before that time. Blocks whose `stem_of` is in `keep` are not removed.
         """
         blocks = sorted(self.blocks(), key=lambda block: (block.used, -block.index))
-        total, removed = sum(block.size for block in blocks), 0
+        total, removed, now = sum(block.size for block in blocks), 0, time.time()
+        for block in blocks:
+            if block.used > now:  # by a clock that was ahead: from now on it ages as others do
+                self.touch(block.path, now)
         for block in blocks:
             if total - removed <= limit or (before is not None and block.used >= before):
                 break
@@ -113,7 +118,7 @@ class PromptFolder:
         """Remove temporary files at least `age` seconds old, hit counts without a block, and empty folders."""
         for path in (*self.path.glob(f"*/{TEMPORARY}*"), *self.path.glob(f"{TEMPORARY}*")):
             with suppress(OSError):
-                if time.time() - path.stat().st_mtime >= age:
+                if abs(time.time() - path.stat().st_mtime) >= age:  # or as far ahead, by a clock that was wrong
                     path.unlink()
         for path in self.path.glob(f"*/*{_HITS}"):
             if not path.with_suffix(SUFFIX).exists():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from ..config import EXACT
-
-_LATEST = 32503680000.0  # the year 3000, in seconds
+from .folder import LATEST
 
 
 class UnusableBlock(Exception):
@@ -38,7 +39,7 @@ class Header:
         """Parse safetensors metadata. Raises UnusableBlock."""
         try:
             numbers = {name: float(texts[name]) for name in ("created", "prefill_s")}
-            if not all(0 <= number < _LATEST for number in numbers.values()):
+            if not all(0 <= number < LATEST for number in numbers.values()):
                 raise ValueError("a time out of range")
             texts = {"kv": EXACT} | texts
             return cls(**{field.name: texts[field.name] for field in fields(cls)} | numbers)
@@ -49,6 +50,8 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read a file's header, without its tensors. Raises FileNotFoundError, UnusableBlock."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+            raise UnusableBlock("it is not a regular file")
         with safe_open(path, framework="np") as file:
             return Header.read(file.metadata() or {})
     except FileNotFoundError:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+import warnings
+from collections.abc import Generator, Mapping
 from copy import copy
+from pathlib import Path
+from threading import Semaphore
 
+from ..errors import Degraded
 from ..events import Prefilled, Restored
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
 from ..speculation.runner import Runner
+from ..weights_digest import State, are_unchanged
 from .chain import Prompt, Storage
 from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all
 from .folder import PromptFolder
 from .restore import Restoration
 from .reusable import reusable_prefix
-from .writer import BlockWriter
+from .writer import MOST_COPIED, BlockWriter
 
 
 class PromptCache:
@@ -26,14 +31,29 @@ class PromptCache:
         model: the model's display name.
         least: tokens; shorter prompts are neither saved nor restored.
         group: the ranks that share the model. Each saves its own heads, and all restore the same blocks.
+        files: the weight files, as they were before the digest.
     """
 
     def __init__(
-        self, folder: PromptFolder, weights: str, model: str, least: int = LEAST, group: Group = ALONE
+        self,
+        folder: PromptFolder,
+        weights: str,
+        model: str,
+        least: int = LEAST,
+        group: Group = ALONE,
+        files: Mapping[Path, State] | None = None,
     ) -> None:
         self.folder, self.group = folder, group
         self.weights, self.model, self.least = weights, model, least
-        self.label = ""
+        self.label, self._files = "", files or {}
+        self.places = Semaphore(MOST_COPIED)
+
+    def is_of_loaded(self) -> bool:
+        """Return whether weights that have been loaded since are those of the digest, on every rank; warn if not."""
+        unchanged = self.group.collect(are_unchanged(self._files))
+        if not all(unchanged):
+            warnings.warn("prompts are not cached: the model's files changed while they were read", Degraded, 2)
+        return all(unchanged)
 
     def bind(self, runner: Runner) -> SequencePrompts:
         """Return the prompt cache for the sequences of one runner, which runs on a FullCache or a RetrievedCache."""
@@ -81,7 +101,7 @@ class SequencePrompts:
 
     def _prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
         prompt = Prompt(self._cache.storage(self._runner.model.kv), self.fingerprint, sequence.tokens)
-        writer = BlockWriter(prompt, self._runner)
+        writer = BlockWriter(prompt, self._runner, self._cache.places)
 
         def compute(end: int) -> Generator[Prefilled]:
             return self._run(sequence, writer, end, end)

@@ -13,7 +13,7 @@ from .chain import Prompt
 from .header import Header
 
 THREADS = 2  # reading and hashing release the GIL
-_AHEAD = 4  # blocks that are read before they are needed
+AHEAD = 4  # blocks in memory: the one that is used, and those that are read before they are needed
 
 
 class BlockReader:
@@ -22,7 +22,7 @@ class BlockReader:
     def __init__(self, prompt: Prompt, blocks: range) -> None:
         self._prompt = prompt
         self._next: Iterator[int] = iter(blocks)
-        self._buffers = [Buffer() for _ in range(_AHEAD)]
+        self._buffers = [Buffer() for _ in range(AHEAD)]
         self._pending: deque[Future[tuple[Tensor, Header]]] = deque()
         self._executor = ThreadPoolExecutor(THREADS, "triforce-prompt-reader")
 
@@ -34,7 +34,7 @@ class BlockReader:
 
     def take(self) -> tuple[Tensor, Header]:
         """Return the KV and header of the next block, valid until the next call. Raises as `Prompt.read`."""
-        while len(self._pending) < _AHEAD - 1 and self._submit():
+        while len(self._pending) < AHEAD - 1 and self._submit():
             pass
         block = self._pending.popleft()
         self._submit()  # into the buffer of the block before this one
@@ -43,6 +43,6 @@ class BlockReader:
     def _submit(self) -> bool:
         index = next(self._next, None)
         if index is not None:
-            buffer = self._buffers[index % _AHEAD]
+            buffer = self._buffers[index % AHEAD]
             self._pending.append(self._executor.submit(self._prompt.read, index, buffer))
         return index is not None

@@ -6,9 +6,12 @@ import errno
 import time
 import warnings
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Semaphore
 
 from torch import Tensor
 
@@ -25,20 +28,24 @@ from .states import PART, are_wanted, path_of
 
 _HEADER = 2048  # bytes of a file besides the KV, approximately
 PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time
-_MAX_PENDING = 2  # blocks copied for the thread and not written yet
+_TRIES = 5  # of a write, while other processes clear the folder, and of an eviction, while they fill it
+_MEASURED = 0.02  # of the limit is written before the folder, to which others write too, is measured again
+MOST_COPIED = 2  # blocks copied for the threads and not written yet, of all writers of a cache together
 
 
 class BlockWriter:
     """Saves the blocks of one prompt. The first error is a warning and ends saving."""
 
-    def __init__(self, prompt: Prompt, runner: Runner) -> None:
-        self._prompt, self._runner = prompt, runner
+    def __init__(self, prompt: Prompt, runner: Runner, places: Semaphore) -> None:
+        """`places` has one for each block that may be copied at a time, and is shared by the writers of a cache."""
+        self._prompt, self._runner, self._places = prompt, runner, places
         self._now = time.time()
         self._next = 0
         self._tokens = 0  # that were run
         self._seconds = 0.0  # of running them
         self._delay = 0.0  # seconds by which saving delayed the prefill
         self._size: int | None = None  # bytes in the folder; None until the first write
+        self._unmeasured = 0  # bytes written since the folder was measured
         self._executor: ThreadPoolExecutor | None = None
         self._pending: deque[Future[int]] = deque()
         self._stopped = self._wrote = False
@@ -71,15 +78,18 @@ class BlockWriter:
         if not self._runner.cache.holds(start):  # windows have gone on; the blocks behind would not be restored
             self._stop("the first tokens have left the windows; hint: --prefill-chunk 512")
             return
-        self._submit(index, seconds, self._prompt.paths[index], self._runner.cache.dump(start, start + TOKENS))
+        dump = partial(self._runner.cache.dump, start, start + TOKENS)
+        self._submit(index, seconds, self._prompt.paths[index], dump)
 
     def _submit_states(self, index: int, seconds: float) -> None:
         """Save the states of layers with linear attention behind a block, if they can be computed."""
         states, path = self._runner.cache.states, path_of(self._prompt, index)
         if states is not None and states.covers((index + 1) * TOKENS) and not path.exists():
-            self._submit(index, seconds, path, states.dump((index + 1) * TOKENS), PART)
+            self._submit(index, seconds, path, partial(states.dump, (index + 1) * TOKENS), PART)
 
-    def _submit(self, index: int, seconds: float, path: Path, kv: Tensor, part: str | None = None) -> None:
+    def _submit(
+        self, index: int, seconds: float, path: Path, dump: Callable[[], Tensor], part: str | None = None
+    ) -> None:
         prompt = self._prompt
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "triforce-prompts")
@@ -87,26 +97,46 @@ class BlockWriter:
         storage = prompt.storage
         names = storage.part if part is None else part, storage.model, storage.label
         header = Header(prompt.keys[index], parent, *names, self._now, seconds, storage.kv)
-        while len(self._pending) >= _MAX_PENDING:
-            self._settle()
-        if not self._stopped:
-            self._pending.append(self._executor.submit(self._write, index, path, header, kv))
+        self._places.acquire()
+        try:
+            while self._pending and self._pending[0].done():
+                self._settle()
+            if self._stopped:
+                self._places.release()
+                return
+            self._pending.append(self._executor.submit(self._write, index, path, header, [dump()]))
+        except BaseException:
+            self._places.release()
+            raise
 
-    def _write(self, index: int, path: Path, header: Header, kv: Tensor) -> None:
+    def _write(self, index: int, path: Path, header: Header, copied: list[Tensor]) -> None:
+        """Write the tensor that is `copied`, and drop it, before the next one may be."""
+        try:
+            self._write_file(index, path, header, copied.pop())
+        except Exception as error:
+            raise error.with_traceback(None) from None  # its frames hold the tensor
+        finally:
+            self._places.release()
+
+    def _write_file(self, index: int, path: Path, header: Header, kv: Tensor) -> None:
         prompt = self._prompt
-        need = kv.nbytes + _HEADER
-        if self._size is None:
+        need = (kv.nbytes + _HEADER) * prompt.storage.group.mates  # every rank writes as much
+        if self._size is None or self._unmeasured > prompt.folder.limit * _MEASURED:
             prompt.folder.sweep()  # what a process that was killed has left
-            self._size = sum(block.size for block in prompt.folder.blocks())
+            self._measure()
         if self._size + need > prompt.folder.limit:
             self._make_room(need, 0 if header.part == PART else index)
-        try:
-            prompt.folder.make(prompt.fingerprint)
-            size = write_block(path, header, prompt.ids(index), kv)
-        except FileNotFoundError:  # another process has just removed the folder while it was empty
-            prompt.folder.make(prompt.fingerprint)
-            size = write_block(path, header, prompt.ids(index), kv)
-        self._size += size * prompt.storage.group.mates  # every rank writes as much
+        for remaining in range(_TRIES, 0, -1):
+            try:
+                prompt.folder.make(prompt.fingerprint)
+                size = write_block(path, header, prompt.ids(index), kv)
+                break
+            except FileNotFoundError:  # another process has just removed the file, or the folder while it was empty
+                if remaining == 1:
+                    raise
+        size *= prompt.storage.group.mates
+        self._size += size
+        self._unmeasured += size
         prompt.folder.touch(path, self._now)
         self._wrote = True
 
@@ -114,13 +144,21 @@ class BlockWriter:
         """Evict until `need` bytes and a tenth of the limit are free. Raises OSError if full."""
         folder = self._prompt.folder
         full = OSError(errno.EDQUOT, f"its limit of {size_text(folder.limit)} is reached")
-        if (need - _HEADER) * (index + 1) * self._prompt.storage.group.mates > folder.limit:
+        if (need - _HEADER * self._prompt.storage.group.mates) * (index + 1) > folder.limit:
             raise full  # even with all other prompts evicted
         own = {stem_of(path) for path in self._prompt.paths}
-        folder.shrink(max(folder.limit - need - folder.limit // 10, 0), keep=own)
-        self._size = sum(block.size for block in folder.blocks())
-        if self._size + need > folder.limit:
-            raise full
+        for _ in range(_TRIES):
+            removed = folder.shrink(max(folder.limit - need - folder.limit // 10, 0), keep=own)
+            if self._measure() + need <= folder.limit:
+                return
+            if not removed:
+                break  # else other processes have filled it again
+        raise full
+
+    def _measure(self) -> int:
+        """Return the bytes in the folder, which other processes write to as well."""
+        self._size, self._unmeasured = sum(block.size for block in self._prompt.folder.blocks()), 0
+        return self._size
 
     def _limit_delay(self, seconds: float) -> None:
         """Add a block's delay, and stop saving when prefill has become as slow as the disk."""
@@ -129,9 +167,11 @@ class BlockWriter:
             self._stop("the disk is slower than the prefill")
 
     def _stop(self, reason: str) -> None:
-        where = self._prompt.folder.path
-        warnings.warn(f"the prompt cache is not saved any further: {reason} ({where})", Degraded, stacklevel=2)
-        self._stopped = True
+        self._stopped, folder = True, self._prompt.folder
+        if reason not in folder.complaints:
+            folder.complaints.add(reason)
+            where = folder.path
+            warnings.warn(f"the prompt cache is not saved any further: {reason} ({where})", Degraded, stacklevel=2)
 
     def _settle(self) -> None:
         """Wait for the oldest pending block."""

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from offload.decoder import Model
 from offload.errors import Degraded
 from offload.events import Prefilled
-from offload.offloading import TierSettings
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.entries import entries
@@ -20,6 +19,7 @@ from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.header import Header, UnusableBlock, read_header
 from tests.support.models import ids, make_hf_model
+from tests.support.offloading import SmallPages
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
 from triforce_cli.output.prompt_cache import entries_table
 
@@ -98,7 +98,7 @@ def test_a_label_that_is_not_utf_8(model_dir, home):
 def test_headers_have_the_prefill_time_of_their_block(model_dir, home, how, monkeypatch):
     plain = Model._forward_layer
     monkeypatch.setattr(Model, "_forward_layer", lambda *args: (time.sleep(0.002), plain(*args))[1])
-    settings = TierSettings("stream", 0, page_tokens=192) if how == "layers" else None
+    settings = SmallPages("stream", 0, page_tokens=192) if how == "layers" else None
     times = []
     said(
         engine_of(16, model_dir, home, settings), ids(LENGTH), on_event=lambda event: times.append(time.perf_counter())
@@ -192,6 +192,7 @@ def test_with_torch_the_rest_of_the_prefill_begins_at_a_chunk_border(model_dir, 
     assert starts[0] == 0
 
 
+@pytest.mark.daily("96-*-dtype0")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("before", [[], [333], [333, 512, 700], [1200, 600]])
 @pytest.mark.parametrize("chunk", [96, 512])

@@ -1,18 +1,24 @@
 """The fingerprint depends on weights, their quantisation, dtype, RoPE and kernel."""
 
 import json
+import os
+import shutil
+from functools import partial
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 
+from offload import opened_model, weights_digest
 from offload.config import EngineConfig
+from offload.errors import CheckpointError, Degraded
 from offload.kernels.native.ops import NativeOperations
 from offload.loader import open_model
 from offload.prompt_cache import fingerprint
-from offload.prompt_cache.fingerprint import TOKENS, weights_digest
+from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder
 from tests.support.gguf import write_gguf
+from tests.support.hf_quantization import gptq, write_quantized
 from tests.support.models import ids, make_hf_model, make_tokenizer
 from tests.support.offloading import native_kernel
 from tests.support.prompt_cache import LENGTH, engine_on, said
@@ -46,18 +52,35 @@ def test_entries_of_another_version_are_ignored(model_dir, home, monkeypatch):
     assert said(engine_on(model_dir, home), prompt) == (expected, 7 * TOKENS)
 
 
-def test_the_digest_of_weights_is_cached_until_they_change(tmp_path):
-    weights, notes = tmp_path / "weights", tmp_path / "notes"
-    weights.write_bytes(b"one")
-    first = weights_digest([weights], notes)
-    note = json.loads(notes.read_text())
-    assert weights_digest([weights], notes) == first
-    assert json.loads(notes.read_text()) == note
-    weights.write_bytes(b"two")
-    assert weights_digest([weights], notes) != first
-    for nonsense in (b"", b"[]", b"{", b'{"a": 3}', b"\xff", json.dumps({str(weights): [3, 4]}).encode()):
-        notes.write_bytes(nonsense)
-        assert weights_digest([weights], notes) != first
+@pytest.mark.parametrize("way", ["in place", "renamed", "linked", "in place, again"])
+def test_blocks_are_not_restored_where_others_of_equal_size_and_times_replace_the_weights(
+    model_dir, home, tmp_path, way, monkeypatch
+):
+    """As `cp -p`, `rsync -t` and archives do, of which some give all files one time."""
+    monkeypatch.setattr(weights_digest, "TICK", -1.0)  # also files that were just written are noted
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    shutil.copytree(model_dir, ours)
+    make_hf_model("llama", head_dim=32, seed=1).save_pretrained(theirs)
+    weights, other = (each / "model.safetensors" for each in (ours, theirs))
+    for path in (weights, other):
+        os.utime(path, (1e9, 1e9))
+    assert weights.stat().st_size == other.stat().st_size
+    prompt, old = ids(LENGTH), weights.read_bytes()
+    said(engine_on(ours, home), prompt)
+    if way == "renamed":
+        other.rename(weights)
+    elif way == "linked":
+        weights.unlink()
+        weights.symlink_to(other)
+    else:
+        shutil.copy2(other, weights)
+    expected, _ = said(engine_on(ours, None), prompt)
+    assert said(engine_on(ours, home), prompt) == (expected, 0)
+    if way == "in place, again":  # the first weights' blocks are found once more
+        weights.write_bytes(old)
+        os.utime(weights, (1e9, 1e9))
+        expected, _ = said(engine_on(ours, None), prompt)
+        assert said(engine_on(ours, home), prompt) == (expected, 7 * TOKENS)
 
 
 def fingerprint_of(config, home):
@@ -66,6 +89,72 @@ def fingerprint_of(config, home):
     prompts = opened.prompt_cache(PromptFolder(home, 1 << 30))
     model = opened.load().model
     return fingerprint.fingerprint(model, model.new_cache(256), 64, prompts.weights)
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "changes_kv"),
+    [
+        ({"rms_norm_eps": 1e-3}, True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, True),
+        ({"sliding_window": 32, "model_type": "mistral"}, True),
+        ({"model_type": "qwen3"}, None),  # refused: its norms are missing
+        ({"eos_token_id": 7}, False),
+        ({"transformers_version": "1.0"}, False),
+    ],
+    ids=str,
+)
+def test_a_config_that_changes_keys_and_values_has_a_fingerprint_of_its_own(
+    tiny_model_dir, tmp_path, home, changes, changes_kv
+):
+    shutil.copytree(tiny_model_dir, folder := tmp_path / "model")
+    config = EngineConfig(model=str(folder), device="cpu", kernel="off")
+    first = fingerprint_of(config, home)
+    change_config(folder, **changes)
+    if changes_kv is None:
+        with pytest.raises(CheckpointError):
+            fingerprint_of(config, home)
+        return
+    assert (fingerprint_of(config, home) != first) is changes_kv
+
+
+def test_how_quantised_weights_are_read_is_part_of_the_fingerprint(tmp_path, home):
+    """The same codes stand for other weights in the other version of GPTQ."""
+    model = make_hf_model("llama", hidden_size=128, intermediate_size=192)
+    folder, settings = tmp_path / "model", {"quant_method": "gptq", "bits": 4, "sym": False}
+    write_quantized(folder, model, partial(gptq, symmetric=False), settings)
+    make_tokenizer().save_pretrained(folder)
+    config = EngineConfig(model=str(folder), device="cpu", kernel="off")
+    first = fingerprint_of(config, home)
+    change_config(folder, quantization_config=settings | {"checkpoint_format": "gptq_v2"})
+    assert fingerprint_of(config, home) != first
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "generation_config.json"])
+def test_other_texts_of_a_model_do_not_change_the_fingerprint(tiny_model_dir, tmp_path, home, name):
+    """What they change are the tokens, over which a block's key is a hash."""
+    shutil.copytree(tiny_model_dir, folder := tmp_path / "model")
+    config = EngineConfig(model=str(folder), device="cpu", kernel="off")
+    first = fingerprint_of(config, home)
+    (folder / name).write_text("{}")
+    assert fingerprint_of(config, home) == first
+
+
+def test_prompts_are_not_cached_where_the_weights_change_while_they_are_loaded(
+    tiny_model_dir, tmp_path, home, monkeypatch
+):
+    shutil.copytree(tiny_model_dir, folder := tmp_path / "model")
+    opened, plain = open_model(EngineConfig(model=str(folder), device="cpu")), opened_model.load_model
+    assert opened.load(prompts=opened.prompt_cache(PromptFolder(home))).prompts is not None
+    monkeypatch.setattr(
+        opened_model, "load_model", lambda *args: (plain(*args), (folder / "model.safetensors").touch())[0]
+    )
+    with pytest.warns(Degraded, match="changed while they were read"):
+        assert opened.load(prompts=opened.prompt_cache(PromptFolder(home))).prompts is None
 
 
 def test_quantised_weights_have_fingerprints_of_their_own(model_dir, tmp_path, home):

@@ -10,7 +10,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.offloading import TierSettings
 from offload.prompt_cache.fingerprint import TOKENS
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
-from tests.support.offloading import native_kernel
+from tests.support.offloading import SmallPages, native_kernel
 from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said, spoil
 
 METHODS = ["ar", "lookup", "retrieval", "streaming", "triforce", "auto"]
@@ -26,6 +26,7 @@ def test_restored_blocks_do_not_change_the_output(model_dir, home, operations, d
     assert len(files(home)) == 7
 
 
+@pytest.mark.daily("native-*")
 @pytest.mark.parametrize("name", ["olmo3", "gemma4"])  # the second with other heads there
 def test_windows_are_restored_with_the_layers_beside_them(tmp_path, home, operations, name):
     family, changes = FAMILY_CASES[name]
@@ -59,7 +60,7 @@ def test_tiered_stores_save_and_restore(model_dir, home, operations, mode, resid
     """Pages of 192 tokens: their borders are not those of blocks."""
     if mode != "stream" and operations.kernel is None:
         pytest.skip("only the native kernel attends on the host")
-    settings = TierSettings(mode, resident, page_tokens=192)
+    settings = SmallPages(mode, resident, page_tokens=192)
     first, second = ids(LENGTH), ids(500) + ids(400, 1)
     answers = [said(engine_on(model_dir, None, operations=operations), each)[0] for each in (first, second)]
     assert said(engine_on(model_dir, home, settings, operations), first) == (answers[0], 0)

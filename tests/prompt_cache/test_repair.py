@@ -9,12 +9,13 @@ import torch
 
 from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
-from offload.offloading import TierSettings
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
-from offload.prompt_cache.fingerprint import TOKENS, weights_digest
+from offload.prompt_cache.fingerprint import TOKENS
 from offload.speculation.runner import Runner
+from offload.weights_digest import weights_digest
 from tests.support.models import ids
+from tests.support.offloading import SmallPages
 from tests.support.prompt_cache import CHUNK, LENGTH, NEW, engine_on, files, said, spoil, tensors
 
 
@@ -38,8 +39,9 @@ def test_one_run_repairs_all_damaged_blocks(model_dir, home, operations, chunk, 
     assert answer == (expected, read * TOKENS)
 
 
+@pytest.mark.daily("native-*None-*", "torch-96-bad1*")
 @pytest.mark.parametrize(
-    ("settings", "dtype"), [(None, torch.float32), (TierSettings("stream", 0, page_tokens=192), torch.bfloat16)]
+    ("settings", "dtype"), [(None, torch.float32), (SmallPages("stream", 0, page_tokens=192), torch.bfloat16)]
 )
 @pytest.mark.parametrize(("chunk", "bad"), [(CHUNK, {0, 3, 6}), (96, {1, 2}), (96, {5}), (CHUNK, {1, 2, 5})])
 def test_valid_blocks_after_damaged_ones_are_restored(model_dir, home, operations, settings, dtype, chunk, bad):
@@ -148,4 +150,4 @@ def test_a_pipe_at_the_path_of_a_block_counts_as_damage(model_dir, home):
     with pytest.warns(Degraded, match=f"{path}: it is not a regular file"):
         assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
     os.mkfifo(notes := home / "pipe.json")
-    assert weights_digest([path], notes) == weights_digest([path], home / "notes.json")
+    assert weights_digest({path: []}, notes) == weights_digest({path: []}, home / "notes.json")

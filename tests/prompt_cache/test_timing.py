@@ -1,9 +1,12 @@
 """Disks that are slower than computing: reading and writing stop, the run continues."""
 
+import time
+
 import pytest
 
 from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
+from offload.kv_cache.full import FullCache
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS
@@ -32,6 +35,25 @@ def test_saving_stops_on_a_disk_that_is_slower_than_the_prefill(model_dir, home,
     with pytest.warns(Degraded, match="slower than the prefill"):
         assert said(engine_on(model_dir, home), prompt)[0] == expected
     assert 0 < len(files(home)) < 20
+
+
+def test_no_more_blocks_than_planned_are_in_memory_until_they_are_written(model_dir, home, monkeypatch):
+    copied, most, dump, write = [], [], FullCache.dump, saving.write_block
+
+    def dumped(cache, start, end):
+        copied.append(start)
+        most.append(len(copied))
+        return dump(cache, start, end)
+
+    def written(*args):
+        time.sleep(0.01)
+        copied.pop()
+        return write(*args)
+
+    monkeypatch.setattr(FullCache, "dump", dumped)
+    monkeypatch.setattr(saving, "write_block", written)
+    said(engine_on(model_dir, home), ids(LENGTH))
+    assert len(files(home)) == len(most) > 2 == max(most)
 
 
 def test_reading_that_takes_longer_than_computing_stops(monkeypatch):

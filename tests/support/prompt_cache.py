@@ -24,9 +24,9 @@ from offload.loading.weights import load_model
 from offload.offloading import DiskLink, SimulatedLink, TieredStoreFactory
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
-from offload.prompt_cache.fingerprint import weights_digest
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prefill import PromptCache
+from offload.weights_digest import weights_digest
 
 CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24
@@ -73,7 +73,7 @@ def engine_on(
     prompts = None
     if home is not None:
         home.mkdir(exist_ok=True)
-        digest = weights_digest(checkpoint.files(), home / "weights.json")
+        digest = weights_digest(checkpoint.extents(), home / "weights.json")
         prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", 0)
         prompts.label = "a prompt"
     engine = Engine(model, (), chunk, None, stores, prompts)
@@ -110,13 +110,13 @@ def _start_server():
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 
-def _answer(pipe, folder, home, prompt, largest_file):
+def _answer(pipe, folder, home, prompt, largest_file, limit):
     torch.set_num_threads(1)
     if largest_file is not None:  # to a write call this looks like a full disk
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     restoring.TRIAL = saving.PATIENCE = 1000.0  # see conftest.patience_with_disks
-    engine = engine_on(folder, home)
+    engine = engine_on(folder, home, limit=limit)
     pipe.send("ready")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", Degraded)
@@ -127,10 +127,11 @@ def _answer(pipe, folder, home, prompt, largest_file):
 class Process:
     """Another process that loads the tiny model, reports that it is ready, and then generates."""
 
-    def __init__(self, folder: Path, home: Path, prompt, largest_file=None):
+    def __init__(self, folder: Path, home: Path, prompt, largest_file=None, limit=1 << 30):
         _start_server()
         self._pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_answer, args=(theirs, folder, home, prompt, largest_file), daemon=True)
+        args = (theirs, folder, home, prompt, largest_file, limit)
+        self._process = _CONTEXT.Process(target=_answer, args=args, daemon=True)
         self._process.start()
         theirs.close()
         assert self._pipe.recv() == "ready"
