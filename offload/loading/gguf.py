@@ -17,6 +17,7 @@ from ..architecture.families import FAMILIES, GGUF_FAMILIES, Family
 from ..architecture.hf_config import shape_from_config
 from ..errors import CheckpointError, UnsupportedModel
 from ..short_repr import short_repr, short_text
+from ..weights_digest import Extents
 from .gguf_tensors import GGUFTensors, open_gguf
 from .gguf_tokenizer import tokenizer_from_metadata
 from .gguf_variants import refuse_unused, refuse_variants
@@ -54,6 +55,7 @@ class GGUFCheckpoint:
     """One .gguf file, with transformers' names and layout of tensors."""
 
     skipped = 0  # other parts of a model have files of their own
+    quantization = ""  # a tensor's type is in the file
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,8 +165,8 @@ class GGUFCheckpoint:
     def is_quantized(self) -> bool:
         return self._tensors.is_quantized
 
-    def files(self) -> list[Path]:
-        return [self.path]
+    def extents(self) -> dict[Path, Extents]:
+        return {self.path: self._tensors.extents()}
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         return self._tensors.sizes()

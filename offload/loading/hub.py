@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from ..architecture.parameters import WeightBits
 from ..errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ..system import default_home
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
+from .model_files import check_model_files
 from .pickled import convert_pickled, converted_folder, is_pickled
-from .registry import EVERY_FORM, ModelSource, resolve
+from .registry import EVERY_FORM, ModelSource, is_hub_id, resolve
 from .safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
 from .stored_bits import average_bits
 
@@ -52,6 +54,26 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
 
 
+def cached_models() -> list[str]:
+    """Return the hub ids of chat models that are in the hub's cache with all their files, in alphabetical order."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = sorted(Path(HF_HUB_CACHE).glob("models--*--*"))
+    names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+    return [name for name in names if is_hub_id(name) and has_chat_template(_cached_snapshot(name))]
+
+
+def has_chat_template(path: Path | None) -> bool:
+    """Return whether a model's folder has a chat template: without one it only continues texts."""
+    if path is None:
+        return False
+    try:
+        configured = json.loads((path / "tokenizer_config.json").read_text("utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        configured = None
+    return bool(configured) or (path / "chat_template.jinja").is_file()
+
+
 def dimensions(name: str) -> Dimensions:
     """Return the dimensions of a model, with its `context` in tokens, from as little of it as possible.
 
@@ -61,6 +83,7 @@ def dimensions(name: str) -> Dimensions:
     source = resolve(name)
     if source.kind == "path":
         path = Path(source.target)
+        check_model_files(path)
         return read_shape(path / "config.json") if path.is_dir() else open_checkpoint(path).shape
     cached = _cached_config(source.target) if name == source.target and source.kind == "hub" else None
     if cached is None and source.known is not None:
@@ -104,6 +127,7 @@ def describe_source(name: str) -> str:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
+    check_model_files(path)
     if path.is_dir():
         from .safetensors import FolderCheckpoint
 

@@ -41,6 +41,16 @@ HUB_MODELS = {
     "Qwen2.5-72B": HubModel("Qwen/Qwen2.5-72B-Instruct", "Qwen License"),
     "Qwen2.5-7B-1M": HubModel("Qwen/Qwen2.5-7B-Instruct-1M", _APACHE),
     "Qwen2.5-14B-1M": HubModel("Qwen/Qwen2.5-14B-Instruct-1M", _APACHE),
+    "DeepSeek-R1-Distill-Qwen-1.5B": HubModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", _MIT),
+    "DeepSeek-R1-Distill-Qwen-7B": HubModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", _MIT),
+    "DeepSeek-R1-Distill-Qwen-14B": HubModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", _MIT),
+    "DeepSeek-R1-Distill-Qwen-32B": HubModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", _MIT),
+    "DeepSeek-R1-Distill-Llama-8B": HubModel(
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", f"{_MIT}; its base has the Llama 3.1 Community License"
+    ),
+    "DeepSeek-R1-Distill-Llama-70B": HubModel(
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-70B", f"{_MIT}; its base has the Llama 3.3 Community License"
+    ),
     "Qwen3-0.6B": HubModel("Qwen/Qwen3-0.6B", _APACHE),
     "Qwen3-1.7B": HubModel("Qwen/Qwen3-1.7B", _APACHE),
     "Qwen3-4B": HubModel("Qwen/Qwen3-4B", _APACHE),
@@ -61,6 +71,7 @@ HUB_MODELS = {
     "Gemma-3-27B": HubModel("google/gemma-3-27b-it", _GEMMA),
     "gpt-oss-20b": HubModel("openai/gpt-oss-20b", _APACHE),
     "gpt-oss-120b": HubModel("openai/gpt-oss-120b", _APACHE),
+    "Mistral-7B": HubModel("mistralai/Mistral-7B-Instruct-v0.3", _MISTRAL),
     "Mistral-Nemo": HubModel("mistralai/Mistral-Nemo-Instruct-2407", _MISTRAL),
     "Mistral-Small-24B": HubModel("mistralai/Mistral-Small-24B-Instruct-2501", _MISTRAL),
     "Mistral-Small-3.1-24B": HubModel("mistralai/Mistral-Small-3.1-24B-Instruct-2503", _MISTRAL),

@@ -18,12 +18,14 @@ from ..architecture.known import read_shape
 from ..errors import CheckpointError, FetchError
 from ..files import replace_file, sync_folder
 from ..short_repr import short_text
+from ..weights_digest import file_mark
 from .safetensors import FolderCheckpoint
 from .staging import install, new_staging
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+SAFE_UNPICKLER = (2, 10)  # the first torch whose restricted unpickler has no known hole
 SHARD_BYTES = 2**29  # of a converted file; writing it takes twice that in memory
 _INDEX = "model.safetensors.index.json"
 _COPIED = ("*.json", "*.jinja", "tokenizer.model")
@@ -38,8 +40,7 @@ def is_pickled(folder: Path) -> bool:
 def converted_folder(folder: Path, home: Path) -> Path:
     """Return where the conversion of a folder is, or would be; another name as soon as one of its files changes."""
     copied = sorted(file for pattern in _COPIED for file in folder.glob(pattern))
-    sources = [*_weight_files(folder), *copied]
-    files = [(file.name, stat.st_size, stat.st_mtime_ns) for file in sources for stat in [file.stat()]]
+    files = [(file.name, file_mark(file)) for file in (*_weight_files(folder), *copied)]
     key = hashlib.sha256(repr([str(folder.resolve()), files]).encode()).hexdigest()[:16]
     return home / "models" / f"{_readable_name(folder)}-{key}"
 
@@ -157,6 +158,9 @@ def _load(file: Path) -> Any:
     """Return what torch's restricted unpickler reads. Raises CheckpointError for what it refuses."""
     import torch
 
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_UNPICKLER:
+        message = f"torch {torch.__version__} cannot be trusted with pickled weights (CVE-2026-24747)"
+        raise CheckpointError(message, "pip install --upgrade torch, or use a safetensors version of the model")
     try:
         # Files of torch before 1.6 are no zip archives, and cannot be mapped.
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))

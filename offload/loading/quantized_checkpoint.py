@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..kernels.quantized import QuantizedFormat, QuantizedTensor
+from ..weights_digest import Extents
 from .quantization import format_of, quantize
 from .safetensors import Checkpoint, TensorReader
 from .tokenizer import Tokenizer
@@ -30,11 +31,15 @@ class QuantizedCheckpoint:
     is_quantized = True
 
     @property
+    def quantization(self) -> str:
+        return self.level
+
+    @property
     def skipped(self) -> int:
         return self.original.skipped
 
-    def files(self) -> list[Path]:
-        return self.original.files()
+    def extents(self) -> dict[Path, Extents]:
+        return self.original.extents()
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         return self.original.sizes()

@@ -18,9 +18,11 @@ from .hub_models import EMBEDDED_KNOWN, HUB_MODELS
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LONGEST_HUB_ID = 96
-EVERY_FORM = "--model takes a folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or a name: " + ", ".join(
-    [*EMBEDDED, *(name for name in KNOWN if name not in EMBEDDED_KNOWN)]
+EVERY_FORM = (
+    "--model takes a name (`triforce pull --list` lists all), a hub id such as Qwen/Qwen3-0.6B, a folder, "
+    "or a .gguf file"
 )
+_MOST_SUGGESTED = 3
 _VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers
 
 
@@ -86,12 +88,15 @@ def as_path(name: str) -> Path:
 
 
 def did_you_mean(name: str) -> str:
-    """Return the beginning of a hint, with the closest model; empty if none is close."""
+    """Return the beginning of a hint, with the closest models; empty if none is close."""
     names = {simplified(known): known for known in KNOWN} | {simplified(name): name for name in EMBEDDED}
     bare = simplified(name)
-    close = difflib.get_close_matches(bare, names, 3) or difflib.get_close_matches(_VARIANT.sub("", bare), names, 3)
-    closest = max(close, key=lambda each: len(os.path.commonprefix([each, bare])), default=None)  # noqa: RUF071
-    return f"did you mean {names[closest]}? " if closest else ""
+    for wanted in (bare, _VARIANT.sub("", bare)):
+        if close := difflib.get_close_matches(wanted, names, 2 * _MOST_SUGGESTED):
+            # A name is mistyped at its end rather than at its beginning.
+            close.sort(key=lambda each: -len(os.path.commonprefix([each, bare])))  # noqa: RUF071
+            return f"did you mean {', '.join(names[each] for each in close[:_MOST_SUGGESTED])}? "
+    return ""
 
 
 def _well_known(name: str) -> ModelSource | None:

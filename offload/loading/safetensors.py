@@ -6,6 +6,7 @@ read.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,8 +20,9 @@ from ..architecture.hf_config import shape_from_config
 from ..architecture.text_part import is_decoder, is_text, is_wrapper, text_name
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_text
+from ..weights_digest import Extents
 from .gguf_tensors import GGUFTensors
-from .hf_quantization.choose import layout_of
+from .hf_quantization.choose import layout_of, quantization_text
 from .hf_quantization.reader import StoredMatrices
 from .hf_quantization.stored import Header
 from .json_files import read_json
@@ -63,8 +65,13 @@ class Checkpoint(Protocol):
         """Return how many tensors are of parts that do not run, such as those that read images."""
         ...
 
-    def files(self) -> list[Path]:
-        """Return the files that contain the weights."""
+    @property
+    def quantization(self) -> str:
+        """Return what decides, besides the files of weights, which values quantised weights have; "" for nothing."""
+        ...
+
+    def extents(self) -> dict[Path, Extents]:
+        """Return the files that contain the weights, and where in each the tensors are."""
         ...
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -106,14 +113,17 @@ class FolderCheckpoint:
             self._name, self._reads = text_name, is_text
         self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None
         self._layout = None if self._quantized else layout_of(config)
+        self.quantization = quantization_text(config) if self._layout else ""
         self._files = [QUANTIZED_FILE] if self._quantized else _weight_files(path)
 
     @property
     def is_quantized(self) -> bool:
         return self._gguf.is_quantized if self._quantized else bool(self._stored or packed_bits(self._views))
 
-    def files(self) -> list[Path]:
-        return [self.path / name for name in self._files]
+    def extents(self) -> dict[Path, Extents]:
+        if self._quantized:
+            return {self._quantized: self._gguf.extents()}
+        return {self.path / name: _extents(self.path / name) for name in self._files}
 
     @cached_property
     def _gguf(self) -> GGUFTensors:
@@ -226,6 +236,17 @@ def _weight_files(path: Path) -> list[str]:
             "fetch the model again",
         )
     return files
+
+
+def _extents(path: Path) -> Extents:
+    """Return where the tensors of a safetensors file are: its library does not tell. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(start := int.from_bytes(file.read(8), "little")))
+        tensors = [each["data_offsets"] for name, each in header.items() if name != "__metadata__"]
+        return [(8 + start + first, last - first) for first, last in tensors]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is corrupt: its header cannot be read", "fetch the model again") from error
 
 
 def _is_there(path: Path) -> bool:

@@ -16,7 +16,7 @@ from .tokenizer_classes import QWEN_PATTERN
 if TYPE_CHECKING:
     import tokenizers
 
-PIECE = 2**18  # characters, at least
+PIECE = 2**16  # characters, at least: encoded in a fraction of a second, while no signal is answered
 _CUT = re.compile(r"[^\W\d_](?=[ \t\r\n])")
 _LLAMA3_PATTERN = QWEN_PATTERN.replace(r"\p{N}|", r"\p{N}{1,3}|")
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..events import Event, Finished, Logprobs, ScoredToken, Text, Thought, Tokens
 from .harmony import Harmony
 from .scored_text import ScoredText
 from .thinking import Thinking
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_WINDOW = 64  # tokens
@@ -127,6 +130,12 @@ class TextLayer:
         self._thinking = thinking
         self._scored = ScoredText()
 
+    @classmethod
+    def after(cls, tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], is_chat: bool) -> TextLayer:
+        """Return the layer for what follows a prompt; one in the chat template may be followed by thinking."""
+        thinking = tokenizer.thinking(ids) if is_chat else None
+        return cls(tokenizer.decoder(() if thinking is None else thinking.marks), stops, thinking)
+
     def feed(self, ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> tuple[int, TextPieces]:
         """Return the number of tokens up to a stop string in the answer, and what became final with them.
 
@@ -180,7 +189,7 @@ class TextLayer:
         return (thought, text, *self._stops.feed(text))
 
 
-def stream_text(events: Generator[Event, int | None], layer: TextLayer) -> Generator[Event, None]:
+def stream_text(events: Generator[Event, int | None], layer: TextLayer) -> Generator[Event, int | None]:
     """Yield the engine's events, and Thought and Text in between, up to a stop string in the answer.
 
     A run of tokens is cut after the one that completes a stop string, and the number of kept tokens is sent to the

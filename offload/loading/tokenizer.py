@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PromptError
+from ..errors import CheckpointError, PromptError
+from ..interruptible import interruptible
+from ..prompt_checks import check_text, token_ids
 from .chat_template import ChatTemplate
 from .conversation import ChatMessage, encode_conversation
 from .harmony import CHANNEL, Harmony
 from .text_pieces import PIECE, can_cut, pieces
 from .thinking import CLOSING, OPENING, Thinking
 from .token_bytes import TokenBytes
+from .tokenizer_errors import tokenizer_errors
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,11 +28,14 @@ EncodingProgress = Callable[[int, int], None]  # characters that are encoded, an
 
 _MARK = "\ue000{}\ue001"  # private-use characters: a placeholder for a message in a rendered template
 _MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL).fullmatch  # an added token that is no text
+_LARGEST_ID = 2**24  # of any token; real vocabularies have up to 2**18
 _LONGEST_OPENING = 8  # tokens, at most, of <think> and what follows it at a prompt's end
 
 
 class Tokenizer:
-    """Encodes and decodes text, and renders the model's chat template, with the results of transformers' tokenizers.
+    """Encode and decode text, and render the model's chat template, with the results of transformers' tokenizers.
+
+    Several threads may use it at once.
 
     Args:
         backend: a `tokenizers.Tokenizer`, as transformers would configure it.
@@ -48,6 +56,7 @@ class Tokenizer:
         self._backend.no_padding()
         self._template = ChatTemplate(chat_template, special_tokens) if chat_template else None
         self._splits_special_tokens = splits_special_tokens
+        self._lock = threading.Lock()  # a backend has state while it encodes
 
     @classmethod
     def from_transformers(cls, hf: Any) -> Tokenizer:
@@ -64,24 +73,37 @@ class Tokenizer:
         """Return whether the model has a chat template."""
         return self._template is not None
 
-    def encode(self, text: str, special_tokens: bool, progress: EncodingProgress | None = None) -> list[int]:
+    @property
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise PromptError("this model has no chat template", "encode the text itself: Tokenizer.encode")
+        return self._template
+
+    def encode(self, text: str, special_tokens: bool = True, progress: EncodingProgress | None = None) -> list[int]:
         """Return the token ids of a text; with `special_tokens`, also those around it, such as BOS.
 
-        A long text is encoded piece by piece where that gives the same ids; `progress` is called after each piece.
+        A long text is encoded piece by piece where that gives the same ids; `progress` is called after each piece, with
+        the characters done and all of them. Raises PromptError for what is no text.
         """
+        check_text(text)
         return self._ids(text, special_tokens, False, progress)
 
     def _ids(self, text: str, special_tokens: bool, is_plain: bool, progress: EncodingProgress | None) -> list[int]:
         if len(text) <= PIECE or not self._can_cut:
             return self._encode(text, special_tokens, is_plain).ids
         before, after = self._around if special_tokens else ([], [])
-        ids, done = list(before), 0
-        for piece in pieces(text, PIECE):
-            ids += self._encode(piece, False, is_plain).ids
+        return [*before, *chain.from_iterable(piece.ids for _, piece in self._pieces(text, is_plain, progress)), *after]
+
+    def _pieces(
+        self, text: str, is_plain: bool, progress: EncodingProgress | None
+    ) -> Iterator[tuple[int, tokenizers.Encoding]]:
+        """Yield the tokens of each piece of a text, and where it begins; of all of it where it cannot be cut."""
+        done = 0
+        for piece in pieces(text, PIECE) if self._can_cut else [text]:
+            yield done, self._encode(piece, False, is_plain)
             done += len(piece)
-            if progress is not None:
+            if progress is not None and len(text) > PIECE:
                 progress(done, len(text))
-        return ids + after
 
     @cached_property
     def _can_cut(self) -> bool:
@@ -97,8 +119,12 @@ class Tokenizer:
     def _encode(self, text: str, special_tokens: bool, is_plain: bool) -> tokenizers.Encoding:
         """Return a text's tokens; in a plain one, control tokens that are spelt out are text."""
         backend = self._plain_backend if is_plain else self._backend
-        backend.encode_special_tokens = is_plain or self._splits_special_tokens
-        return backend.encode(text, add_special_tokens=special_tokens)
+        with self._lock, tokenizer_errors("the model's tokenizer fails on this text"):
+            backend.encode_special_tokens = is_plain or self._splits_special_tokens
+            if len(text) <= PIECE:
+                return backend.encode(text, add_special_tokens=special_tokens)
+            # A batch, unlike a text, is encoded without the interpreter's lock.
+            return interruptible(lambda: backend.encode_batch([text], add_special_tokens=special_tokens)[0])
 
     @cached_property
     def _plain_backend(self) -> tokenizers.Tokenizer:
@@ -107,7 +133,9 @@ class Tokenizer:
         Added tokens such as <think> act on the model like special ones, but many tokenizers do not call them special,
         and then `encode_special_tokens` does not split them. Others, such as runs of spaces, stay tokens.
         """
-        state = json.loads(self._backend.to_str())
+        if (largest := max(self.vocabulary.values(), default=0)) > _LARGEST_ID:
+            raise CheckpointError(f"the model's tokenizer has a token {largest:,}", "fetch the model again")
+        state = json.loads(self._backend.to_str())  # takes a time that grows with the largest id
         ordinary = [token for token in state["added_tokens"] if not token["special"] and _MARKUP(token["content"])]
         if not ordinary:
             return self._backend
@@ -115,9 +143,12 @@ class Tokenizer:
             token["special"] = True
         return type(self._backend).from_str(json.dumps(state))
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the start and end of each token in a plain text, in characters."""
-        return self._encode(text, special_tokens=False, is_plain=True).offsets
+    def spans(self, text: str, progress: EncodingProgress | None = None) -> list[tuple[int, int]]:
+        """Return the start and end of each token in a plain text, in characters; `progress` is as of `encode`."""
+        found: list[tuple[int, int]] = []
+        for begin, piece in self._pieces(text, True, progress):
+            found += [(begin + start, begin + end) for start, end in piece.offsets]
+        return found
 
     def chat(
         self, user: str, system: str | None, progress: EncodingProgress | None = None, think: bool | None = None
@@ -130,17 +161,19 @@ class Tokenizer:
         Raises:
             PromptError: the template refuses the messages, or has no switch for thinking.
         """
+        check_text(user, "the user message")
+        if system is not None:
+            check_text(system, "the system message")
         self._check_switch(think)
         if not any(token in text for token in self._control_tokens for text in (user, system or "")):
             return self.encode(self._rendered(user, system, think), False, progress)  # the template wrote BOS already
         # A document that contains control tokens as text must not act as another role: encode it apart, as plain text.
-        contents = {_MARK.format("user"): user, _MARK.format("system"): system}
-        rendered = self._rendered(*(None if text is None else mark for mark, text in contents.items()), think)
+        user_mark, system_mark = _MARK.format("user"), _MARK.format("system")
+        contents = {user_mark: user} if system is None else {user_mark: user, system_mark: system}
+        rendered = self._rendered(user_mark, None if system is None else system_mark, think)
         ids: list[int] = []
         for part in re.split("(" + "|".join(contents) + ")", rendered):
-            text = contents.get(part)
-            is_message = text is not None
-            ids += self._ids(text if is_message else part, False, is_message, progress)
+            ids += self._ids(contents.get(part, part), False, part in contents, progress)
         return ids
 
     def chat_turns(
@@ -155,6 +188,8 @@ class Tokenizer:
         One user message, after a system message or not, has the ids that `chat` returns; `think` is as there. `known`
         remembers the ids of long texts for the next call, which need not encode a document again. Raises PromptError.
         """
+        for message in messages:
+            check_text(message.content, f"the {message.role} message")
         self._check_switch(think)
         earlier = dict(known or {})
         remembered = {} if known is None else known
@@ -167,11 +202,13 @@ class Tokenizer:
                 remembered[key] = self._ids(text, False, is_plain, progress) if found is None else found
             return remembered[key]
 
-        return encode_conversation(messages, partial(self._template.render, think=think), encode, self._control_tokens)
+        return encode_conversation(
+            messages, partial(self._chat_template.render, think=think), encode, self._control_tokens
+        )
 
     def _check_switch(self, think: bool | None) -> None:
         """Raise PromptError if thinking is to be switched on or off, and the template has no switch for it."""
-        if think is not None and not self._template.has_switch:
+        if think is not None and not self._chat_template.has_switch:
             raise PromptError(
                 f"--think {'on' if think else 'off'}: this model's chat template has no switch for thinking",
                 "leave --think out",
@@ -187,7 +224,7 @@ class Tokenizer:
             return Harmony()
         if self._template is None or not any(mark in self._template.text for mark in (OPENING, CLOSING)):
             return None
-        end = self._backend.decode(list(ids[-_LONGEST_OPENING:]), skip_special_tokens=False)
+        end = self._decode(ids[-_LONGEST_OPENING:], skip_special_tokens=False)
         return Thinking(is_open=end.rstrip().endswith(OPENING))
 
     def _rendered(self, user: str, system: str | None, think: bool | None) -> str:
@@ -195,8 +232,9 @@ class Tokenizer:
         messages = [{"role": "user", "content": user}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
+        template = self._chat_template
         try:
-            text = self._template.render(messages, think)
+            text = template.render(messages, think)
         except Exception as error:  # templates raise any type
             hint = "leave --system out, or use --raw" if system is not None else "use --raw to go without the template"
             raise PromptError(f"the model's chat template refuses this prompt: {error}", hint) from error
@@ -205,14 +243,23 @@ class Tokenizer:
                 raise PromptError(f"the model's chat template drops the {message['role']} message", "use --raw")
         return text
 
-    def _drops(self, messages: list[dict], one: dict, think: bool | None) -> bool:
+    def _drops(self, messages: list[dict[str, str]], one: dict[str, str], think: bool | None) -> bool:
         """Return whether the rendering stays the same when the content of one message changes."""
         changed = [message | {"content": "something else"} if message is one else message for message in messages]
-        return self._template.render(messages, think) == self._template.render(changed, think)
+        render = self._chat_template.render
+        return render(messages, think) == render(changed, think)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of some tokens, without special tokens."""
-        return self._backend.decode(list(ids), skip_special_tokens=True)
+        """Return the text of token ids, without special tokens. Raises PromptError for what are no ids.
+
+        Tokens may end within a character: the text of a few of many tokens may begin and end with U+FFFD. Stream text
+        with `LLM.ask`, or with `offload.loading.text_stream`.
+        """
+        return self._decode(token_ids(ids), skip_special_tokens=True)
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        with tokenizer_errors("the model's tokenizer fails on its own tokens"):
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -225,4 +272,4 @@ class Tokenizer:
             return self.decode
         added = self._backend.get_added_tokens_decoder().items()
         hidden = {token for token, each in added if each.special and each.content not in marks}
-        return lambda ids: self._backend.decode([i for i in ids if i not in hidden], skip_special_tokens=False)
+        return lambda ids: self._decode([i for i in ids if i not in hidden], skip_special_tokens=False)

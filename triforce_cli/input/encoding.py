@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
+from difflib import get_close_matches
+from encodings.aliases import aliases
 
-from offload.errors import PromptError
+from offload.errors import PromptError, SettingsError
+from offload.short_repr import short_repr
 from offload.units import counted
 
+from .guess import guess
 from .repair import Replaced, replace_broken, replace_broken_marked
 
 # Longest first: the mark of UTF-32 LE begins with that of UTF-16 LE.
@@ -19,6 +23,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
+ANOTHER = "; --encoding names another"  # what a warning of a guess ends with
 _PLAIN = "give plain text"
 _UNPACK = "unpack it first and give the text inside"
 _AS_MODEL = "model files go to --model; the prompt is plain text"
@@ -34,24 +39,36 @@ _BINARIES = (
     ((b"GGUF\x01", b"GGUF\x02", b"GGUF\x03"), "a GGUF model", _AS_MODEL),
 )
 
-# Never right for a document whose bytes are not UTF-8 and hold no NUL, or so rare that they are wrong when guessed.
-_NOT_GUESSED = ["utf_7", "utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_32_le", "utf_32_be", "hp_roman8", "cp1006"]
-_HEAD = 20  # lines always given to the detector: they may declare the encoding
-_CHAOS, _COHERENCE = 0.01, 0.1  # charset-normalizer's scores this close are a draw
+# Codecs of Python's that read no document, or not on every system.
+_NO_DOCUMENTS = ("idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "mbcs", "oem")
 
 
-def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
+def encoding_named(name: str) -> str:
+    """Return Python's name of an encoding. Raises SettingsError with the nearest names for one that there is not."""
+    try:
+        found = codecs.lookup(name)
+        if found.name.replace("-", "_") not in _NO_DOCUMENTS and found._is_text_encoding:
+            return found.name
+    except (LookupError, ValueError):  # ValueError: a NUL in the name
+        pass
+    names = sorted({*aliases, *aliases.values()})
+    close = get_close_matches(name.lower().replace("-", "_"), names, n=3)
+    near = f"did you mean {', '.join(close)}? Or use" if close else "use"
+    raise SettingsError(
+        f"--encoding {short_repr(name)} is no encoding", f"{near} a name such as utf-8, cp1252, utf-16 or shift_jis"
+    )
+
+
+def decode(data: bytes, name: str, warn: Callable[[str], None], encoding: str | None = None) -> str:
     """Return the text of `data`, with CRLF and lone CR read as newlines, as Python's text files do.
 
-    UTF-8 with or without a byte order mark and UTF-16 and UTF-32 with one are read as they are, with U+FFFD for a few
-    broken bytes; other bytes by the best guess. One warning counts what is broken, or names what is guessed.
-    Messages name the document as `name`. Raises PromptError for what is not text.
+    With an `encoding`, that one. Without, UTF-8 with or without a byte order mark and UTF-16 and UTF-32 with one are
+    read as they are, with U+FFFD for a few broken bytes; other bytes by the best guess. One warning counts what is
+    broken, or names what is guessed. Messages name the document as `name`. Raises PromptError for what is not text.
     """
     _refuse_binary(data, name)
-    text = _marked(data, name, warn)
+    text = _marked(data, name, warn) if encoding is None else _as(encoding, data, name)
     if text is None:
-        if b"\0" in data:
-            raise PromptError(f"{name} is binary (it holds NUL bytes)", _PLAIN)
         text = _unmarked(data, name, warn)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -84,18 +101,37 @@ def _marked(data: bytes, name: str, warn: Callable[[str], None]) -> str | None:
     return text
 
 
-def _unmarked(data: bytes, name: str, warn: Callable[[str], None]) -> str:
+def _as(encoding: str, data: bytes, name: str) -> str:
+    """Return the text of bytes in an encoding that the user has named."""
     try:
-        return data.decode("utf-8")
+        text = data.decode(encoding).removeprefix("\ufeff")
+        text.encode("utf-8")  # refuses lone surrogates
+    except UnicodeError as error:
+        where = f" at byte {error.start:,}" if isinstance(error, UnicodeDecodeError) else ""
+        hint = "leave --encoding out to have it guessed, or name another one"
+        raise PromptError(f"{name} is not valid {encoding}{where}", hint) from None
+    if "\0" in text:
+        raise PromptError(f"{name} is no text as {encoding}: it holds NUL characters", "name another --encoding")
+    return text
+
+
+def _unmarked(data: bytes, name: str, warn: Callable[[str], None]) -> str:
+    is_binary = b"\0" in data
+    try:
+        text = data.decode("utf-8")
+        if not is_binary:
+            return text
     except UnicodeDecodeError:
         pass
-    replaced = replace_broken(data)
+    replaced = None if is_binary else replace_broken(data)
     if replaced is not None:
         return _with_warning(replaced, "UTF-8", name, warn)
     encoding = guess(data)
     if encoding is None:
+        if is_binary:
+            raise PromptError(f"{name} is binary (it holds NUL bytes)", _PLAIN)
         raise PromptError(f"{name} is binary or in an unknown encoding", "give plain text, best saved as UTF-8")
-    warn(f"{name} is not UTF-8; read as {encoding}, the best guess")
+    warn(f"{name} is not UTF-8; read as {encoding}, the best guess{ANOTHER}")
     return data.decode(encoding)
 
 
@@ -104,35 +140,3 @@ def _with_warning(replaced: Replaced, label: str, name: str, warn: Callable[[str
     count = counted(replaced.broken, "broken character")
     warn(f"{name} is {label} with {count}, {replaced.position}; read as U+FFFD")
     return replaced.text
-
-
-def guess(data: bytes) -> str | None:
-    """Return charset-normalizer's best guess, or None; a draw with cp1252, by far the commonest, goes to cp1252.
-
-    Western text uses so few bytes above ASCII that many code pages fit it equally well.
-    """
-    from charset_normalizer import from_bytes  # slow to import, seldom needed
-
-    # The detector takes a few samples of a long text, in which lines of pure ASCII are no evidence. All encodings that
-    # are guessed use the same byte for a newline.
-    lines = data.split(b"\n")
-    sample = b"\n".join(line for number, line in enumerate(lines) if number < _HEAD or not line.isascii())
-    matches = [m for m in from_bytes(sample, cp_exclusion=_NOT_GUESSED) if _decodes(data, m.encoding)]
-    if not matches:
-        return None
-    best = matches[0]
-    western = from_bytes(sample, cp_isolation=["cp1252"]).best()
-    if western is not None and _decodes(data, "cp1252"):
-        same = str(western) == str(best)
-        draw = western.chaos <= best.chaos + _CHAOS and western.coherence >= best.coherence - _COHERENCE
-        if same or draw:
-            return "cp1252"
-    return best.encoding
-
-
-def _decodes(data: bytes, encoding: str) -> bool:
-    try:
-        data.decode(encoding).encode("utf-8")  # the second half refuses lone surrogates
-    except UnicodeError:
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout | None:
 
     MXFP4 is none: only experts are, which stacked_experts.py reads.
     """
-    settings = config.get("quantization_config") or config.get("compression_config")
+    settings = _settings(config)
     if not settings:
         return None
     method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else "unknown"
@@ -35,6 +36,15 @@ def layout_of(config: Mapping[str, Any]) -> Layout | None:
     if choose is None:
         raise _refusal(str(method))
     return choose(settings)
+
+
+def quantization_text(config: Mapping[str, Any]) -> str:
+    """Return the settings of a config.json that decide how its quantised weights are read."""
+    return json.dumps(_settings(config), sort_keys=True)
+
+
+def _settings(config: Mapping[str, Any]) -> Any:
+    return config.get("quantization_config") or config.get("compression_config")
 
 
 def _refusal(what: str) -> UnsupportedModel:

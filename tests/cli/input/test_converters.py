@@ -4,10 +4,13 @@ import importlib
 import sys
 import time
 import zipfile
+import zlib
 
+import psutil
 import pytest
 
 from offload.errors import PromptError
+from triforce_cli.input import conversion, converters
 from triforce_cli.input.converters import text_of
 from triforce_cli.input.documents import Document, read_documents
 from triforce_cli.input.prompt import read_prompt
@@ -39,7 +42,15 @@ def markitdown():
     return pytest.importorskip("markitdown")
 
 
-def pdf(path, pages=PAGES):
+def plain(stream):
+    return stream, ""
+
+
+def deflated_twice(stream):
+    return zlib.compress(zlib.compress(stream, 9), 9), "/Filter [/FlateDecode /FlateDecode] "
+
+
+def pdf(path, pages=PAGES, encoded=plain):
     """Pages of one line each, with a correct table of offsets; a page of None is empty, as a scan's is."""
     kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(pages)))
     objects = [
@@ -49,15 +60,17 @@ def pdf(path, pages=PAGES):
     ]
     for i, page in enumerate(pages):
         stream = "" if page is None else f"BT /F1 12 Tf 72 700 Td ({page}) Tj ET"
+        stream, filters = encoded(stream.encode())
         objects.append(
             f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * i} 0 R "
             "/Resources << /Font << /F1 3 0 R >> >> >>"
         )
-        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+        objects.append(f"<< /Length {len(stream)} {filters}>>\nstream\n".encode() + stream + b"\nendstream")
     data, places = b"%PDF-1.4\n", []
     for number, content in enumerate(objects, 1):
         places.append(len(data))
-        data += f"{number} 0 obj\n{content}\nendobj\n".encode()
+        content = content if isinstance(content, bytes) else content.encode()
+        data += f"{number} 0 obj\n".encode() + content + b"\nendobj\n"
     table = "".join(f"{place:010d} 00000 n \n" for place in places)
     data += (
         f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
@@ -68,7 +81,7 @@ def pdf(path, pages=PAGES):
 
 
 def archive(path, members):
-    with zipfile.ZipFile(path, "w") as made:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
         for name, content in members.items():
             made.writestr(name, content)
     return path
@@ -130,7 +143,7 @@ def test_the_text_comes_in_the_order_of_its_pages(markitdown, tmp_path, kind):
 def test_a_format_is_seen_from_the_bytes(markitdown, tmp_path, kind):
     assert PAGES[1] in one(MAKERS[kind](tmp_path / "book.txt")).text
     path = MAKERS[kind](tmp_path / "book")
-    assert PAGES[1] in read_prompt("What is it about?", [path], None, pytest.fail)
+    assert PAGES[1] in read_prompt("What is it about?", [path], None, pytest.fail).text
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -150,7 +163,7 @@ def test_a_corrupt_document_is_an_error(markitdown, tmp_path, kind):
     assert "although its name says so" in refused(made).message
     if kind != "pdf":
         whole = bytearray(MAKERS[kind](made).read_bytes())
-        place = whole.index(b"<?xml")
+        place = whole.index(b".xml") + 10  # in what follows the first name
         whole[place : place + 60] = bytes(60)
         made.write_bytes(whole)
         assert "cannot be read" in refused(made).message
@@ -170,7 +183,7 @@ def test_without_the_extra_a_hint_says_how_to_install_it(tmp_path, monkeypatch, 
     with pytest.raises(ImportError):
         importlib.import_module("markitdown")
     error = refused(MAKERS[kind](tmp_path / f"book.{kind}"))
-    assert 'pip install "triforce[documents]"' in error.hint
+    assert 'pip install ".[documents]"' in error.hint
 
 
 def test_text_needs_no_markitdown(tmp_path, monkeypatch):
@@ -186,3 +199,46 @@ def test_many_comments_take_linear_time():
     started = time.process_time()
     assert text_of(b"<!--a-->\n" * 40 + b"# Notes", "x", "", print).endswith("# Notes")
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("kind", ["epub", "docx"])
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, kind):
+    made = MAKERS[kind](tmp_path / f"book.{kind}", ["a" * 2**25])
+    assert made.stat().st_size < 2**16
+    assert "unpack to 32.0 MiB" in refused(made).message
+
+
+def test_an_archive_of_too_many_parts_is_refused(tmp_path):
+    made = archive(tmp_path / "book.docx", {"word/document.xml": ""} | {str(i): "" for i in range(10_000)})
+    assert "10,001 parts" in refused(made).message
+
+
+def test_no_more_is_unpacked_than_was_declared(tmp_path):
+    """The declared size is a lie, and the checksum is that of what it covers."""
+    made = archive(tmp_path / "book.docx", {"word/document.xml": b"a" * 10**6, "b": b""})
+    data = bytearray(made.read_bytes())
+    for magic, place in ((b"PK\x03\x04", 14), (b"PK\x01\x02", 16)):
+        at = data.index(magic) + place
+        data[at : at + 4] = zlib.crc32(b"aaaaa").to_bytes(4, "little")
+        data[at + 8 : at + 12] = (5).to_bytes(4, "little")
+    with zipfile.ZipFile(conversion._unpacked(bytes(data))) as unpacked:
+        (first, _) = unpacked.infolist()
+        assert unpacked.read(first) == b"aaaaa" and first.compress_type == zipfile.ZIP_STORED
+
+
+def test_a_conversion_has_limits_and_leaves_no_process(markitdown, tmp_path, monkeypatch):
+    before = psutil.Process().children()
+    monkeypatch.setattr(converters, "_MEMORY", 2**28)
+    made = pdf(tmp_path / "bomb.pdf", [" " * 2**27], deflated_twice)
+    assert made.stat().st_size < 2**12
+    error = refused(made)
+    assert "256.0 MiB of memory" in error.message and "into text" in error.hint
+    monkeypatch.setattr(converters, "_SECONDS", 0.1)
+    assert "processor time" in refused(html(tmp_path / "page.html")).message  # importing the converter takes longer
+    assert psutil.Process().children() == before
+
+
+def test_a_deeply_nested_page_is_read(markitdown, tmp_path):
+    page = tmp_path / "deep.html"
+    page.write_text("<!doctype html><html><body>" + "<div>" * 5000 + "the end")
+    assert one(page).text == "the end"

@@ -21,7 +21,7 @@ def no_warning(text: str) -> None:
 
 
 def read(argument=None, files=(), stdin=NO_STDIN, warn=no_warning) -> str:
-    return read_prompt(argument, list(files), stdin, warn)
+    return read_prompt(argument, list(files), stdin, warn).text
 
 
 def refused(**request) -> PromptError:
