@@ -24,7 +24,8 @@ class Measured:
     """Measured rates of a machine, in the units of Gpu, Link and Host; `gpu` and `link` describe each of its `gpus`.
 
     `date` is the day in UTC, as 2026-01-31; `machine` describes the hardware, without a host name; `torch` is the
-    version that measured. None where something could not be measured. Raises SettingsError for impossible numbers.
+    version that measured. None where something could not be measured. `busy`: other work had so much of the machine
+    that it may be faster than that. Raises SettingsError for impossible numbers.
     """
 
     date: str
@@ -35,6 +36,7 @@ class Measured:
     gpu: Gpu | None = None
     link: Link | None = None
     host: Host = field(default_factory=Host)
+    busy: bool = False
 
     def __post_init__(self) -> None:
         for name in ("date", "machine", "torch"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import psutil
 import torch
@@ -24,6 +24,7 @@ _MIN_READ = 2**26  # bytes: less would measure the caches
 _RUNS = (3, 15)  # at least, at most
 _DISK_READ = 2**22  # bytes at once
 _LATENCY_COPY = 4  # bytes of a copy that takes the latency alone
+_LEAST_SHARE = 0.5  # of its cores' time, which a measurement gets on a machine that does nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,17 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
         processor: the CPU's name, for the description.
     """
     device = torch.device(device)
-    host = _host(sizes)
+    host, busy = _host(sizes)
     date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
     cores = f"{processor or 'CPU'}, {counted(host.cores, 'core') if host.cores else '? cores'}"
     if device.type != "cuda":
-        return Measured(date, cores, version, "cpu", host=host)
+        return Measured(date, cores, version, "cpu", host=host, busy=busy)
     gpu = _gpu(device, sizes)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     count = names.count(torch.cuda.get_device_name(device))
     link = _link(device, sizes) if gpu else None
-    return Measured(date, f"{count}x {gpu.model if gpu else 'GPU'}, {cores}", version, "cuda", count, gpu, link, host)
+    machine = f"{count}x {gpu.model if gpu else 'GPU'}, {cores}"
+    return Measured(date, machine, version, "cuda", count, gpu, link, host, busy)
 
 
 def read_rate(free: int, sizes: BenchmarkSizes = BenchmarkSizes()) -> float | None:
@@ -101,13 +103,21 @@ def disk_rate(folder: Path, sizes: BenchmarkSizes = BenchmarkSizes()) -> float:
     return rate
 
 
-def _host(sizes: BenchmarkSizes) -> Host:
-    return Host(
+def _host(sizes: BenchmarkSizes) -> tuple[Host, bool]:
+    """Return the host, and whether other work had most of its cores' time while it was measured.
+
+    The rates are by the clock all the same: CPU time over the threads would be wrong for what few of them do.
+    """
+    started, computed = perf_counter(), process_time()
+    bandwidth = read_rate(free_memory(torch.device("cpu")), sizes)  # by all threads
+    share = (process_time() - computed) / max(perf_counter() - started, 1e-9) / torch.get_num_threads()
+    host = Host(
         memory_gib=psutil.virtual_memory().total / GIB,
-        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes),
+        bandwidth_gb_s=bandwidth,
         bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows, sizes.seconds),  # 10^9 a second
         cores=psutil.cpu_count(logical=False),
     )
+    return host, bandwidth is not None and share < _LEAST_SHARE
 
 
 def _gpu(device: torch.device, sizes: BenchmarkSizes) -> Gpu | None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import yaml
 
@@ -15,15 +15,17 @@ from ..bounded import Unbounded, read_bounded
 from ..errors import SettingsError
 from ..short_repr import short_repr, short_text
 from ..units import parse_size
-from .schema import UNITS, InvalidValue, Key, dotted, refuse_unknown
+from .schema import UNITS, InvalidValue, Key, dotted, refuse_unknown, type_hints
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
 
 _MAX_BYTES = 2**16  # of a file; a profile has about 1,000
 _MAX_VALUES = 10_000  # in a file with its aliases expanded
+# libyaml's loader is ten times as fast, and recurses on C's stack: only files that cannot be nested deeply get it.
+_SmallFileLoader, _SMALL = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 2048  # characters
 _DEPTH = 2  # mappings in a profile: itself, and its parts
-_SIZES = ("memory", "host_memory", "disk_limit")  # options in bytes, which may be written as 22GiB
+_SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")  # options in bytes, which may be written as 22GiB
 _SMALL_FILE = "it is to be a small YAML file"
 _EXAMPLES = "see the profiles that come with the program"
 
@@ -55,7 +57,7 @@ def read(file: Path | Traversable, source: str) -> Document:
     """
     text = _text(file, source)
     try:
-        loader = yaml.SafeLoader(text)
+        loader = (_SmallFileLoader if len(text) <= _SMALL else yaml.SafeLoader)(text)
         try:
             return _document(loader, source)
         finally:
@@ -194,7 +196,7 @@ def _built(kind: type[T], values: Any, key: Key) -> T:
     what = dotted(key) or "the file"
     if not isinstance(values, dict):
         raise InvalidValue(key, f"{what} is {short_repr(values)}, not keys and values", _EXAMPLES)
-    hints = get_type_hints(kind)
+    hints = type_hints(kind)
     refuse_unknown(values, list(hints), key)
     given = {}
     for name, value in values.items():
@@ -212,7 +214,7 @@ def _built(kind: type[T], values: Any, key: Key) -> T:
 def _plain(value: Any, key: Key) -> Any:
     """Return a value without its unit: '24 GiB' under memory_gib, and '22GiB' in bytes under options.memory."""
     if key == ("options",) and isinstance(value, dict):
-        return {name: _option(each, (*key, name)) for name, each in value.items()}
+        return {name: plain_option(each, (*key, name)) for name, each in value.items()}
     unit = next((unit for suffix, unit in UNITS.items() if key[-1].endswith(suffix)), None)
     if unit is None or not isinstance(value, str):
         return value
@@ -227,7 +229,8 @@ def _plain(value: Any, key: Key) -> Any:
         ) from None
 
 
-def _option(value: Any, key: Key) -> Any:
+def plain_option(value: Any, key: Key) -> Any:
+    """Return an option's value as its setting has it: sizes in bytes, and a tree as text. Raises InvalidValue."""
     if key[-1] == "tree" and type(value) is int:  # a number of nodes, which the option takes as text
         return str(value)
     if key[-1] not in _SIZES or not isinstance(value, str):

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
+from ..platforms import RUNS_ON, is_other_platform
 from ..short_repr import short_repr
 from .driver import gpu_names
 from .profile_file import build, is_path, read_extended
-from .schema import Gpu, Host, Link, Profile, did_you_mean
+from .schema import Gpu, Host, Link, Profile
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
@@ -24,6 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["AUTO", "Gpu", "Host", "Link", "Profile", "available", "load", "matching", "same_gpu", "undescribed"]
 
 AUTO = "auto"  # the profile for the hardware found
+_MOST_SUGGESTED = 3
+# The driver's names, simplified, that are no file's name, simplified; a test compares them with the files. Of cards of
+# one name it is the one with more memory: a run uses no more than is free.
+_OTHER_MODELS = {
+    "4060ti": "rtx-4060-ti-16gb",
+    "5060ti": "rtx-5060-ti-16gb",
+    "6000adageneration": "rtx-6000-ada",
+    "pro6000blackwellworkstationedition": "rtx-pro-6000-blackwell",
+    "a100sxm480gb": "a100",
+    "h10080gbhbm3": "h100",
+    "teslat4": "t4",
+}
 
 
 def available() -> list[str]:
@@ -34,7 +49,7 @@ def available() -> list[str]:
 def load(name_or_path: str | Path, found: Sequence[str] | None = None) -> Profile:
     """Return a profile by its name, by a common name of its hardware ("4090", "2x RTX 4090"), or from a YAML file.
 
-    Only the files of that profile are read, unless the name is that of a GPU model in one of them.
+    Only the files of that profile are read.
 
     Args:
         name_or_path: "auto" is the profile for the hardware found.
@@ -54,15 +69,18 @@ def matching(gpu_names: Sequence[str]) -> Profile | None:
     """Return the profile for the GPUs found, by their names as the driver (torch.cuda.get_device_name) reports them.
 
     No GPU is the cpu profile. Of the profiles for that model of GPU, the one with the most GPUs that are really there.
-    None if no profile knows them: a variant (Laptop, 40GB) has other numbers than its namesake.
+    None if no profile knows them: a variant (Laptop, 40GB) has other numbers than its namesake. Only that profile's
+    file is read.
     """
+    if not gpu_names:
+        return _shipped("cpu")
     models = {_simplified(name) for name in gpu_names}
-    fitting = [
-        profile
-        for profile in map(_shipped, available())
-        if profile.gpus <= len(gpu_names) and models == ({_simplified(profile.gpu.model)} if profile.gpu else set())
-    ]
-    return max(fitting, key=lambda profile: profile.gpus, default=None)
+    name = _by_model().get(models.pop())
+    if models or name is None:
+        return None
+    several = re.compile(rf"(\d+)x-{re.escape(name)}")
+    counts = {int(found[1]): found[0] for found in map(several.fullmatch, available()) if found} | {1: name}
+    return _shipped(counts[max(count for count in counts if count <= len(gpu_names))])
 
 
 def same_gpu(first: str, second: str) -> bool:
@@ -83,6 +101,7 @@ def _automatic(found: Sequence[str]) -> Profile:
     return profile
 
 
+@cache
 def _folder() -> Traversable:
     """Return offload/profiles of an installed wheel; profiles/ beside offload/ of a checkout or an editable install."""
     packaged = files("offload") / "profiles"
@@ -107,26 +126,22 @@ def _read(file: Path | Traversable, source: str) -> Profile:
 
 
 def _resolved(text: str) -> str:
-    """Return the name of a profile that comes with the program. Raises SettingsError.
-
-    File names are matched first, without opening the files; only then is each profile read for its model of GPU.
-    """
+    """Return the name of a profile that comes with the program; no file is opened. Raises SettingsError."""
     names = available()
     if text in names:
         return text
     simplified = _simplified(text)
-    by_file = {_simplified(name): name for name in names}
-    if simplified in by_file:
-        return by_file[simplified]
-    aliases = by_file | _gpu_models(names)
+    aliases = _by_model() | {_simplified(name): name for name in names}
     if simplified in aliases:
         return aliases[simplified]
     raise SettingsError(f"there is no profile {short_repr(text)}", _suggestion(text, names, aliases))
 
 
 def _suggestion(text: str, names: Sequence[str], aliases: Mapping[str, str]) -> str:
-    """Return a hint: the profiles whose names contain `text`, else the closest one, and all of them."""
-    every = f"profiles: {', '.join(names)}; or give a path to a YAML file"
+    """Return a hint: for other platforms what runs, else the profiles whose names contain `text`, else the closest."""
+    if is_other_platform(text):
+        return "\n".join(RUNS_ON)
+    every = "`triforce profile` lists all; or give a path to a YAML file"
     letters = re.sub(r"[^a-z0-9]", "", text.lower())
     containing = [name for name in names if letters and letters in re.sub(r"[^a-z0-9]", "", name)]
     if len(containing) > 1:
@@ -134,22 +149,22 @@ def _suggestion(text: str, names: Sequence[str], aliases: Mapping[str, str]) -> 
     if containing:
         return f"did you mean {containing[0]}? {every}"
     # No file can extend "auto", so it is not suggested to one.
-    near = did_you_mean(_simplified(text), aliases if text == AUTO else [*aliases, AUTO])
-    for alias, name in aliases.items():
-        near = near.replace(f" {alias}?", f" {name}?")
-    return near + every
+    near = get_close_matches(_simplified(text), aliases if text == AUTO else [*aliases, AUTO], _MOST_SUGGESTED)
+    meant = dict.fromkeys(aliases.get(alias, alias) for alias in near)
+    return f"did you mean {', '.join(meant)}? {every}" if meant else every
 
 
-def _gpu_models(names: Sequence[str]) -> dict[str, str]:
-    """Return the profile's name by its simplified model of GPU, for profiles of one GPU."""
-    found = {name: _shipped(name) for name in names}
-    return {_simplified(p.gpu.model): name for name, p in found.items() if p.gpu and p.gpus == 1}
+def _by_model() -> dict[str, str]:
+    """Return the name of the profile of one GPU by its model, simplified: mostly the file's name, simplified."""
+    single = [name for name in available() if not re.match(r"\d+x-", name) and name != "cpu"]
+    return {_simplified(name): name for name in single} | _OTHER_MODELS
 
 
 def _simplified(name: str) -> str:
     """Return a name without brand and punctuation.
 
-    'NVIDIA GeForce RTX 4090', 'rtx-4090' and '1x4090' all give '4090'; '2x RTX 4090' gives '2x4090'.
+    'NVIDIA GeForce RTX 4090', 'rtx-4090' and '1x4090' all give '4090'; '2x RTX 4090' gives '2x4090', and
+    'NVIDIA GeForce RTX 4090 Laptop GPU' gives '4090laptop'.
     """
-    bare = re.sub(r"nvidia|geforce|rtx|[^a-z0-9]", "", name.lower())
+    bare = re.sub(r"nvidia|geforce|rtx|gpu|[^a-z0-9]", "", name.lower())
     return re.sub(r"^1x", "", bare)

@@ -9,12 +9,14 @@ import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from ..config import GROUPS, check_part
 from ..errors import SettingsError
 from ..short_repr import short_repr, short_text
 
+type_hints = cache(get_type_hints)  # evaluates every annotation anew: most of the time of reading a profile
 Key = tuple[str, ...]  # path of a value: ("gpu", "memory_gib")
 
 UNITS = {"_gib": "GiB", "_gb_s": "GB/s", "_tflops": "TFLOPS", "_gflops": "GFLOPS", "_us": "us"}
@@ -31,8 +33,16 @@ _MAXIMA = {  # no hardware has more: a larger number is in another unit
     "host.disk_gb_s": 10_000,
 }
 _ASKED_FOR = ("stop", "coupled", "approximate", "kv")  # by a request alone: no hardware chooses them
-_OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name not in _ASKED_FOR]
-_KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
+OPTION_NAMES = [f.name for group in GROUPS for f in fields(group)]  # of all settings
+_CHOSEN_BY_HARDWARE = [name for name in OPTION_NAMES if name not in _ASKED_FOR]
+_KINDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "keys and values",
+    type(None): "null",
+}
 
 
 class InvalidValue(SettingsError):
@@ -123,7 +133,7 @@ class Profile:
             raise InvalidValue(("device",), "device is cpu, but GPUs are described", hint)
         if self.gpu and self.link:
             _check_link(self.link, self.gpu)
-        _check_options(self.options)
+        check_options(self.options, _CHOSEN_BY_HARDWARE, ("options",))
 
     def with_rates(self, gpu: Gpu | None = None, link: Link | None = None, host: Host | None = None) -> Profile:
         """Return this profile with the rates of another source, such as a measurement, where it has them.
@@ -140,11 +150,14 @@ def did_you_mean(wrong: str, right: Iterable[str]) -> str:
     return f"did you mean {close[0]}? " if close else ""
 
 
-def refuse_unknown(values: Iterable[Any], known: list[str], key: Key) -> None:
-    """Raise InvalidValue for the first of the names that is not known; `key` is the path of their mapping."""
+def refuse_unknown(values: Iterable[Any], known: list[str], key: Key, listed: str = "") -> None:
+    """Raise InvalidValue for the first of the names that is not known; `key` is the path of their mapping.
+
+    `listed` says where the known ones are listed, if they are too many for a hint.
+    """
     for name in values:
         if name not in known:
-            hint = f"{did_you_mean(str(name), known)}known here: {', '.join(known)}"
+            hint = did_you_mean(str(name), known) + (listed or f"known here: {', '.join(known)}")
             raise InvalidValue((*key, name), f"unknown key {dotted((*key, name))}", hint)
 
 
@@ -163,7 +176,7 @@ def _with_rates(old: Any, new: Any) -> Any:
 
 def _check(part: Any, key: Key) -> None:
     """Raise InvalidValue for a wrong type, and for a number that is no possible size or rate."""
-    for name, kind in get_type_hints(type(part)).items():
+    for name, kind in type_hints(type(part)).items():
         value, where = getattr(part, name), (*key, name)
         _check_type(where, value, kind)
         if not isinstance(value, float | int):
@@ -181,7 +194,8 @@ def _check(part: Any, key: Key) -> None:
 def _check_type(key: Key, value: Any, kind: Any) -> None:
     allowed = get_args(kind) or (kind,)
     accepted = (*allowed, int) if float in allowed else allowed
-    if not isinstance(value, accepted) or isinstance(value, bool):  # bool is a subclass of int
+    is_other = isinstance(value, bool) and bool not in allowed  # bool is a subclass of int
+    if not isinstance(value, accepted) or is_other:
         wanted = " or ".join(_KINDS.get(each, each.__name__) for each in allowed)
         raise InvalidValue(key, f"{dotted(key)} is {short_repr(value)}, not {wanted}", "correct its value")
 
@@ -197,20 +211,24 @@ def _check_link(link: Link, gpu: Gpu) -> None:
             )
 
 
-def _check_options(options: dict) -> None:
-    """Check names, types and limits as on the command line. What a request alone asks for is refused."""
-    refuse_unknown(options, _OPTION_NAMES, ("options",))
+def check_options(options: dict, names: list[str], key: Key) -> None:
+    """Check names, types and limits of options as on the command line; `key` is the path of their mapping.
+
+    Raises InvalidValue.
+    """
+    refuse_unknown(options, names, key)
     for group in GROUPS:
-        for name, kind in get_type_hints(group).items():
+        for name, kind in type_hints(group).items():
             if name in options:
-                _check_type(("options", name), options[name], kind)
+                _check_type((*key, name), options[name], kind)
     for name, value in options.items():
-        _check_limits({name: value}, ("options", name))
-    _check_limits(options, ("options",))  # combinations
+        _check_limits({name: value}, (*key, name))
+    _check_limits(options, key)  # combinations
 
 
 def _check_limits(options: dict, key: Key) -> None:
     try:
         check_part(options)
     except SettingsError as error:
-        raise InvalidValue(key, f"{dotted(key)}: {error.message}", error.hint) from error
+        message = f"{dotted(key)}: {error.message}" if key else error.message
+        raise InvalidValue(key, message, error.hint) from error

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ..architecture.footprint import PAGE_GRAIN
 from .memory import MemoryEstimate
 from .placement import device_limit, place
 from .plan import Plan, make_plan
@@ -25,6 +26,16 @@ def fitting_sequences(need: MemoryEstimate, free: int, shared: int = 0) -> int:
     """
     counts = range(1, MOST_SEQUENCES + 1)
     return bisect_left(counts, True, key=lambda count: need.for_sequences(count, shared).total > free)
+
+
+def kv_room(need: MemoryEstimate, free: int, count: int, spare: int = 0) -> int:
+    """Return how many of `free` bytes the keys and values of `count` sequences of an estimate may take together.
+
+    That is what all else leaves, with `spare` sequences that have memory of their own, and room for one sequence in any
+    case, in whole pages.
+    """
+    beside = need.for_sequences(count + spare).total - need.for_sequences(count).kv
+    return max(free - beside, need.kv + PAGE_GRAIN * need.kv // need.tokens)
 
 
 @dataclass(frozen=True, slots=True)

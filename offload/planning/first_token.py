@@ -93,7 +93,7 @@ def first_selection(passes: Passes) -> float:
     offloaded, growing = 1 - placed.resident_layers / shape.kv_layers, shape.growing
     kv, selected = (
         stored_bytes(growing, request.kv, tokens, request.itemsize) / gpus
-        for tokens in (request.tokens, min(settings.budget, request.tokens))
+        for tokens in (request.tokens, request.budget)
     )
     selected *= offloaded
     gathering = gpus * selected * 2 / (GATHER * hardware.host_bandwidth)  # read and written

@@ -43,7 +43,7 @@ class Passes:
         request, shape = self.request, self.request.shape
         if request.copy_bits is None:
             return None, 1.0
-        agreements, budget = typical_agreements(shape), request.speculation.budget
+        agreements, budget = typical_agreements(shape), request.budget
         hardware = request.hardware
         source = hardware.disk_rate if self.placed.uses_disk else hardware.link
         kv_cost = hardware.bandwidth / source if self._streams_kv else 1.0
@@ -112,7 +112,7 @@ class Passes:
     def retrieval(self, rows: int) -> float:
         """Return the seconds of a target pass over the retrieval cache."""
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
-        budget, count = min(request.speculation.budget, request.tokens), request.sequences
+        budget, count = request.budget, request.sequences
         kind = selected_format(request.speculation)
         offloaded = shape.kv_layers - self.placed.resident_layers
         if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised

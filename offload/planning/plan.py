@@ -75,7 +75,7 @@ class Plan:
     def budget(self) -> int:
         """Return the tokens in the retrieval cache; 0 without one."""
         request = self.request
-        return min(request.speculation.budget, request.tokens) if has_middle(request.speculation, request.tokens) else 0
+        return request.budget if has_middle(request.speculation, request.tokens) else 0
 
     @property
     def resident_tokens(self) -> int | None:
@@ -133,8 +133,3 @@ def _plan_of(request: PlanRequest, placed: Placed) -> Plan:
     decodings = [predict(passes, method) for method in candidates(request)]
     chosen = min(decodings, key=lambda decoding: decoding.tbt.seconds)
     return Plan(request, placed, first_token(passes), plain, chosen)
-
-
-def suggested_budget(tokens: int) -> int:
-    """Return the retrieval budget for a sequence: 3 % of it, as in the paper, as a power of two; at least 1,024."""
-    return max(1024, 2 ** ((tokens // 32) - 1).bit_length() if tokens >= 64 else 1024)

@@ -9,7 +9,7 @@ from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..config import EXACT, Placement, Speculation
 from ..hardware.rates import Hardware
-from ..levels import selected_format
+from ..levels import selected_format, sized
 from .self_draft import copy_bits
 
 
@@ -64,6 +64,11 @@ class PlanRequest:
     def is_quantized(self) -> bool:
         """Return whether the target's weights are quantised."""
         return self.bits.is_quantized(self.itemsize)
+
+    @property
+    def budget(self) -> int:
+        """Return the tokens in the retrieval cache, if there is one."""
+        return min(sized(self.speculation, self.tokens).budget, self.tokens)
 
     @property
     def bits(self) -> WeightBits:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..architecture.weight_formats import rounded_bits
 from ..config import QUANTIZE, SELF
 from ..hardware.rates import Hardware
 from ..levels import has_draft_model, has_middle
@@ -23,17 +24,25 @@ _TIERS = {"memory": "device", "host_memory": "host", "disk_limit": "disk"}  # th
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A change that makes a request fit, as text with its number, and the changed request."""
+    """A change that makes a request fit, and the changed request.
+
+    `text` begins with the change and its number, such as a flag; what it brings follows after ", ".
+    """
 
     text: str
     request: PlanRequest
+
+    @property
+    def change(self) -> str:
+        """The text without what the change brings."""
+        return self.text.partition(", ")[0]
 
 
 def suggestions(request: PlanRequest, others: Sequence[Hardware] = ()) -> tuple[Suggestion, ...]:
     """Return up to three changes with which a request fits, the cheapest first; `others` is hardware to choose from.
 
-    Changes that cost only time come first, then those that cost draft quality, then more memory, a shorter text, and
-    other hardware.
+    Changes that cost only time come first, then those that cost draft quality, then more memory, a shorter text,
+    rounded weights, and other hardware.
     """
     found: list[Suggestion] = []
     for suggestion in _candidates(request, others):
@@ -49,6 +58,7 @@ def _candidates(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Su
     yield from _sizes(request)
     yield from _caps(request)
     yield from _contexts(request)
+    yield from _rounded(request)
     yield from _hardware(request, others)
 
 
@@ -63,13 +73,13 @@ def _placements(request: PlanRequest) -> Iterator[Suggestion]:
         if placed.away_layers:
             also = f" and {kv}" if placed.resident_layers < request.shape.kv_layers else ""
             what = f"the experts of {counted(placed.away_layers, 'layer')}{also}"
-        yield Suggestion(f"--offload auto keeps {what} in host memory", changed)
+        yield Suggestion(f"--offload auto, which keeps {what} in host memory", changed)
     if request.shape.experts is not None and placement.experts == "device":
         changed = replace(request, placement=replace(placement, experts="auto"))
-        yield Suggestion("--experts auto keeps some experts in host memory", changed)
+        yield Suggestion("--experts auto, which keeps some experts in host memory", changed)
     if placement.expert_layers:
         changed = replace(request, placement=replace(placement, expert_layers=None))
-        yield Suggestion("leaving --expert-layers out keeps as many as fit", changed)
+        yield Suggestion("leaving --expert-layers out, which keeps as many as fit", changed)
     if placement.resident_layers is not None and placement.offload != "none":
         auto = replace(request, placement=replace(placement, resident_layers=None))
         count = place(auto).resident_layers
@@ -91,8 +101,8 @@ def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
             return replace(request, speculation=replace(settings, chunk=chunk))
 
         least = max(SMALLEST_BUDGET, 4 * settings.chunk)
-        yield from _first_fitting(_halves(min(settings.budget, request.tokens), least), with_budget, "--budget {}")
-        coarser = [n for n in (16, 32, 64) if settings.chunk < n <= settings.budget // 4]
+        yield from _first_fitting(_halves(request.budget, least), with_budget, "--budget {}")
+        coarser = [n for n in (16, 32, 64) if settings.chunk < n <= request.budget // 4]
         yield from _first_fitting(coarser, with_chunk, "--chunk {}")
     yield from _smaller_copies(request)
     if has_middle(settings, request.tokens) or has_draft_model(settings):
@@ -150,6 +160,17 @@ def _contexts(request: PlanRequest) -> Iterator[Suggestion]:
         tokens = fitting * CONTEXT_STEP
         text = f"a context of {tokens:,} tokens or fewer, such as the parts of `summarize --map-reduce`"
         yield Suggestion(text, replace(request, tokens=tokens))
+
+
+def _rounded(request: PlanRequest) -> Iterator[Suggestion]:
+    """Yield the finest level to which the weights can be rounded, where they are bf16."""
+    if request.weight_bits is not None or request.itemsize != 2 or request.hardware.dtype != "bf16":
+        return
+
+    def with_level(level: str) -> PlanRequest:
+        return replace(request, quantize=level, weight_bits=rounded_bits(request.shape, level))
+
+    yield from _first_fitting(reversed(QUANTIZE), with_level, "--quantize {} (lossy)")
 
 
 def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Suggestion]:

@@ -1,5 +1,9 @@
 """Measuring this machine: the host's memory and arithmetic."""
 
+import pytest
+import torch
+
+from offload.hardware import microbenchmarks
 from offload.hardware.microbenchmarks import BenchmarkSizes, disk_rate, measure
 
 SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256, disk=2**23)
@@ -11,6 +15,13 @@ def test_the_host_is_measured():
     assert found.machine.startswith("some CPU, ")
     assert found.host.memory_gib > 0.1 and found.host.bf16_gflops > 0
     assert found.host.bandwidth_gb_s is None or 0.1 < found.host.bandwidth_gb_s < 10_000
+
+
+@pytest.mark.parametrize(("share", "busy"), [(0.1, True), (0.9, False)])
+def test_a_measurement_that_got_too_little_of_its_cores_is_of_a_busy_machine(monkeypatch, share, busy):
+    rate = share * torch.get_num_threads()
+    monkeypatch.setattr(microbenchmarks, "process_time", lambda: rate * microbenchmarks.perf_counter())
+    assert measure("cpu", "some CPU", SMALL).busy is busy
 
 
 def test_a_disk_is_measured_and_nothing_is_left_on_it(tmp_path):

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from offload import EngineConfig, open_model
+from offload.architecture.footprint import PAGE_GRAIN
 from offload.architecture.known import KNOWN
 from offload.config import Placement, Speculation
-from offload.planning.batch import fitting_sequences, most_sequences, plan_batches
+from offload.planning.batch import fitting_sequences, kv_room, most_sequences, plan_batches
 from offload.planning.lock_step import draft_rounds
 from offload.planning.memory import estimate
 from offload.planning.passes import Passes
@@ -48,6 +49,15 @@ def test_as_many_sequences_fit_as_memory_has_room_for():
     assert fitting_sequences(need, need.total) == 1
     assert fitting_sequences(need, need.total + 7 * more) == 8
     assert fitting_sequences(need, need.total + 7 * more - 1) == 7
+
+
+@pytest.mark.parametrize(("count", "spare"), [(1, 0), (3, 0), (3, 1)])
+def test_keys_and_values_may_take_what_all_else_leaves(count, spare):
+    need = sizes(method="triforce", draft="JackFram/llama-68m")
+    together = need.for_sequences(count + spare).total
+    beside, page = together - count * need.kv, PAGE_GRAIN * need.kv // need.tokens
+    assert kv_room(need, together + 2 * page, count, spare) == together + 2 * page - beside
+    assert kv_room(need, 0, count, spare) == need.kv + page  # one must fit
 
 
 def test_a_shared_beginning_is_in_memory_once():

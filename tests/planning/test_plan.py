@@ -12,10 +12,10 @@ from offload.config import Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.levels import tree_nodes
+from offload.levels import suggested_budget, tree_nodes
 from offload.placement_config import OFFLOADS
 from offload.planning.placement import place
-from offload.planning.plan import make_plan, suggested_budget
+from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
 from offload.planning.suggestions import suggestions
@@ -126,6 +126,7 @@ def test_every_suggestion_fits(asked):
         assert make_plan(each.request).fits, each.text
 
 
+@pytest.mark.daily("rtx-4090", "2x-rtx-4090", "h100*", "rtx-3060")
 @pytest.mark.parametrize("gpu", GPUS)
 def test_more_memory_never_means_fewer_resident_layers(gpu):
     kept = [
@@ -206,6 +207,30 @@ def test_a_refusal_has_the_numbers_and_the_cheapest_suggestions():
     texts = [each.text for each in suggestions(host.request, list(HARDWARE.values()))]
     assert any(text.startswith("--host-memory ") for text in texts)
     assert any("tokens or fewer" in text for text in texts)
+
+
+def test_a_plan_begins_with_its_verdict():
+    def first_line(asked):
+        plan = make_plan(asked)
+        ways = () if plan.fits else suggestions(asked, [HARDWARE["a100"]])
+        return plan_text(plan, False, suggestions=ways).splitlines()[0]
+
+    refused = first_line(request("Llama-2-7B-128K", placement=Placement(offload="none")))
+    assert refused == (
+        "does not fit: 77.6 of 23.3 GiB of GPU memory, bf16; would fit with --offload auto, or a context of 19,456 "
+        "tokens or fewer, or other hardware: a100"
+    )
+    whole = request("Llama-3.1-8B", tokens=32768)
+    assert first_line(whole) == "fits: 20.0 of 23.3 GiB of GPU memory, bf16"
+    assert first_line(replace(whole, itemsize=4)).endswith("fp32")
+    assert "23.3 GiB of GPU memory, 63.9 GiB of host memory, bf16" in first_line(request("Llama-2-7B-128K"))
+
+
+def test_rounded_weights_are_suggested_where_they_fit():
+    asked = request("Llama-3.1-8B", tokens=4096, placement=Placement(memory=10 * GIB, offload="none"), method="lookup")
+    found = suggestions(replace(asked, prefill_chunk=128), [HARDWARE["a100"]])
+    assert "--quantize q8 (lossy)" in [each.change for each in found]
+    assert not any("--quantize" in each.text for each in suggestions(replace(asked, itemsize=4)))
 
 
 def test_a_context_of_one_token_and_a_memory_of_one_byte_are_written_as_such():

@@ -13,8 +13,15 @@ from offload.architecture.footprint import DEQUANTIZED_BYTES, PAGE_GRAIN
 from offload.architecture.weight_formats import rounded_bits
 from offload.config import Placement, Speculation
 from offload.kernels import triton
-from offload.offloading import device_quantized_gather, factory, mean_keys, tier_reader, weights
-from offload.offloading.factory import TieredStoreFactory, TierSettings
+from offload.offloading import (
+    TieredStoreFactory,
+    TierSettings,
+    device_quantized_gather,
+    factory,
+    mean_keys,
+    tier_reader,
+    weights,
+)
 from offload.offloading.host_attention import HostAttention, HostResult
 from offload.parallel.shard import split
 from offload.planning.placement import _place
@@ -156,6 +163,7 @@ def check(run):
     assert planned - peak <= max(0.15 * planned, 300 * MIB), f"{peak / MIB:.0f} MiB of {planned / MIB:.0f} planned"
 
 
+@pytest.mark.daily("2-*")
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("resident", [0, LAYERS])
 def test_prefill_in_chunk_order_selection_and_streamed_verification(name, resident):
@@ -166,6 +174,7 @@ def test_prefill_in_chunk_order_selection_and_streamed_verification(name, reside
         check(run)
 
 
+@pytest.mark.daily("8B*")
 @pytest.mark.parametrize(("name", "tokens"), [("7B", LONG // 2), ("8B", LONG // 4)])
 def test_prefill_in_layer_order_and_hybrid_verification(name, tokens):
     run = Run(request(name, 0, "hybrid", tokens), order="layers")
@@ -187,6 +196,7 @@ def test_pages_of_a_dtype_that_the_native_kernel_does_not_have(monkeypatch):
         assert run.peak <= run.planned()
 
 
+@pytest.mark.long
 def test_a_share_of_a_model_on_two_gpus():
     run = Run(request("7B", 0, tokens=SHORT, hardware="2x-rtx-4090"))
     with run.started():
@@ -205,6 +215,7 @@ def test_streamed_weights():
         assert run.peak - staged <= run.planned()
 
 
+@pytest.mark.daily("8B*")
 @pytest.mark.parametrize(("name", "kind", "resident"), [("7B", "q4", LAYERS), ("8B", "q8", 0)])
 def test_quantised_keys_and_values(name, kind, resident):
     """Of a chunk of a prompt, a selection and a verification, on the device and streamed."""
@@ -249,6 +260,7 @@ def test_weights_that_stay_quantised(level):
     assert counted["activations"] == unrounded["activations"] + DEQUANTIZED_BYTES
 
 
+@pytest.mark.long
 def test_streamed_quantised_weights():
     asked = quantized(request("8B", 0, tokens=SHORT), "q4")
     run = Run(asked, weight_layers=1)
