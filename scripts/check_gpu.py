@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -14,13 +11,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
+from gpu_bare import hide, is_missing
+from gpu_kernel import build_kernel
 from gpu_report import Report, Result, hardware
-from gpu_rows import Rows, Skipped
+from gpu_rows import Line, Rows, Skipped
+from gpu_tests import run_tests
 
 ROOT = Path(__file__).parents[1]
-NEEDED = ("torch", "transformers", "safetensors", "psutil")
+PATIENCE = {"cuda": 1, "cpu": 10}  # what time limits are multiplied by: in miniature, other programs may be running
+NEEDED = ("torch", "transformers", "safetensors", "psutil", "numpy")
 Part = Callable[[Rows], Result]  # adds to the rows while it runs, and returns the rest
 
 
@@ -29,9 +31,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "benchmarks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--bare", action="store_true", help="hide all packages that the check can do without")
     args = parser.parse_args()
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
+    if args.bare:
+        hide()
+    if missing := [name for name in NEEDED if is_missing(name)]:
         return complain(f"this Python has no {', '.join(missing)}", "name one that has it: PYTHON=/path/to/python")
     import torch
 
@@ -42,8 +46,8 @@ def main() -> int:
         )
     args.folder.mkdir(parents=True, exist_ok=True)
     report = Report(args.folder, hardware(args.device))
-    for name, seconds, run in parts(args.device):
-        report.add(name, attempt(name, seconds, run))
+    for name, seconds, run in parts(args.device, report.file("-tests.log")):
+        report.add(name, attempt(name, PATIENCE[args.device] * seconds, run, partial(report.tell, name)))
     print(report.table())
     return 1 if report.failed else 0
 
@@ -54,50 +58,67 @@ def complain(message: str, hint: str) -> int:
     return 1
 
 
-def parts(device: str) -> Iterator[tuple[str, int, Part]]:
-    """Yield (name, time limit in seconds, function) of each part; together less than 10 minutes."""
-    import gpu_experts
-    import gpu_long
-    import gpu_parts
-    import gpu_prefill
-    import gpu_quantized
-    import gpu_quantized_kv
-    import gpu_steps
-    import gpu_triforce
+def parts(device: str, log: Path) -> Iterator[tuple[str, int, Part]]:
+    """Yield (name, time limit in seconds, function) of each part; together less than 10 minutes.
+
+    The output of the tests goes to the file `log`.
+    """
+    yield "kernel", 45, build_kernel
+    yield "tests", 65, partial(run_tests, device, log)
+    from gpu_long import LongContext
     from gpu_machine import Machine
 
     machine = Machine(device)
-    long = gpu_long.LongContext(machine)
-    yield "tests", 90, partial(run_tests, device)
+    long = LongContext(machine)
     yield "rates", 20, machine.rates
-    yield "link", 15, partial(gpu_parts.link_rates, machine)
-    yield "overlap", 25, partial(gpu_parts.overlap, machine)
-    yield "decoding", 40, partial(gpu_parts.decoding, machine)
-    yield "resident steps", 25, partial(gpu_steps.resident_steps, machine)
-    yield "quantised linears", 19, partial(gpu_quantized.quantized_linears, machine)
-    yield "experts", 19, partial(gpu_experts.experts, machine)
-    yield "quantised KV", 40, partial(gpu_quantized_kv.quantised_kv, machine)
-    yield "prefill", 60, partial(gpu_prefill.long_prefill, machine)
+    yield "link", 15, of("gpu_parts", "link_rates", machine)
+    yield "overlap", 25, of("gpu_parts", "overlap", machine)
+    yield "decoding", 40, of("gpu_parts", "decoding", machine)
+    yield "resident steps", 25, of("gpu_steps", "resident_steps", machine)
+    yield "pages", 25, of("gpu_pages", "pages", machine)
+    yield "quantised linears", 19, of("gpu_quantized", "quantized_linears", machine)
+    yield "experts", 19, of("gpu_experts", "experts", machine)
+    yield "quantised KV", 35, of("gpu_quantized_kv", "quantised_kv", machine)
+    yield "prefill", 50, of("gpu_prefill", "long_prefill", machine)
     with machine.capped():
         yield "long context", 80, long.build
-        yield "verification", 75, long.verification
+        yield "verification", 70, long.verification
         yield "retrieval", 20, long.retrieval
-        yield "triforce", 50, partial(gpu_triforce.triforce, machine, long)
+        yield "triforce", 45, of("gpu_triforce", "triforce", machine, long)
 
 
-def attempt(name: str, seconds: int, run: Part) -> Result:
-    """Return the result of a part, or the reason why it was skipped or failed."""
-    print(f"{name}: at most {seconds} s", file=sys.stderr, flush=True)
-    start, rows, found = time.perf_counter(), Rows(), {}
+def of(module: str, name: str, *arguments: object) -> Part:
+    """Return a part that is a function of a module. If that cannot be imported, the part alone fails, with the reason.
+
+    It is imported now: a part that is stopped while it imports would leave halves of modules to the next ones.
+    """
     try:
-        with limit(seconds), told(rows):
+        function = getattr(import_module(module), name)
+    except Exception as error:
+        return partial(_raise, error)
+    return lambda rows: function(*arguments, rows)
+
+
+def _raise(error: Exception, rows: Rows) -> Result:
+    raise error
+
+
+def attempt(name: str, seconds: int, run: Part, told: Callable[[Line], object] = lambda line: None) -> Result:
+    """Return the result of a part, or the reason why it was skipped or failed; `told` is given its lines as they come.
+
+    A part fails too if it takes too long, or if something in it runs slower than it could.
+    """
+    print(f"{name}: at most {seconds} s", file=sys.stderr, flush=True)
+    start, rows, found = time.perf_counter(), Rows(told), {}
+    try:
+        with limit(seconds), warned(rows):
             found = run(rows)
-        state = "done"
+        state = "failed" if rows.slower else "done"
     except Skipped as reason:
         state = "skipped"
         rows.append(("", state, str(reason)))
     except TimeoutError:
-        state = "skipped"
+        state = "failed"
         rows.append(("", state, f"took longer than {seconds} s"))
     except Exception as error:  # the other parts run all the same
         traceback.print_exc()
@@ -108,7 +129,7 @@ def attempt(name: str, seconds: int, run: Part) -> Result:
 
 
 @contextmanager
-def told(rows: Rows) -> Iterator[None]:
+def warned(rows: Rows) -> Iterator[None]:
     """Add a line for each distinct warning that something runs slower than it could, such as steps without graphs."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -117,7 +138,8 @@ def told(rows: Rows) -> Iterator[None]:
         finally:
             texts = [str(each.message) for each in caught if each.category.__name__ == "Degraded"]
             for text in dict.fromkeys(texts):
-                rows.add("warning", "", text.splitlines()[0][:200])
+                rows.add("warning", "slower", text.splitlines()[0][:200])
+                rows.slower += 1
 
 
 @contextmanager
@@ -134,28 +156,6 @@ def limit(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def run_tests(device: str, rows: Rows) -> Result:
-    """Run the tests marked cuda under torch's sanitizer or, without a GPU, the tests of the link that need none."""
-    if importlib.util.find_spec("pytest") is None:
-        raise Skipped("there is no pytest")
-    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.cuda" in file.read_text("utf-8")]
-    remark = ""
-    if absent := [name for name in ("platformdirs", "gguf") if importlib.util.find_spec(name) is None]:
-        files = [ROOT / "tests" / "offloading" / "test_cuda_tiers.py"]
-        remark = f"only test_cuda_tiers.py: missing {', '.join(absent)}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *map(str, files)]
-    if device == "cpu":
-        command[-len(files) - 2 :] = ["--noconftest", str(ROOT / "tests" / "offloading" / "test_cuda_link.py")]
-    sanitized = os.environ | ({"TORCH_CUDA_SANITIZER": "1"} if device == "cuda" else {})
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=sanitized)
-    print(run.stdout, run.stderr, sep="\n", file=sys.stderr)
-    if run.returncode:
-        lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        raise RuntimeError("; ".join([(run.stdout.strip().splitlines() or ["pytest failed"])[-1], *lines]))
-    rows.append(("marked cuda" if device == "cuda" else "without a GPU", run.stdout.strip().splitlines()[-1], remark))
-    return {}
 
 
 if __name__ == "__main__":

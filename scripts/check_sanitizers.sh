@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Runs the native kernel's tests against builds with AddressSanitizer and UndefinedBehaviorSanitizer, and prints OK or fails.
+# Runs the native kernel under the sanitizers of GCC, and prints OK or fails: its tests and random calls under
+# AddressSanitizer and UndefinedBehaviorSanitizer, and its threads under ThreadSanitizer.
 #
-#   scripts/check_sanitizers.sh              all of them
+#   scripts/check_sanitizers.sh              all of it: about half an hour
 #   scripts/check_sanitizers.sh -k linear    arguments go to pytest
+#   scripts/check_sanitizers.sh threads      ThreadSanitizer alone: a minute
+#   scripts/check_sanitizers.sh fuzz         random calls alone
 #
-# Needs GCC with both runtimes on Linux. Two builds: this processor's levels, and AVX-512 emulated.
+# Needs GCC with the runtimes on Linux. Two builds: this processor's levels, and AVX-512 emulated; the threads' is of the
+# portable level, without Python, which is not built for ThreadSanitizer (tests/kernels/native/races.c).
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -21,28 +25,56 @@ runtime() {
 build() {
     local library="$1"
     shift
-    gcc -std=gnu11 -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
+    gcc -std=gnu11 -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all \
         -pthread -fPIC -Wno-psabi "$@" -c "$root/offload/kernels/native/kernel.c" -o "$library.o"
     gcc -shared -fsanitize=address,undefined "$library.o" -lm -o "$library"
 }
 
+check_threads() {
+    runtime libtsan.so >/dev/null
+    gcc -std=gnu11 -g -O1 -fsanitize=thread -pthread -Wno-psabi "$root/tests/kernels/native/races.c" -lm -o "$work/races"
+    # No suppressions: there is no race to excuse.
+    TSAN_OPTIONS=halt_on_error=1 "$work/races" >&2 || fail "the kernel's threads fail under ThreadSanitizer" "see above"
+}
+
+# sanitized COMMAND...: runs it with both runtimes preloaded, and libstdc++, because ASan must intercept the exceptions
+# that torch throws. Python and torch do not free everything at exit, so leaks are not reported.
+sanitized() {
+    LD_PRELOAD="$asan $ubsan $cxx" OMP_NUM_THREADS=1 \
+        ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \
+        TRIFORCE_TEST_KERNEL="$work/kernel.so" TRIFORCE_TEST_EMULATED="$work/emulated.so" "$@"
+}
+
+fuzz() {
+    local library
+    for library in "$work"/{kernel,emulated}.so; do
+        sanitized "$venv/bin/python" scripts/fuzz_kernels.py --runs 150 --library "$library" >&2 ||
+            fail "random calls fail under the sanitizers" "see the report above"
+    done
+}
+
 command -v gcc >/dev/null || fail "there is no gcc" "install gcc; the sanitizer runtimes of other compilers have other names"
-# All are preloaded; libstdc++ because ASan must intercept the exceptions that torch throws.
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+if [[ "${1:-}" == threads ]]; then
+    check_threads
+    say "OK: no race found by ThreadSanitizer"
+    exit
+fi
 asan="$(runtime libasan.so)"
 ubsan="$(runtime libubsan.so)"
 cxx="$(runtime libstdc++.so.6)"
 set_up test
-work="$(mktemp -d)"
-trap 'rm -rf "$work"' EXIT
 build "$work/kernel.so"
 build "$work/emulated.so" -DTRIFORCE_EMULATE
-
 cd "$root"
-tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys}.py tests/kv_cache/test_block_store.py)
-# Python and torch do not free everything at exit, so leaks are not reported. --capture=sys: a report must reach stderr before pytest aborts.
-LD_PRELOAD="$asan $ubsan $cxx" OMP_NUM_THREADS=1 \
-    ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \
-    TRIFORCE_TEST_KERNEL="$work/kernel.so" TRIFORCE_TEST_EMULATED="$work/emulated.so" \
-    "$venv/bin/python" -m pytest -q --capture=sys "${tests[@]}" "$@" ||
-    fail "the kernel's tests fail under the sanitizers" "see the report above"
-say "OK: no error found by AddressSanitizer or UndefinedBehaviorSanitizer"
+if [[ "${1:-}" != fuzz ]]; then
+    tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys,observe,kv_groups,quantized,wide_scales}.py)
+    tests+=(tests/kv_cache/test_block_store.py)
+    # --capture=sys: a report must reach stderr before pytest aborts.
+    sanitized "$venv/bin/python" -m pytest -q --capture=sys "${tests[@]}" "$@" ||
+        fail "the kernel's tests fail under the sanitizers" "see the report above"
+fi
+fuzz
+check_threads
+say "OK: no error found by AddressSanitizer, UndefinedBehaviorSanitizer or ThreadSanitizer"

@@ -11,12 +11,13 @@ from dataclasses import replace
 from statistics import median
 
 import torch
+from gpu_bare import is_missing
 from gpu_rows import GIB, Rows, Skipped
 
 from offload.architecture.config import ModelShape
 from offload.config import Placement, Speculation
 from offload.hardware.rates import Hardware
-from offload.offloading import SimulatedLink
+from offload.offloading import SimulatedLink, TierSettings
 from offload.offloading.link import Link
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
@@ -24,6 +25,12 @@ from offload.planning.request import PlanRequest
 CAP = 24 * GIB  # of device memory: that of the cards that most people have
 SIMULATED = 2e9  # bytes a second, of the link in miniature
 _SETTLED = 0.7  # of the free host memory that a check may use
+
+
+class SmallPages(TierSettings):
+    """Tiers with pages of any size, for sizes that are small."""
+
+    page_unit = 1
 
 
 class Machine:
@@ -61,6 +68,9 @@ class Machine:
             rows.add("device memory", f"{found.bandwidth / 1e9:.0f} GB/s")
             rows.add("device compute", f"{found.flops / 1e12:.1f} TFLOPS", str(self.dtype))
             rows.add("link", f"{found.link / 1e9:.1f} GB/s")
+        if not self.small and is_missing("triton"):
+            rows.add("warning", "slower", "there is no Triton: torch's operations are measured in place of its kernels")
+            rows.slower += 1
         names = ("bandwidth", "flops", "link", "host_bandwidth", "host_flops")
         return {"rates": {name: getattr(self._hardware, name) for name in names}}
 

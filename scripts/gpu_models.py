@@ -22,6 +22,8 @@ from offload.offloading import TieredStoreFactory, WeightTier
 from offload.sequence import TokenSequence
 from offload.speculation.runner import Runner
 
+_STEP = 37  # numbers between the windows of two pages: no multiple of a head or of a block
+
 
 def llama(
     layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int, kv_heads: int | None = None
@@ -75,9 +77,7 @@ def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: in
     """Return a full cache with `tokens` tokens of random keys and values, as after a prefill."""
     store = spread.new_store(model.shape, tokens + room, model.dtype)
     tiers = store.tiers
-    one = torch.empty(tiers.pages.shape[-1]).normal_(std=0.5).to(model.dtype)
-    for layer in tiers.pages:  # the same page everywhere: drawing new numbers for each would take minutes
-        layer.copy_(one.expand_as(layer))
+    _fill_pages(tiers.pages, model.dtype)
     if tiers.resident is not None:
         for layer in range(tiers.resident_layers):
             tiers.resident._keys[layer].normal_(std=0.5)
@@ -85,6 +85,61 @@ def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: in
     cache = model.new_cache(tokens + room, store=store)
     cache._length = tokens
     return cache
+
+
+def _fill_pages(layers: Tensor, dtype: torch.dtype) -> None:
+    """Fill pages `[layers, pages, numbers]` with random numbers, each page with others.
+
+    They are windows of one random vector: to draw new ones for each page would take minutes.
+    """
+    count, numbers = layers.shape[0] * layers.shape[1], layers.shape[2]
+    random = torch.empty(numbers + _STEP * count).normal_(std=0.5, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for number in range(count):
+        layers[number // layers.shape[1], number % layers.shape[1]].copy_(random[_STEP * number :][:numbers])
+
+
+def same_cache(model: Model, cache: FullCache, room: int = 64) -> FullCache:
+    """Return a full cache on the device with the keys and values of another one, read page by page."""
+    copied = model.new_cache(cache.length + room)
+    piece = 4096
+    for start in range(0, cache.length, piece):
+        both = cache.store.read(start, min(start + piece, cache.length))
+        copied.store.write(start, *(x.to(model.device) for x in both))
+    copied._length = cache.length
+    return copied
+
+
+class _Attended:
+    """A cache that keeps what it answers: the attention of each layer."""
+
+    def __init__(self, cache: FullCache) -> None:
+        self._cache, self.found = cache, []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._cache, name)
+
+    def attend(self, layer: int, *projected: Tensor) -> Tensor:
+        """Attend as the cache does."""
+        out = self._cache.attend(layer, *projected)
+        self.found.append(out.float().cpu())
+        return out
+
+
+def attended(model: Model, cache: FullCache, rows: int) -> Tensor:
+    """Return the attention `[layers, rows, heads, head_dim]` of a pass of so many rows, which is rolled back.
+
+    Not the hidden rows: random weights make little of attention to many keys, so a wrong page would hardly show.
+    """
+    length, kept = cache.length, _Attended(cache)
+    ids = torch.arange(1, rows + 1, device=model.device)
+    model.forward(ids, kept)
+    cache.truncate(length)
+    return torch.stack(kept.found)
+
+
+def attention_error(found: Tensor, expected: Tensor) -> float:
+    """Return the relative error of the worst layer."""
+    return ((found - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)).max().item()
 
 
 def resident_cache(model: Model, tokens: int, room: int = 64) -> FullCache:

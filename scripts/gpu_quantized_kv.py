@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from gpu_machine import Machine
+from gpu_machine import Machine, SmallPages
 from gpu_models import filled_runner, llama, random_model, resident_cache, run_rows, run_steps
 from gpu_rows import Rows, Skipped
 from torch import Tensor
@@ -23,7 +23,7 @@ from offload.kernels.triton.group_accumulator import GroupAccumulator
 from offload.kv_cache.device_quantized_store import DeviceQuantizedStore
 from offload.kv_cache.full import FullCache
 from offload.kv_cache.store import Store
-from offload.offloading import TieredStoreFactory, TierSettings
+from offload.offloading import TieredStoreFactory
 from offload.offloading.host_memory import allocator
 from offload.offloading.staged_link import StagedLink
 from offload.planning.passes import Passes
@@ -68,7 +68,7 @@ def quantised_kv(machine: Machine, rows: Rows) -> dict:
 
 def _tiered(machine: Machine, model: Model, place_: str, kind: str, tokens: int) -> Store:
     mode, link = ("stream" if place_ == "disk" else place_), machine.link()
-    settings = TierSettings(mode, RESIDENT, page_tokens=_page(machine, model.shape))
+    settings = SmallPages(mode, RESIDENT, page_tokens=_page(machine, model.shape))
     if place_ == "disk":
         settings = replace(settings, disk=Path(tempfile.gettempdir()))
         link = StagedLink(link, machine.device, allocator(machine.device))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
+
+from gpu_rows import Line
 
 Result = dict  # "rows" are lines of the table, "comparisons" those with a prediction; the rest goes only to the JSON
 
@@ -41,8 +44,19 @@ class Report:
     def __init__(self, folder: Path, facts: dict) -> None:
         name = re.sub(r"[^a-z0-9]+", "-", str(facts["device"]).lower()).strip("-")
         self._stem = folder / f"{facts['date']}-{facts['kind']}-{name}"
+        self.file(".jsonl").write_text(json.dumps(facts) + "\n")
         self._facts = facts
         self._parts: dict[str, Result] = {}
+
+    def file(self, ending: str) -> Path:
+        """Return the path of a file of this report."""
+        return self._stem.with_name(self._stem.name + ending)
+
+    def tell(self, part: str, line: Line) -> None:
+        """Add a line to the file of lines as they come, and show it: a run that is killed leaves what it had."""
+        with self.file(".jsonl").open("a") as lines:
+            lines.write(json.dumps([part, *line]) + "\n")
+        print(f"{part}: {' | '.join(each for each in line if each)}", file=sys.stderr, flush=True)
 
     @property
     def failed(self) -> bool:
@@ -56,10 +70,8 @@ class Report:
     def add(self, name: str, result: Result) -> None:
         """Add the result of a part and rewrite both files."""
         self._parts[name] = result
-        self._stem.with_name(self._stem.name + ".json").write_text(
-            json.dumps({"machine": self._facts, **self._parts}, indent=1) + "\n"
-        )
-        self._stem.with_name(self._stem.name + ".md").write_text(self.table() + "\n")
+        self.file(".json").write_text(json.dumps({"machine": self._facts, **self._parts}, indent=1) + "\n")
+        self.file(".md").write_text(self.table() + "\n")
 
     def table(self) -> str:
         """Return the results as a Markdown table."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+Line = tuple[str, str, str]  # what, value, remark
+
 LIMIT = 1.25  # measured / predicted beyond which, either way, a comparison is off
 GIB = 2**30
 
@@ -10,12 +14,22 @@ class Skipped(Exception):
     """Raised by a part that cannot run here; the message is the reason."""
 
 
-class Rows(list[tuple[str, str, str]]):
-    """Lines of one part of the table: what, value, remark; `comparisons` has the numbers of those with a prediction."""
+class Rows(list[Line]):
+    """Lines of one part of the table: what, value, remark; `comparisons` has the numbers of those with a prediction.
 
-    def __init__(self) -> None:
+    Each line is given to `told` when it is added: what kills the part does not lose it.
+    """
+
+    def __init__(self, told: Callable[[Line], object] = lambda line: None) -> None:
         super().__init__()
         self.comparisons: list[dict] = []
+        self.slower = 0  # warnings that something ran slower than it could
+        self._told = told
+
+    def append(self, line: Line) -> None:
+        """Add a line."""
+        super().append(line)
+        self._told(line)
 
     @property
     def off(self) -> list[str]:
@@ -25,6 +39,12 @@ class Rows(list[tuple[str, str, str]]):
     def add(self, what: str, value: str, remark: str = "") -> None:
         """Add a line without a prediction."""
         self.append((what, value, remark))
+
+    def agree(self, what: str, error: float, most: float) -> None:
+        """Add a relative error. Raises ArithmeticError if it is more than `most`, or no number."""
+        if not error <= most:
+            raise ArithmeticError(f"{what}: an error of {error:.1e}, where {most:g} is allowed")
+        self.add(what, f"error {error:.1e}", f"allowed {most:g}")
 
     def compare(self, what: str, measured: float, predicted: float, unit: str = "ms", remark: str = "") -> None:
         """Add a measured value with its prediction: seconds shown in `unit` "ms" or "s", or a factor ("x")."""

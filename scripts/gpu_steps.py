@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from gpu_machine import Machine
+from gpu_machine import Machine, SmallPages
 from gpu_models import filled_cache, filled_runner, llama, random_model, resident_cache, run_rows, run_steps
 from gpu_rows import Rows
 
@@ -13,7 +13,7 @@ from offload.architecture.config import ModelShape
 from offload.config import Sampling, Speculation
 from offload.decoder import Model
 from offload.levels import draft_chunk
-from offload.offloading import TieredStoreFactory, TierSettings
+from offload.offloading import TieredStoreFactory
 from offload.planning.passes import Passes
 from offload.planning.plan import make_plan
 from offload.sequence import TokenSequence
@@ -60,7 +60,7 @@ def resident_steps(machine: Machine, rows: Rows) -> dict:
 
 def _without_waits(machine: Machine, rows: Rows, model: Model, tokens: int) -> None:
     """Run a pass over a resident and over a streamed cache that fails if an operation waits for the device."""
-    settings = TierSettings("stream", page_tokens=128 if machine.small else None)
+    settings = SmallPages("stream", page_tokens=128 if machine.small else None)
     spread = TieredStoreFactory(model.operations, machine.device, settings, machine.link())
     tokens //= 4
     for name, cache in {

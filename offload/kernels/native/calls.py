@@ -1,6 +1,8 @@
-"""The kernel's argument structs, filled from tensors. Dtypes, sizes and strides are asserted here and nowhere else.
+"""The kernel's argument structs, filled from tensors. Dtypes, sizes and strides are checked here and nowhere else.
 
-A struct holds addresses, not references, so its tensors must live until the kernel has run.
+All functions raise InvalidCall for tensors that the kernel would read or write beyond. What tensors contain is not
+checked: block tables and group numbers are the caller's. A struct holds addresses, not references, so its tensors must
+live until the kernel has run.
 """
 
 from __future__ import annotations
@@ -12,21 +14,17 @@ import torch
 from torch import Tensor
 
 from ...architecture.dims import Dimensions, LinearAttention
-from .kv_groups import Groups
+from .checks import FLOATS, address, check, check_head_dim, require
+from .kv_groups import Groups, check_groups
 from .library import (
     BLOCK,
     PIECE,
     Append,
     Attention,
     Delta,
-    Format,
     KeyScores,
     Merge,
     Observation,
-    Pack,
-    Product,
-    Rows,
-    Unpack,
 )
 
 
@@ -38,6 +36,7 @@ class BlockCalls:
     """
 
     def __init__(self, shape: Dimensions, blocks: int) -> None:
+        check_head_dim(shape.head_dim)
         self.tokens = blocks * BLOCK  # capacity
         self._kv_heads, self._group = shape.kv_heads, shape.group
         self._head_dim, self._scale = shape.head_dim, shape.head_dim**-0.5
@@ -66,10 +65,15 @@ class BlockCalls:
             table: `[blocks]`, int32: the block number of each block of the sequence; None for 0, 1, 2, ...
         """
         tokens = len(q)
+        self._check_kv(kv, table)
+        if table is not None:
+            check("table", table, (len(table),), torch.int32)
         capacity = self.tokens if table is None else len(table) * BLOCK
-        assert stored <= tokens and start + tokens <= capacity, "tokens beyond the last block"
-        assert table is None or (table.dtype == torch.int32 and table.is_contiguous())
-        assert kv.is_contiguous() and rotated.is_contiguous() and rows[0].is_contiguous() and rows[1].is_contiguous()
+        require(0 <= stored <= tokens and 0 <= start <= capacity - tokens, "tokens beyond the last block")
+        check("rotated", rotated, q.shape, kv.dtype)
+        for x in rows:
+            check("cos and sin", x, (tokens, 1, self._head_dim), kv.dtype)
+        require(k.shape == v.shape == (tokens, self._kv_heads, self._head_dim), "k and v have other heads or tokens")
         q_stride, k_stride, v_stride = (self._token_stride(x, kv.dtype) for x in (q, k, v))
         return Append(
             q=q.data_ptr(),
@@ -79,7 +83,7 @@ class BlockCalls:
             sin=rows[1].data_ptr(),
             rotated=rotated.data_ptr(),
             kv=kv.data_ptr(),
-            table=_address(table),
+            table=address(table),
             q_stride=q_stride,
             k_stride=k_stride,
             v_stride=v_stride,
@@ -95,9 +99,17 @@ class BlockCalls:
 
     def _token_stride(self, x: Tensor, dtype: torch.dtype) -> int:
         """Return the elements between tokens of `x` `[tokens, heads, head_dim]`, whose heads are contiguous."""
+        require(
+            x.dim() == 3 and x.shape[2] == self._head_dim and x.dtype == dtype and x.is_cpu, "q, k or v is no match"
+        )
         stride, *inner = x.stride()
-        assert inner == [self._head_dim, 1] and x.dtype == dtype
+        require(inner == [self._head_dim, 1], "the heads of q, k or v are not contiguous")
         return stride
+
+    def _check_kv(self, kv: Tensor, table: Tensor | None) -> None:
+        """Raise InvalidCall if this is not a layer's memory; with a table, it may be another number of blocks."""
+        has_room = kv.numel() == self._kv_heads * self._head_elements or table is not None
+        require(has_room and kv.dtype in FLOATS and kv.is_contiguous() and kv.is_cpu, "this is no layer's memory")
 
     def attention(
         self,
@@ -129,22 +141,27 @@ class BlockCalls:
             window: keys that a token sees at most, the last ones; 0 for all. Those before them are finite numbers.
             groups: quantised keys and values, whose blocks are the table's entries below zero: ~b is block b.
         """
-        assert groups is None or (table is not None and not window)
         dtype, tokens = kv.dtype, len(q)
-        capacity = self.tokens if table is None else table.shape[1] * BLOCK
-        more = (tokens - 1) * causal if parents is None else len(parents) - 1
-        assert seen + more <= capacity, "attention beyond the last block"
-        assert q.is_contiguous() and q.dtype == dtype and kv.is_contiguous()
-        assert table is None or (table.dtype == torch.int32 and table.stride(1) == 1)
-        assert parents is None or (causal and len(parents) >= tokens and parents.dtype == torch.int32)
-        assert parents is None or parents.is_contiguous()
-        assert lse is None or (lse.dtype == torch.float32 and lse.is_contiguous())
+        self._check_kv(kv, table)
+        check("q", q, (tokens, self._kv_heads * self._group, self._head_dim), dtype)
+        self._check_keys(seen, tokens, causal, table, parents)
+        if groups is not None:
+            require(table is not None and not window, "quantised groups are read by a table, and have no window")
+            check_groups(groups, self._kv_heads, self._head_dim)
+        require(window >= 0, "a window is a number of keys")
+        if out is not None:
+            check("out", out, q.shape, dtype, torch.float32)
+        if lse is not None:
+            check("lse", lse, q.shape[:2], torch.float32)
+        if partials is not None:
+            count = partial_count(seen, tokens, causal, parents) if tokens else len(partials)
+            check("partials", partials, (count, *q.shape[:2], 2 + self._head_dim), torch.float32)
         return Attention(
             q=q.data_ptr(),
             kv=kv.data_ptr(),
-            table=_address(table),
-            out=_address(out),
-            lse=_address(lse),
+            table=address(table),
+            out=address(out),
+            lse=address(lse),
             head_stride=self._head_elements * kv.itemsize,
             table_stride=0 if table is None else table.stride(0),
             seen=seen,
@@ -156,14 +173,27 @@ class BlockCalls:
             wide=dtype == torch.float32,
             narrow_out=out is not None and out.dtype == torch.bfloat16,
             scale=self._scale,
-            partials=_address(partials),
-            parents=_address(parents),
+            partials=address(partials),
+            parents=address(parents),
             nodes=0 if parents is None else len(parents),
             quantized=None if groups is None else groups.memory.data_ptr(),
             quantized_stride=0 if groups is None else groups.memory.stride(0),
             kv_format=None if groups is None else ctypes.addressof(groups.format),
             window=window,
         )
+
+    def _check_keys(self, seen: int, tokens: int, causal: bool, table: Tensor | None, parents: Tensor | None) -> None:
+        """Raise InvalidCall if a token sees keys that are not there."""
+        more = (tokens - 1) * causal
+        if table is not None:
+            is_table = table.dim() == 2 and len(table) == self._kv_heads and table.dtype == torch.int32
+            require(is_table and table.stride(1) == 1 and table.is_cpu, "a table has a row of int32 for each KV head")
+        if parents is not None:
+            check("parents", parents, (len(parents),), torch.int32)
+            require(bool(causal) and len(parents) >= tokens, "a tree has the tokens of the call, and is causal")
+            more = len(parents) - 1
+        capacity = self.tokens if table is None else table.shape[1] * BLOCK
+        require(1 <= seen <= capacity - more, "attention beyond the last block, or to no key")
 
     def observation(
         self, kv: Tensor, q: Tensor, seen: int, lse: Tensor, received: Tensor, table: Tensor | None = None
@@ -175,9 +205,9 @@ class BlockCalls:
             received: `[kv_heads, at least the keys that the last token sees]` in fp32, contiguous rows: for each key,
                 in the order of the table, the sum over the tokens and over the query heads of its KV head.
         """
-        assert lse.shape == q.shape[:2] and lse.is_contiguous() and lse.dtype == torch.float32
-        assert received.shape[0] == self._kv_heads and received.shape[1] >= seen + len(q) - 1
-        assert received.stride(1) == 1 and received.dtype == torch.float32
+        has_room = len(received) == self._kv_heads and received.shape[1] >= seen + len(q) - 1
+        require(has_room and received.dtype == torch.float32 and received.is_cpu, "the sums have no room for all keys")
+        require(received.stride(1) == 1, "a row of the sums is not contiguous")
         attention = self.attention(kv, q, seen, table=table, lse=lse)
         return Observation(attention=attention, received=received.data_ptr(), stride=received.stride(0))
 
@@ -202,9 +232,13 @@ def token_depths(parents: Sequence[int]) -> list[int]:
 def score_call(query: Tensor, panels: Tensor, scores: Tensor) -> KeyScores:
     """Return a call that writes the products of queries and keys. See `Kernel.score_keys`."""
     heads, head_dim = query.shape
-    assert query.is_contiguous() and query.dtype == panels.dtype and panels[0].is_contiguous()
-    assert len(panels) == len(scores) == heads and panels[0, 0].numel() == BLOCK * head_dim
-    assert scores.shape[1] <= panels.shape[1] * BLOCK and scores.stride(1) == 1 and scores.dtype == torch.float32
+    check_head_dim(head_dim)
+    check("query", query, (heads, head_dim), *FLOATS)
+    require(panels.dim() == 3 and len(panels) == len(scores) == heads, "panels and scores are not of the query's heads")
+    require(panels.dtype == query.dtype and panels.shape[2] == BLOCK * head_dim and panels.is_cpu, "no panels of keys")
+    require(panels.stride()[1:] == (BLOCK * head_dim, 1), "the panels of a head are not contiguous")
+    require(scores.shape[1] <= panels.shape[1] * BLOCK, "more scores than keys")
+    require(scores.stride(1) == 1 and scores.dtype == torch.float32 and scores.is_cpu, "a row of scores is no fp32")
     return KeyScores(
         query=query.data_ptr(),
         keys=panels.data_ptr(),
@@ -224,11 +258,17 @@ def delta_call(
     """Return a call that runs tokens of a layer with linear attention. See `Kernel.delta`."""
     sizes, conv, decay, bias = rule
     tensors = {"rows": rows, "gates": gates, "conv": conv, "decay": decay, "bias": bias, "state": state, "out": out}
-    assert all(x.is_contiguous() for x in tensors.values()), "the kernel reads whole rows"
-    assert all(x.dtype == torch.float32 for name, x in tensors.items() if name != "rows")
-    tokens, heads = len(gates), (sizes.value_heads, sizes.key_dim, sizes.value_dim)
-    assert rows.shape == (sizes.kernel - 1 + tokens, sizes.width) and gates.shape[1] == 2 * sizes.value_heads
-    assert conv.shape == (sizes.kernel, sizes.width) and state.shape == heads and out.shape == (tokens, *heads[::2])
+    tokens, values = len(gates), sizes.value_heads
+    for dim in (sizes.key_dim, sizes.value_dim):
+        check_head_dim(dim)
+    require(sizes.key_heads > 0 == values % sizes.key_heads, "value heads do not share key heads evenly")
+    check("rows", rows, (sizes.kernel - 1 + tokens, sizes.width), *FLOATS)
+    check("gates", gates, (tokens, 2 * values), torch.float32)
+    check("conv", conv, (sizes.kernel, sizes.width), torch.float32)
+    for x in (decay, bias):
+        check("decay and bias", x, (values,), torch.float32)
+    check("state", state, (values, sizes.key_dim, sizes.value_dim), torch.float32)
+    check("out", out, (tokens, values, sizes.value_dim), torch.float32)
     return Delta(
         **{name: x.data_ptr() for name, x in tensors.items()},
         tokens=tokens,
@@ -248,94 +288,19 @@ def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None 
     `into` is the running result; both are fp32. `out` `[tokens, heads, head_dim]`, fp32 or bf16, receives the attention
     over everything merged.
     """
-    assert into.is_contiguous()
-    assert partials is None or (partials.shape[1:] == into.shape and partials.is_contiguous())
     tokens, heads, width = into.shape
+    check_head_dim(width - 2)
+    check("into", into, (tokens, heads, width), torch.float32)
+    if partials is not None:
+        check("partials", partials, (len(partials), *into.shape), torch.float32)
+    if out is not None:
+        check("out", out, (tokens, heads, width - 2), *FLOATS)
     return Merge(
         into=into.data_ptr(),
-        partials=_address(partials),
-        out=_address(out),
+        partials=address(partials),
+        out=address(out),
         rows=tokens * heads,
         pieces=0 if partials is None else len(partials),
         head_dim=width - 2,
         narrow_out=out is not None and out.dtype == torch.bfloat16,
     )
-
-
-def product_call(
-    x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor, format: Format | None = None
-) -> Product:
-    """Return a call that computes y = x W^T + bias + onto. See `Kernel.linear`."""
-    assert x.is_contiguous() and x.dtype == (weight.dtype if format is None else torch.bfloat16)
-    assert onto is None or (onto.stride() == y.stride() and onto.dtype == x.dtype)
-    rows, inputs = x.shape
-    return Product(
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
-        bias=_address(bias),
-        onto=_address(onto),
-        y=y.data_ptr(),
-        format=None if format is None else ctypes.addressof(format),
-        rows=rows,
-        inputs=inputs,
-        outputs=y.shape[1],
-        stride=y.stride(0),
-        wide=x.dtype == torch.float32,
-        wide_out=y.dtype == torch.float32,
-    )
-
-
-def pack_call(codes: Tensor, format: Format, weight: Tensor) -> Pack:
-    """Return a call that stores the codes of a `QuantizedTensor` in the panels of `weight`."""
-    rows, groups, width = codes.shape
-    assert codes.stride(2) == 1 and codes.itemsize == 1 and weight.is_contiguous()
-    return Pack(
-        codes=codes.data_ptr(),
-        row_stride=codes.stride(0),
-        group_stride=codes.stride(1),
-        halves=width == 16,
-        format=ctypes.addressof(format),
-        weight=weight.data_ptr(),
-        rows=rows,
-        inputs=32 * groups,
-    )
-
-
-def unpack_call(weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Unpack:
-    """Return a call that dequantises rows `ids` `[rows]` of a packed weight to `y` `[rows, inputs]`."""
-    assert weight.is_contiguous() and ids.is_contiguous() and ids.dtype == torch.int64 and y.is_contiguous()
-    return Unpack(
-        weight=weight.data_ptr(),
-        format=ctypes.addressof(format),
-        ids=ids.data_ptr(),
-        y=y.data_ptr(),
-        rows=len(y),
-        inputs=y.shape[1],
-        wide=y.dtype == torch.float32,
-    )
-
-
-def rows_call(x: Tensor, y: Tensor, weight: Tensor | None = None, epsilon: float = 0.0) -> Rows:
-    """Return a call that writes the RMSNorm of `x`, or without a weight its gate, to `y` `[..., width]`, contiguous.
-
-    For a norm x may be `[tokens, heads, width]` with any stride between tokens.
-    """
-    *_, heads, width = y.shape
-    has_heads = y.dim() == 3
-    assert y.is_contiguous() and (weight is None or (x.dtype == weight.dtype and x.shape == y.shape))
-    assert x.is_contiguous() if not has_heads else x.stride()[1:] == (width, 1)
-    return Rows(
-        x=x.data_ptr(),
-        weight=_address(weight),
-        y=y.data_ptr(),
-        rows=y.numel() // width,
-        width=width,
-        heads=heads if has_heads else 1,
-        stride=x.stride(0) if has_heads else width,
-        epsilon=epsilon,
-        wide=x.dtype == torch.float32,
-    )
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

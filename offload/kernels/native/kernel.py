@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...architecture.dims import LinearAttention
-from .calls import delta_call, pack_call, product_call, rows_call, score_call, unpack_call
+from .calls import delta_call, score_call
+from .checks import check, require
 from .library import (
     LEVELS,
     Append,
@@ -26,6 +27,7 @@ from .library import (
     open_library,
 )
 from .recording import APPEND, ATTEND, COPY, GATE, LINEAR, NORM, recorder
+from .row_calls import pack_call, product_call, rows_call, unpack_call
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -81,7 +83,7 @@ class Kernel:
 
     def observe(self, call: Observation) -> None:
         """Add up the softmax weights of attention that has been computed. Raises MemoryError."""
-        assert recorder.recording is None, "an observation cannot be recorded"
+        require(recorder.recording is None, "an observation cannot be recorded")
         _check(self._observe(self._handle, ctypes.byref(call)))
 
     def score_keys(self, query: Tensor, panels: Tensor, scores: Tensor) -> None:
@@ -89,7 +91,7 @@ class Kernel:
 
         `panels` are those of `layout.new_key_panels`, in the query's dtype; scores are in fp32.
         """
-        assert recorder.recording is None, "scores of keys cannot be recorded"
+        require(recorder.recording is None, "scores of keys cannot be recorded")
         self._score_keys(self._handle, ctypes.byref(score_call(query, panels, scores)))
 
     def delta(
@@ -105,13 +107,13 @@ class Kernel:
         `rule` is a `DeltaRule`, `rows` `[kernel - 1 + tokens, width]` those of `run_delta_rule` behind the inputs
         before them. The state is replaced.
         """
-        assert recorder.recording is None, "linear attention cannot be recorded"
+        require(recorder.recording is None, "linear attention cannot be recorded")
         self._delta(self._handle, ctypes.byref(delta_call(rule, rows, gates, state, out)))
         return out
 
     def merge(self, call: Merge) -> None:
         """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
-        assert recorder.recording is None, "a merge cannot be recorded"
+        require(recorder.recording is None, "a merge cannot be recorded")
         self._merge(self._handle, ctypes.byref(call))
 
     def copy(self, source: Tensor, target: Tensor, joins: bool = False) -> None:
@@ -119,7 +121,9 @@ class Kernel:
 
         In a recorded pass, `joins` says that the target is the first row of those of all its sequences.
         """
-        assert source.is_contiguous() and target.is_contiguous() and source.nbytes == target.nbytes
+        is_alike = source.dtype == target.dtype and len(source) == len(target) and source.nbytes == target.nbytes
+        require(is_alike and source.is_cpu and target.is_cpu, "rows are copied to others of the same size and type")
+        require(source.is_contiguous() and target.is_contiguous(), "rows that are copied are contiguous")
         rows = len(source)
         call = Copy(source.data_ptr(), target.data_ptr(), rows, source.nbytes // max(rows, 1), joins)
         if recorder.recording is not None:
@@ -195,7 +199,7 @@ class Kernel:
 
         -1: two tokens are so close that rounding may decide, or the row is NaN.
         """
-        assert probs.is_contiguous() and probs.dtype == torch.float32
+        check("probs", probs, (len(probs),), torch.float32)
         return self._pick(probs.data_ptr(), len(probs), seed, position)
 
     def limit_torch(self, limited: bool) -> None:

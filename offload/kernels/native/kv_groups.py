@@ -12,7 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .library import BLOCK, FLOAT8, LEVEL_COUNT, Format, Quantize
+from .checks import FLOATS, check, check_head_dim, require
+from .library import BLOCK, FLOAT8, LEVEL_COUNT, SPAN, Format, Quantize
 
 _BITS = {"q4": 4, "q8": 8, "fp8": FLOAT8}
 
@@ -34,6 +35,15 @@ class Groups:
     format: Format
 
 
+def check_groups(groups: Groups, kv_heads: int, head_dim: int) -> None:
+    """Raise InvalidCall if these are not quantised groups of that many heads or more, of that dimension."""
+    size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2 * min(groups.format.bits, 8) // 8
+    check_head_dim(head_dim)
+    memory = groups.memory
+    require(memory.dim() == 3 and len(memory) >= kv_heads, "there are no groups of some heads")
+    check("groups", memory, (*memory.shape[:2], size), torch.uint8)
+
+
 def quantize_call(blocks: Tensor, groups: Groups, items: Tensor, head_dim: int) -> Quantize:
     """Return a call that quantises groups.
 
@@ -41,7 +51,7 @@ def quantize_call(blocks: Tensor, groups: Groups, items: Tensor, head_dim: int) 
         blocks: `[kv_heads, blocks, 2 * 16 * head_dim]`, bf16 or fp32, contiguous.
         items: `[count, 3]`, int32: KV head, number of the first of two consecutive blocks, number of the group.
     """
-    assert blocks.is_contiguous() and blocks.shape[2] == 2 * BLOCK * head_dim
+    check("blocks", blocks, (*blocks.shape[:2], 2 * BLOCK * head_dim), *FLOATS)
     return _call(
         groups, items, head_dim, blocks.dtype, kv=blocks.data_ptr(), head_stride=blocks.stride(0) * blocks.itemsize
     )
@@ -52,13 +62,14 @@ def dequantize_call(groups: Groups, items: Tensor, keys: Tensor, values: Tensor)
 
     `items` is that of `quantize_call`; the blocks' numbers are not read.
     """
-    assert all(x.is_contiguous() and x.dtype == keys.dtype for x in (keys, values))
+    check("keys", keys, (len(items), SPAN, keys.shape[2]), *FLOATS)
+    check("values", values, keys.shape, keys.dtype)
     return _call(groups, items, keys.shape[2], keys.dtype, keys=keys.data_ptr(), values=values.data_ptr())
 
 
 def _call(groups: Groups, items: Tensor, head_dim: int, dtype: torch.dtype, **own: int) -> Quantize:
-    assert items.is_contiguous() and items.dtype == torch.int32 and items.shape[1] == 3
-    assert groups.memory.is_contiguous()
+    check("items", items, (len(items), 3), torch.int32)
+    check_groups(groups, 1, head_dim)
     return Quantize(
         quantized=groups.memory.data_ptr(),
         groups=items.data_ptr(),

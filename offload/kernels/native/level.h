@@ -64,6 +64,7 @@ static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, N
 
 #undef vec
 #undef ints
+#undef uints
 #undef vec_at
 #undef ints_at
 #undef VECTORS

@@ -11,7 +11,9 @@ from pathlib import Path
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
 LAYOUT = 20  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
+SPAN = 32  # tokens of a group of quantised keys and values
 PIECE = 512  # tokens of a partial result
+GROUP_INPUTS = 32  # of quantised weights: inputs whose codes lie together
 MAX_HEAD_DIM = 512  # and any multiple of 16 below
 FOLDER = Path(__file__).parent
 
@@ -85,6 +87,7 @@ class Product(ctypes.Structure):
 
 LEVEL_COUNT = 64  # entries of a format's table of levels
 FLOAT8 = 9  # in place of the bits of a code, as in types.h
+NESTED_GROUPS = 8  # groups of a block whose scales share an outer factor
 
 
 class Format(ctypes.Structure):
@@ -94,6 +97,14 @@ class Format(ctypes.Structure):
         *((name, c_int32) for name in ("bits", "nested", "has_minimum", "wide", "base")),
         ("levels", c_uint16 * LEVEL_COUNT),
     )
+
+    def block(self) -> tuple[int, int]:
+        """Return the inputs of a block of weights, and its bytes for a panel of 16 outputs."""
+        groups, numbers = NESTED_GROUPS if self.nested else self.wide or 1, 1 + self.has_minimum
+        header = (2 if self.nested else 4 if self.wide else 0) * numbers
+        scales = 0 if self.wide else (1 if self.nested else 2) * (numbers + (self.bits == 6))
+        codes = GROUP_INPUTS * min(self.bits, 8) // 8
+        return GROUP_INPUTS * groups, BLOCK * (header + groups * (codes + scales))
 
 
 class Pack(ctypes.Structure):

@@ -75,7 +75,7 @@ INLINE ints NAME(find_limits)(const struct NAME(numbers) *n, const int keys, con
 /* Return e4m3 codes of numbers up to 448, rounded to nearest, ties to even. */
 INLINE ints NAME(float8_codes)(vec x) {
     ints size = (ints)x & 0x7fffffff, small = size < 0x3c800000; /* 2^-6: those below are subnormal */
-    ints normal = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3);
+    ints normal = (ints)(((uints)size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3);
     ints subnormal = (ints)((vec)size * 512 + 12582912.0f) & 15;
     return (small & subnormal) | (~small & normal) | ((x < 0) & 0x80);
 }

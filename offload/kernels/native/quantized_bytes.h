@@ -20,25 +20,31 @@ INLINE float NAME(unit_of)(float largest, float *inverse) {
 /* What the bytes of codes are multiplied by: those of 4 bits are the upper halves of bytes. */
 INLINE float NAME(code_unit)(const struct attention *a) { return a->kv_format->bits == 4 ? 1.0f / 16 : 1; }
 
-INLINE int32_t NAME(sum_integers)(ints x) {
-    int32_t sum = 0;
+/* What the lower digits of a row are too large by: -128 times the sum of its numbers. Of NaN it wraps. */
+INLINE int32_t NAME(digit_offset)(uints x) {
+    uint32_t sum = 0;
     for (int i = 0; i < LANES; i++)
         sum += x[i];
-    return sum;
+    return (int32_t)(0u - 128 * sum);
+}
+
+/* Sums of products of digits, with the offset of their row. */
+INLINE vec NAME(digit_sums)(ints sums, int32_t offset) {
+    return __builtin_convertvector((ints)((uints)sums + (uint32_t)offset), vec);
 }
 
 INLINE vec NAME(magnitude)(vec x) { return (vec)((ints)x & 0x7fffffff); }
 
 /* Store 32 rounded numbers as two digits each, the elements of `even` at even places, and return their pairwise sums. */
-INLINE ints NAME(put_digits)(vec even, vec odd, int8_t *high, int8_t *low) {
+INLINE uints NAME(put_digits)(vec even, vec odd, int8_t *high, int8_t *low) {
     typedef uint16_t words __attribute__((vector_size(64)));
     typedef int8_t bytes __attribute__((vector_size(32)));
     typedef bytes bytes_at __attribute__((aligned(1), may_alias));
     words both = (words)((ints)odd << 16 | ((ints)even & 0xffff));
     *(bytes_at *)high = __builtin_convertvector(both >> 8, bytes);
     *(bytes_at *)low = __builtin_convertvector(both, bytes) ^ (int8_t)-128;
-    ints zero = (ints)NAME(splat)(ROUND_TO_DIGITS);
-    return (ints)even - zero + ((ints)odd - zero);
+    uints zero = (uints)NAME(splat)(ROUND_TO_DIGITS);
+    return (uints)even - zero + ((uints)odd - zero);
 }
 
 INLINE ints NAME(dot_bytes)(ints sum, ints codes, int32_t digits) {
@@ -130,13 +136,13 @@ NOINLINE static void NAME(query_digits)(const struct attention *a, struct NAME(d
         float inverse;
         w->units[r] = NAME(unit_of)(NAME(largest_lane)(largest), &inverse);
         w->sums[r] = NAME(sum_lanes)(sum);
-        ints total = {0};
+        uints total = {0};
         int8_t *high = w->digits + 2 * r * stride;
         for (int d = 0; d < dim; d += 32)
             total += NAME(put_digits)(*(vec_at *)(w->queries + d) * inverse + ROUND_TO_DIGITS,
                                       *(vec_at *)(w->queries + d + LANES) * inverse + ROUND_TO_DIGITS, high + d,
                                       high + stride + d);
-        w->offsets[r] = -128 * NAME(sum_integers)(total);
+        w->offsets[r] = NAME(digit_offset)(total);
     }
 }
 
@@ -152,7 +158,7 @@ INLINE void NAME(score_bytes)(const struct attention *a, struct NAME(dequantized
         NAME(run_byte_tile)(some, a->kv_format->bits, &t, w->digits + 2 * row * stride, sums);
         for (int r = row; r < row + some; r++)
             for (int column = 0; column < 2; column++) {
-                vec score = __builtin_convertvector(sums[r - row][column] + w->offsets[r], vec);
+                vec score = NAME(digit_sums)(sums[r - row][column], w->offsets[r]);
                 *(vec_at *)(scores + r * SPAN + column * BLOCK) = score * (w->units[r] * NAME(code_unit)(a)) + w->sums[r];
             }
     }
@@ -169,8 +175,8 @@ NOINLINE static float NAME(weight_digits)(const struct attention *a, struct NAME
     for (int r = 0; r < rows; r++) {
         vec first = *(const vec_at *)(weights + r * SPAN), second = *(const vec_at *)(weights + r * SPAN + BLOCK);
         int8_t *high = w->digits + 2 * r * SPAN;
-        ints total = NAME(put_digits)(first * even + ROUND_TO_DIGITS, second * odd + ROUND_TO_DIGITS, high, high + SPAN);
-        w->offsets[r] = -128 * NAME(sum_integers)(total);
+        uints total = NAME(put_digits)(first * even + ROUND_TO_DIGITS, second * odd + ROUND_TO_DIGITS, high, high + SPAN);
+        w->offsets[r] = NAME(digit_offset)(total);
         w->sums[r] = NAME(sum_lanes)(first * even_middle + second * odd_middle);
     }
     return unit * NAME(code_unit)(a);
@@ -193,7 +199,7 @@ INLINE void NAME(gather_bytes)(const struct attention *a, const struct NAME(dequ
             for (int r = row; r < row + some; r++)
                 for (int c = 0; c < columns; c++)
                     *(vec_at *)(out + r * dim + d + c * BLOCK) +=
-                        __builtin_convertvector(sums[r - row][c] + w->offsets[r], vec) * unit + w->sums[r];
+                        NAME(digit_sums)(sums[r - row][c], w->offsets[r]) * unit + w->sums[r];
         }
     }
 }

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from . import library
+from .checks import check, require
 from .library import Call, LayerCalls, Pass
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class SequenceCalls:
         self._recordings = recordings  # the calls refer to them
         self._calls = [recording.parts(1)[0] for recording in recordings]
         for calls in self._calls:
-            assert [call.kind for call in calls].count(ATTEND) == 1, "one attention a layer"
+            require([call.kind for call in calls].count(ATTEND) == 1, "a layer of a recorded pass has one attention")
         self.layers = (LayerCalls * len(recordings))(*(LayerCalls(calls, len(calls)) for calls in self._calls))
 
 
@@ -98,7 +100,10 @@ def _array(calls: Sequence[Call]) -> ctypes.Array[Call]:
 def _fill(fields: library.Sequence, given: PassInputs) -> None:
     cos, sin = given.rows
     parents = given.parents
-    assert cos.is_contiguous() and sin.is_contiguous() and (parents is None or parents.is_contiguous())
+    for x in (cos, sin):
+        check("cos and sin", x, (len(cos), 1, cos.shape[2]), cos.dtype)
+    if parents is not None:
+        check("parents", parents, (len(parents),), torch.int32)
     fields.start, fields.seen, fields.stored = given.start, given.seen, given.stored
     fields.tokens, fields.cos, fields.sin = len(cos), cos.data_ptr(), sin.data_ptr()
     fields.parents = None if parents is None else parents.data_ptr()
@@ -113,7 +118,7 @@ class Recorder(threading.local):
     @contextmanager
     def record(self) -> Iterator[Recording]:
         """Record the kernel calls of this thread until the end of the block."""
-        assert self.recording is None, "recordings cannot be nested"
+        require(self.recording is None, "recordings cannot be nested")
         self.recording = Recording()
         try:
             yield self.recording

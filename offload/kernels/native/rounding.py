@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..quantized import QuantizedFormat, QuantizedTensor
+from .checks import require
 from .kernel import Kernel
 from .library import Rounding
 
@@ -20,6 +21,7 @@ def round_weight(kernel: Kernel, weight: Tensor, kind: QuantizedFormat) -> Quant
     if weight.dtype != torch.bfloat16:
         weight = weight.float()
     weight, (rows, inputs) = weight.contiguous(), weight.shape
+    require(kind.bits in (4, 5, 6, 8) and not kind.wide and inputs % kind.block == 0, "no whole blocks of the format")
     codes = torch.empty((rows, inputs // 32, 32), dtype=torch.int8 if kind.bits == 8 else torch.uint8)
     scales = torch.empty((rows, inputs // kind.group), dtype=torch.int8 if kind.nested else torch.float16)
     halves = torch.empty((rows, inputs // kind.block), dtype=torch.float16)  # minima, or factors

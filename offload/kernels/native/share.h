@@ -302,7 +302,7 @@ TARGET static int NAME(attend_each)(const struct attention *const *calls, int co
         else
             joint[together++] = a;
     }
-    return failed || (together && NAME(attend_joint)(joint, together, tiles && !joint[0]->wide));
+    return failed || !together ? failed : NAME(attend_joint)(joint, together, tiles && !joint[0]->wide);
 }
 
 TARGET static int NAME(attend)(const struct attention *a) { return NAME(attend_either)(a, 0); }

@@ -7,11 +7,13 @@
  */
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
 typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES)));
+typedef uint32_t NAME(uints) __attribute__((vector_size(4 * LANES))); /* for sums of bit patterns, which may wrap */
 typedef NAME(vec) NAME(vec_at) __attribute__((aligned(4), may_alias)); /* unaligned, in memory */
 typedef NAME(ints) NAME(ints_at) __attribute__((aligned(4), may_alias));
 typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 in 32 bits */
 #define vec NAME(vec)
 #define ints NAME(ints)
+#define uints NAME(uints)
 #define vec_at NAME(vec_at)
 #define ints_at NAME(ints_at)
 #define VECTORS (BLOCK / LANES) /* of a block's 16 columns */
@@ -94,15 +96,15 @@ INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
         *(vec_at *)((float *)row + i) = x;
         return;
     }
-    ints bits = (ints)x; /* to nearest, ties to even; infinities survive */
-    bits = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff;
+    uints bits = (uints)x; /* to nearest, ties to even; infinities survive */
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
 }
 
 /* Store as bf16 as `narrow` does, NaN included. */
 INLINE void NAME(store_rounded)(uint16_t *to, vec x) {
-    ints bits = (ints)x, number = x == x;
-    bits = (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16 & 0xffff;
+    uints bits = (uints)x, number = (uints)(x == x);
+    bits = (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16;
     *(NAME(halves_at) *)to = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
 }
 
@@ -287,8 +289,9 @@ INLINE void NAME(run_tiles)(int rows, int blocks, int wide, struct NAME(tile) t,
 }
 
 /*
- * 2^x for x <= 0, or little more: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); clamped at -126. NaN stays
- * NaN: the maximum returns its second operand then, and a product preserves NaN, which adding exponent bits would not.
+ * 2^x for x <= 0, or little more: 2^n times a polynomial on [-1/2, 1/2] (relative error 2e-7); clamped at -126. Large x,
+ * as in lanes beyond the last key, which the caller replaces, gives any number. NaN stays NaN: the maximum returns its
+ * second operand then, and a product preserves NaN, which adding exponent bits would not.
  */
 INLINE vec NAME(exp2)(vec x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
@@ -300,5 +303,5 @@ INLINE vec NAME(exp2)(vec x) {
     p = p * f + 2.402264791e-1f;
     p = p * f + 6.931472028e-1f;
     p = p * f + 1.0f;
-    return p * (vec)(((ints)shifted << 23) + 0x3f800000); /* exact: the factor is a power of two */
+    return p * (vec)(((uints)shifted << 23) + 0x3f800000); /* exact: the factor is a power of two */
 }

@@ -5,6 +5,7 @@ import torch
 
 from offload.architecture.dims import Dimensions
 from offload.kernels.native.calls import BlockCalls
+from offload.kernels.native.checks import InvalidCall
 from tests.support.native_kernel import DTYPES, attention, draw, fill_blocks, scatter_blocks
 
 CASES = [  # tokens, group, kv_heads, keys before, head_dim, by table
@@ -75,5 +76,5 @@ def test_the_sums_have_the_same_bits_with_any_number_of_threads(kernel, set_thre
 
 def test_a_sum_too_short_for_the_keys_is_refused(kernel):
     q, k, v = inputs(2, 1, 1, 20, 16, torch.float32)
-    with pytest.raises(AssertionError):
+    with pytest.raises(InvalidCall, match="no room"):
         observe(kernel, q, fill_blocks(k, v), 20, torch.zeros(2, 1), torch.zeros(1, 21))

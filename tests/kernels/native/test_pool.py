@@ -69,6 +69,7 @@ def run_for(seconds, work, until):
     return True
 
 
+@pytest.mark.daily("amx-*", "avx*bfloat16", "portable-torch.bfloat16")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_and_busy_processes_change_no_bit(kernel, set_threads, dtype):
     work = Work(kernel, dtype)
@@ -119,6 +120,7 @@ def test_a_forked_child_starts_threads_of_its_own(kernel, set_threads):
     assert same(work.run(), expected), "the parent's pool still works"
 
 
+@pytest.mark.long
 def test_the_process_ends_while_a_thread_is_in_the_kernel():
     """The thread calls nothing of torch that releases the GIL: torch itself aborts where such a thread is ended."""
     code = """

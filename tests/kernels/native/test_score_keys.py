@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from offload.kernels.native.checks import InvalidCall
 from offload.kernels.native.layout import new_key_panels, write_key_panels
 from tests.support.native_kernel import DTYPES, NAN, distance, draw
 
@@ -51,5 +52,5 @@ def test_scores_have_the_same_bits_with_any_number_of_threads_and_keys(kernel, s
 
 
 def test_more_scores_than_keys_are_refused(kernel):
-    with pytest.raises(AssertionError):
+    with pytest.raises(InvalidCall, match="more scores"):
         score(kernel, draw(1, 16), in_panels(draw(1, 16, 16), 16), 17)
