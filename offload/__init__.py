@@ -1,38 +1,114 @@
-"""triforce's engine as a library: load a model, prefill a long prompt, decode. Knows nothing of terminals.
+"""Run a whole book through a long-context model, as a library: text in, text out, or tokens in, events out.
 
-    from offload import EngineConfig, GenerationConfig, open_model
+    from offload import LLM
 
-    opened = open_model(EngineConfig())
-    engine = opened.load()
-    ids = opened.tokenizer.chat("Hello", system=None)
-    for event in engine.generate(ids, opened.sampling, GenerationConfig(max_new_tokens=20)):
-        print(event)
+    llm = LLM("smollm2-135m")
+    for piece in llm.ask(book, "Who is Alice?"):
+        print(piece, end="", flush=True)
 
-Names are imported when they are first used, so that reading the configuration does not import torch.
+docs/library.md has more. Names are imported when they are first used, so that reading the configuration does not import
+torch. Knows nothing of terminals.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with _HOMES
+    from .answer import Answer, BatchAnswer
+    from .ask_options import AskOptions
+    from .config import EngineConfig, Speculation
+    from .engine import Engine
+    from .errors import (
+        CheckpointError,
+        FetchError,
+        ModelNotFound,
+        OutOfMemory,
+        PromptError,
+        SettingsError,
+        TriforceError,
+        UnsupportedModel,
+        UsageError,
+    )
+    from .events import Event, Finished, Prefilled, Speculated, Text, Thought, Tokens
+    from .generation_config import GenerationConfig, Sampling
+    from .llm import LLM, DocumentSession
+    from .loader import open_model
+    from .loading.tokenizer import Tokenizer
+    from .offloading.settings import TierSettings
+    from .opened_model import OpenModel
 
 _HOMES = {
+    "LLM": "llm",
+    "DocumentSession": "llm",
+    "Answer": "answer",
+    "BatchAnswer": "answer",
+    "AskOptions": "ask_options",
     "EngineConfig": "config",
-    "GenerationConfig": "config",
-    "Sampling": "config",
+    "GenerationConfig": "generation_config",
+    "Sampling": "generation_config",
     "Speculation": "config",
+    "TierSettings": "offloading.settings",
     "Engine": "engine",
     "OpenModel": "opened_model",
+    "Tokenizer": "loading.tokenizer",
     "open_model": "loader",
+    "CheckpointError": "errors",
+    "FetchError": "errors",
+    "ModelNotFound": "errors",
+    "OutOfMemory": "errors",
+    "PromptError": "errors",
+    "SettingsError": "errors",
     "TriforceError": "errors",
+    "UnsupportedModel": "errors",
+    "UsageError": "errors",
+    "Event": "events",
     "Finished": "events",
     "Prefilled": "events",
     "Speculated": "events",
     "Text": "events",
+    "Thought": "events",
     "Tokens": "events",
 }
-__all__ = sorted(_HOMES)
+__all__ = [  # spelt out: type checkers read no expression
+    "LLM",
+    "Answer",
+    "AskOptions",
+    "BatchAnswer",
+    "CheckpointError",
+    "DocumentSession",
+    "Engine",
+    "EngineConfig",
+    "Event",
+    "FetchError",
+    "Finished",
+    "GenerationConfig",
+    "ModelNotFound",
+    "OpenModel",
+    "OutOfMemory",
+    "Prefilled",
+    "PromptError",
+    "Sampling",
+    "SettingsError",
+    "Speculated",
+    "Speculation",
+    "Text",
+    "Thought",
+    "TierSettings",
+    "Tokenizer",
+    "Tokens",
+    "TriforceError",
+    "UnsupportedModel",
+    "UsageError",
+    "open_model",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    found = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any
 
 from . import methods
 from .generation_config import GenerationConfig, Sampling
 from .placement_config import Placement
+from .platforms import RUNS_ON, is_other_platform
 from .short_repr import short_repr
 from .tree_config import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .units import GIB, MOST_BYTES, MOST_TOKENS
-from .validation import require, require_tokens
+from .validation import require, require_tokens, require_types
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -25,16 +27,19 @@ SELF = "self"
 SELF_DRAFTS = (SELF, *(f"{SELF}:{level}" for level in QUANTIZE))
 DRAFTS = ("lookup", "none", *SELF_DRAFTS)  # values of `draft` that are not the name of a model
 LONGEST_GAMMA = 32
+LEAST_BUDGET = 1024  # of the budgets that follow from a sequence's length
 DEFAULT_MODEL = "smollm2-135m"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Where and how the model runs. `auto` is resolved from the hardware when the engine is loaded.
+    """Set where and how the model runs. `auto` is resolved from the hardware when the engine is loaded.
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
     the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
     the format of the full KV cache: EXACT, or one to which keys and values are quantised, which changes the answer.
+    `threads` are those of the CPU, 0 for all cores; `prefill_chunk` is the tokens of one prefill pass. Raises
+    SettingsError.
     """
 
     model: str = DEFAULT_MODEL
@@ -47,13 +52,17 @@ class EngineConfig:
     kv: str = EXACT
 
     def __post_init__(self) -> None:
+        require_types(self)
         for name, value, allowed in (
             ("device", self.device, DEVICES),
             ("dtype", self.dtype, DTYPES),
             ("kernel", self.kernel, KERNELS),
             ("kv", self.kv, KV_FORMATS),
         ):
-            require(value in allowed, f"{name} is {short_repr(value)}", f"use one of: {', '.join(allowed)}")
+            hint = f"use one of: {', '.join(allowed)}"
+            if name == "device" and is_other_platform(value):
+                hint = "\n".join(RUNS_ON)
+            require(value in allowed, f"{name} is {short_repr(value)}", hint)
         require(
             self.quantize is None or self.quantize in QUANTIZE,
             f"quantize is {short_repr(self.quantize)}",
@@ -66,9 +75,19 @@ class EngineConfig:
         require_tokens("prefill-chunk", self.prefill_chunk, 1, "use a positive number of tokens, such as 512")
 
 
+def engine_config(model: str | PathLike[str] | EngineConfig) -> EngineConfig:
+    """Return the settings of a model that is given by its name or path. Raises SettingsError for anything else."""
+    if isinstance(model, EngineConfig):
+        return model
+    hint = "give a name, a folder, a .gguf file, a hub id, or an offload.EngineConfig"
+    named = isinstance(model, (str, PathLike))
+    require(named, f"the model is {short_repr(model)}, of type {type(model).__name__}", hint)
+    return EngineConfig(model=str(model))
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The method of speculative decoding and its parameters. None but `approximate` changes the output, only the speed.
+    """Set the method of speculative decoding. None of it but `approximate` changes the output, only the speed.
 
     `approximate` is one of `methods.APPROXIMATIONS`: the target decodes plainly, on `budget` tokens of its keys and
     values alone; None for all of them. Of these tokens the first `sink` ones and, for h2o and retrieval, the latest
@@ -77,8 +96,9 @@ class Speculation:
     `draft` is "lookup", "none", a model, named as in EngineConfig.model, or "self": lookup, with the retrieval cache on
     a quantised copy of the target's weights. "self:q4" names the copy's level; otherwise the most promising is chosen.
     `sink` and `window` are tokens of a draft model's StreamingLLM cache; `budget` and `chunk` are tokens of the
-    retrieval cache and of one chunk. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per verification,
-    lower and upper level) are adaptive if None.
+    retrieval cache and of one chunk. A budget of None follows from the sequence's length (`levels.suggested_budget`);
+    with `approximate` it is LEAST_BUDGET. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per
+    verification, lower and upper level) are adaptive if None.
     `middle` is one of `methods.MIDDLES`: how the middle level selects its chunks; None as the method does.
     `retrieval_kv` is the format of the retrieval cache's selected keys and values: EXACT, or a quantised one.
     `tree` is the shape of the drafts, as `TreeShape.parse` reads it, and `tree_sampling` how their tokens are drawn.
@@ -88,7 +108,7 @@ class Speculation:
     draft: str = "lookup"
     sink: int = 16
     window: int = 240
-    budget: int = 1024
+    budget: int | None = None
     chunk: int = 8
     rebuild_every: int | None = None
     gamma1: int | None = None
@@ -100,6 +120,7 @@ class Speculation:
     approximate: str | None = None
 
     def __post_init__(self) -> None:
+        require_types(self)
         require(self.method in METHODS, f"method is {short_repr(self.method)}", f"use one of: {', '.join(METHODS)}")
         require(bool(self.draft), "the draft's name is empty", "use lookup, none, self, or a model")
         require(
@@ -111,7 +132,7 @@ class Speculation:
         require_tokens("window", self.window, 1, "use a positive number of tokens, such as 240")
         require_tokens("chunk", self.chunk, 1, "use a positive number of tokens, such as 8")
         require(
-            4 * self.chunk <= self.budget <= 4 * MOST_TOKENS,
+            self.budget is None or 4 * self.chunk <= self.budget <= 4 * MOST_TOKENS,
             f"budget is {short_repr(self.budget)}, with chunks of {self.chunk}",
             f"use 4 chunks at least, and {4 * MOST_TOKENS:,} tokens at most",
         )
@@ -157,10 +178,15 @@ class Speculation:
         window = 0 if self.approximate == methods.STREAMING_LLM else self.window
         kept = f"the sink of {self.sink:,}" + (f" and the window of {window:,}" if window else "")
         require(
-            self.sink + window < self.budget,
-            f"the budget of {self.budget:,} tokens leaves none beside {kept}",
+            self.sink + window < self.kept_tokens,
+            f"the budget of {self.kept_tokens:,} tokens leaves none beside {kept}",
             "use a larger --budget, or a smaller --sink or --window",
         )
+
+    @property
+    def kept_tokens(self) -> int:
+        """The tokens that an approximate cache keeps."""
+        return LEAST_BUDGET if self.budget is None else self.budget
 
     @property
     def drafts_itself(self) -> bool:
@@ -191,6 +217,7 @@ class Caching:
     cache_limit: int = 20 * GIB
 
     def __post_init__(self) -> None:
+        require_types(self)
         require(
             0 <= self.cache_limit <= MOST_BYTES,
             f"cache-limit is {short_repr(self.cache_limit)}",
@@ -209,6 +236,7 @@ class Parallel:
     join_timeout: float = 300.0
 
     def __post_init__(self) -> None:
+        require_types(self)
         count, seconds = self.tensor_parallel, self.join_timeout
         require(
             count is None or 1 <= count <= 1024,

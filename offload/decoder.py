@@ -241,7 +241,8 @@ class Model:
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
                     parts[at] = self._forward_layer(index, layer, part, cache, inputs[at])
             yield index + 1
-        cache.commit()
+        with torch.inference_mode():  # what observes the pass keeps inference tensors
+            cache.commit()
         return parts[-1]
 
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .batching.batch import Batch, BatchEvent
 from .batching.lane import Lane
@@ -12,11 +13,21 @@ from .batching.memory import BatchMemory
 from .batching.request import BatchRequest, Events
 from .config import EXACT, QUANTIZE, GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
+from .errors import UsageError
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .kv_cache.store import Store
-from .levels import check_approximate, check_forgetting, check_trees, forgets, tree_nodes, uses_copy
+from .levels import (
+    check_approximate,
+    check_forgetting,
+    check_trees,
+    forgets,
+    has_draft_model,
+    sized,
+    tree_nodes,
+    uses_copy,
+)
 from .loading.quantized_copy import QuantizedCopies
 from .offloading import TieredStoreFactory
 from .planning.self_draft import best_level, expected_agreements, relative_costs
@@ -30,14 +41,14 @@ from .speculation.runner import Runner
 from .speculation.sampling import Sampler
 from .speculation.steps import AT_ONCE, Executor
 from .tree_config import MOST_NODES
-from .validation import require
+from .validation import require, require_instance
 
 _Result = TypeVar("_Result")
 Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]
 
 
 class Engine:
-    """A loaded model, and a draft model if there is one. It works on tokens, not text.
+    """Generate with a loaded model, and a draft model if there is one: token ids in, events out, no text.
 
     The engine keeps the caches of the last request; the prefix that the next prompt shares with it is not run again.
     Two requests may run at once; the second one then gets its own caches.
@@ -76,12 +87,20 @@ class Engine:
         self._level: str | None = None  # of the copy, once it has been chosen
         self.idle_session: Session | None = None
         self._reserved = 0
+        self._batch_room: Callable[[int], int] | None = None
 
     def reserve(self, tokens: int) -> None:
         """Make new sessions with a capacity of at least `tokens`, so that a longer request can reuse the caches of a
         shorter one. Has no effect if RoPE depends on the length: then only requests of the same length share caches.
         """
         self._reserved = tokens
+
+    def limit_batches(self, room: Callable[[int], int]) -> None:
+        """Let a batch take at most so many bytes for keys and values as `room` returns for its `parallel` sequences.
+
+        Without it, a batch takes what it needs, up to most of the free memory.
+        """
+        self._batch_room = room
 
     def release(self) -> None:
         """Free the caches of the last request."""
@@ -101,18 +120,17 @@ class Engine:
         ends the run and is not emitted. Without a seed in `config`, the seed is 0. The text layer handles stop strings
         (`text_stream.stream_text`): `send(n)` after Tokens keeps the first n of all emitted tokens and ends the run.
         With `logprobs`, Tokens have the log-probabilities of each token and of so many of the likeliest at its place.
-        Closing the iterator at any point is safe. Raises PromptError, when it is started, for ids outside the
+        Closing the iterator at any point is safe; after an exception the caches are dropped, and the next request runs
+        its whole prompt. Raises PromptError, when it is started, for ids outside the
         vocabulary and for more tokens than the model's context, which do not matter to a cache that forgets; and
         SettingsError for less than 0 log-probabilities.
         """
         settings = speculation or Speculation()
         ids = self._checked(ids, config, settings)
         session = self._session(len(ids) + config.max_new_tokens, tree_nodes(settings), settings)
-        try:
+        with self._keeping(session):
             events = self._events(session, ids, sampling, config, settings, logprobs)
             yield from generate_on_one_thread(self._kernel_of_all_models(), events)
-        finally:
-            self.idle_session = session
 
     def generate_batch(
         self, requests: Iterable[BatchRequest | None], parallel: int
@@ -122,15 +140,16 @@ class Engine:
         A sequence has the events that `generate` yields for it, and with the native kernel, greedy or coupled, the same
         tokens, whatever runs beside it; otherwise tokens of the same distribution, for drafts depend on measured times.
         Requests are taken one by one, whenever another sequence can join. None among them says that none is ready: the
-        next one is asked for after another pass, and if no sequence runs the batch ends. A request that raises a
-        TriforceError ends with Failed, one that is cancelled with Cancelled before the next pass, and the others go on.
-        Closing the iterator ends all. All that in one thread.
+        next one is asked for after another pass, and if no sequence runs the batch ends. A request that raises an
+        exception ends with Failed, one that is cancelled with Cancelled before the next pass, and the others go on.
+        Closing the iterator ends all, as do KeyboardInterrupt and SystemExit, and where several ranks run together an
+        exception that is no TriforceError. All that in one thread.
         Raises SettingsError, when it is started, if `parallel` is less than 1.
         """
         require(parallel >= 1, f"parallel is {parallel}", "use 1 or more")
-        batch, memory = Batch(parallel), self._batch_memory(parallel)
+        batch, memory = Batch(parallel, in_step=self.model.group.size > 1), self._batch_memory(parallel)
         sequences = (
-            request and (request.key, partial(self._start, request, memory), request.is_cancelled)
+            None if request is None else (request.key, partial(self._start, request, memory), request.is_cancelled)
             for request in requests
         )
         events = batch.run(sequences)
@@ -144,7 +163,8 @@ class Engine:
         if not has_pages:
             return None
         longest = self.model.shape.context + MOST_NODES
-        return BatchMemory(self.model, parallel, longest, unit=1 if self.prompts is None else PROMPT_BLOCK)
+        limit = None if self._batch_room is None else self._batch_room(parallel)
+        return BatchMemory(self.model, parallel, longest, limit, 1 if self.prompts is None else PROMPT_BLOCK)
 
     def _start(self, request: BatchRequest, memory: BatchMemory | None, lane: Lane) -> Events:
         """Return the events of a request, in caches of its own, with passes that the `lane` executes."""
@@ -164,6 +184,9 @@ class Engine:
             allocation.runner = session.full
             session.full.adopt(ids[:shared])
             yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
+        except Exception:
+            allocation.runner = None  # what it has written is not to be shared
+            raise
         finally:
             memory.free(allocation)
 
@@ -177,18 +200,23 @@ class Engine:
         logprobs: int | None,
         executor: Executor = AT_ONCE,
     ) -> Events:
+        require_instance("sampling", sampling, Sampling)
         hint = "use 0 for the tokens' own alone, or leave it out"
         require(logprobs is None or logprobs >= 0, f"logprobs is {short_repr(logprobs)}", hint)
         copy, breakers = self.prepare(ids, config, settings), self._breakers(sampling)
         return session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy, executor, logprobs)
 
     def _checked(self, ids: Sequence[int], config: GenerationConfig, settings: Speculation) -> list[int]:
-        """Return the token ids of a request. Raises PromptError."""
+        """Return the token ids of a request. Raises PromptError, and SettingsError for settings of another type."""
+        require_instance("config", config, GenerationConfig)
+        require_instance("speculation", settings, Speculation)
         ids, shape = token_ids(ids), self.model.shape
         if forgets(settings):
             check_forgetting(settings, shape.context)
+        hint = "open the model with this speculation, or use the draft lookup"
+        require(self.draft is not None or not has_draft_model(settings), "the draft model was not loaded", hint)
         check_approximate(settings, shape.family, not shape.is_uniform)
-        check_trees(settings, any(model.shape.linear for model in (self.model, self.draft) if model))
+        check_trees(settings, any(model.shape.linear for model in (self.model, self.draft) if model), shape.vocab)
         check_prompt(shape, ids, 0 if forgets(settings) else len(ids) + config.max_new_tokens)
         return ids
 
@@ -203,12 +231,14 @@ class Engine:
         with torch_on_one_thread(self._kernel_of_all_models()):
             level = speculation.self_level or self._level
             if level is None:
-                level = self._level = self._choose_level(ids, len(ids) + config.max_new_tokens, speculation.budget)
+                length = len(ids) + config.max_new_tokens
+                level = self._level = self._choose_level(self._copies, ids, length, speculation)
             return self._copies.make(level, ids)
 
-    def _choose_level(self, ids: Sequence[int], tokens: int, budget: int) -> str:
-        agreements = expected_agreements(self._copies.changed_by_q4(ids))
-        model = self.model
+    def _choose_level(self, copies: QuantizedCopies, ids: Sequence[int], tokens: int, speculation: Speculation) -> str:
+        agreements = expected_agreements(copies.changed_by_q4(ids))
+        model, budget = self.model, sized(speculation, tokens).budget
+        assert budget is not None, "a sized budget is a number"
         kv_cost = 1.0 if self.stores is None else self.stores.read_cost(model.shape)
         costs = relative_costs(model.shape, model.read_cost, model.dtype.itemsize, tokens, budget, kv_cost)
         level = best_level(agreements, costs)
@@ -238,11 +268,8 @@ class Engine:
         sampling = sampling or Sampling(temperature=0)
         model, breakers = self.model, self._breakers(sampling)
         sampler = Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel)
-        try:
-            with torch_on_one_thread(self._kernel_of_all_models()):
-                return replay(session.full, ids, emitted, sampler, generated)
-        finally:
-            self.idle_session = session
+        with self._keeping(session), torch_on_one_thread(self._kernel_of_all_models()):
+            return replay(session.full, ids, emitted, sampler, generated)
 
     def evaluate(
         self, ids: Sequence[int], run: Evaluation[_Result], speculation: Speculation | None = None, more: int = 0
@@ -260,10 +287,24 @@ class Engine:
         length = len(ids) + more
         check_prompt(self.model.shape, ids, 0 if forgets(settings) else length)
         session = self._session(length, settings=settings)
-        try:
+        with self._keeping(session):
             return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
+
+    @contextmanager
+    def _keeping(self, session: Session) -> Iterator[None]:
+        """Keep the session for the next request, also if this one is closed or interrupted, or was wrong.
+
+        A session in which anything else has failed may be half changed: it is dropped.
+        """
+        keeps = True
+        try:
+            yield
+        except Exception as error:
+            keeps = isinstance(error, UsageError)
+            raise
         finally:
-            self.idle_session = session
+            if keeps:
+                self.idle_session = session
 
     def forget(self) -> None:
         """Drop all cached tokens but keep the memory: the next request runs its whole prompt."""
@@ -299,8 +340,10 @@ class Engine:
 
     def without_end(self) -> Engine:
         """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""
-        more = {"dry_breakers": self._dry_breakers, "copies": self._copies}
-        return Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, self.prompts, **more)
+        more: dict[str, Any] = {"dry_breakers": self._dry_breakers, "copies": self._copies}
+        engine = Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, self.prompts, **more)
+        engine._batch_room = self._batch_room
+        return engine
 
     def describe(self) -> str:
         """Return device, dtype, kernel, ranks and offloading as text: everything that may affect rounding."""

@@ -2,7 +2,7 @@
 
 
 class TriforceError(Exception):
-    """Something failed while running.
+    """Report what failed while running.
 
     `message` is one sentence with the numbers in it; `hint` says what to do next.
     """
@@ -14,35 +14,35 @@ class TriforceError(Exception):
 
 
 class UsageError(TriforceError):
-    """The request itself is wrong: it would fail on any machine."""
+    """Report a request that is wrong itself: it would fail on any machine."""
 
 
 class PromptError(UsageError):
-    """The prompt is missing, empty, binary or longer than the model's context."""
+    """Report a prompt that is missing, empty, no text or longer than the context; the message has the tokens."""
 
 
 class SettingsError(UsageError):
-    """A setting, a profile or a combination of settings makes no sense."""
+    """Report a setting, a profile or a combination of settings that makes no sense, or has the wrong type."""
 
 
 class ModelNotFound(UsageError):
-    """There is no model at the given path, name or hub id."""
+    """Report that there is no model at the given path, name or hub id."""
 
 
 class UnsupportedModel(UsageError):
-    """The model is real but of a kind that this program does not run."""
+    """Report a model that is real but of a kind that this program does not run."""
 
 
 class CheckpointError(TriforceError):
-    """The model's files are corrupt, truncated or incomplete."""
+    """Report that the model's files are corrupt, truncated or incomplete."""
 
 
 class FetchError(TriforceError):
-    """A model could not be fetched over the network."""
+    """Report that a model could not be fetched over the network."""
 
 
 class OutOfMemory(TriforceError):
-    """The model and its KV cache do not fit the memory that is there."""
+    """Report that the model and its KV cache do not fit the memory that is there; the message has the bytes."""
 
 
 class OutOfDisk(TriforceError):
@@ -59,6 +59,29 @@ class RankMissing(TriforceError):
 
 class UnusableMeasurement(TriforceError):
     """The file of what was measured on this machine is unreadable or corrupt; everything works without it."""
+
+
+class InternalError(TriforceError):
+    """An exception that is none of ours, which is its `__cause__`: a defect of this program, or of the system."""
+
+
+def typed_error(error: Exception) -> TriforceError:
+    """Return an exception as one of ours: itself, OutOfMemory, or InternalError."""
+    if isinstance(error, TriforceError):
+        return error
+    typed: TriforceError
+    message = (str(error).strip().splitlines() or ["(no message)"])[0]
+    if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
+        typed = OutOfMemory(f"out of memory: {message}", "use a shorter prompt or a smaller model")
+    elif isinstance(error, OSError) and error.errno is not None:
+        where = f" ({error.filename})" if error.filename else ""
+        hint = "check the free disk space, the permissions and the output path"
+        typed = InternalError(f"{error.strerror}{where}", hint)
+    else:
+        hint = "this is a bug in triforce; TRIFORCE_DEBUG=1 shows where"
+        typed = InternalError(f"{type(error).__name__}: {message}", hint)
+    typed.__cause__ = error
+    return typed
 
 
 class Degraded(UserWarning):

@@ -19,7 +19,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """`done` of `total` prompt tokens are in the KV cache.
+    """Report that `done` of `total` prompt tokens are in the KV cache.
 
     `restored`: those since the previous event were read from a prompt cache instead of being run.
     """
@@ -59,7 +59,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Newly emitted tokens, in order: one from plain decoding, one or more from a verification.
+    """Emit new tokens, in order: one from plain decoding, one or more from a verification.
 
     `logprobs` are those of each token; empty unless they were asked for.
     """
@@ -106,7 +106,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Final text: whole characters, no part of a stop string.
+    """Emit final text: whole characters, no part of a stop string.
 
     `tokens` are those whose text ends in it, or with it; empty unless log-probabilities were asked for. A token that a
     stop string cuts is one of them, one that lies in a stop string is not.
@@ -118,7 +118,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Final text of what a reasoning model thinks before its answer, and the tokens that it took."""
+    """Emit final text of what a reasoning model thinks before its answer, and the number of tokens that it took."""
 
     text: str
     tokens: int
@@ -210,17 +210,39 @@ class LevelStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """The decoding time so far beside plain decoding's, in seconds, without the first token, which prefill computes.
+
+    `plain_s` is what plain decoding would have taken for the same tokens: an estimate from the plain steps among the
+    verifications. `step_s` is the present estimate of one.
+    """
+
+    decoding_s: float
+    plain_s: float
+    step_s: float
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as plain decoding."""
+        return self.plain_s / self.decoding_s
+
+
+@dataclass(frozen=True, slots=True)
 class Speculated:
-    """Speculation statistics after a verification. `levels` has the target's first; `using` names the last drafter."""
+    """Report statistics after a verification. `levels` has the target's first; `using` names the last drafter.
+
+    `gain` is None without drafters, and where too few plain steps were run to compare with.
+    """
 
     method: str
     using: str
     levels: tuple[LevelStatistics, ...]
+    gain: Gain | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `reason` is "eos", "stop" (a stop string) or "length"."""
+    """End the events. `reason` is "eos", "stop" (a stop string) or "length"."""
 
     reason: str
 

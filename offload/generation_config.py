@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from .errors import SettingsError
 from .short_repr import short_repr
 from .units import MOST_TOKENS
-from .validation import require, require_tokens
+from .validation import require, require_tokens, require_types
 
 HIGHEST_TEMPERATURE = 1_000_000  # far above, all tokens are equally likely; infinity would divide to NaN
 LEAST_PENALTY, LARGEST_PENALTY = 0.01, 100  # beyond, logits exceed the range of float32
+LEAST_DRY = 1e-6  # a multiplier below, of a base of 2, needs repetitions of 20 tokens for a penalty of 1
 DRY_BREAKERS = ("\n", ":", '"', "*")  # repetitions that DRY penalises do not cross tokens that contain one of these
 COUPLED, FASTEST = "coupled", "fastest"  # kinds of sampling
 _KEYS = {"no_repeat_ngram": "no_repeat_ngram_size"}  # in generation_config.json, where it is not the field's name
@@ -19,7 +22,7 @@ _INTEGERS = ("top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is sampled from logits; the same at every level of the hierarchy.
+    """Set how a token is sampled from logits; the same at every level of the hierarchy. Raises SettingsError.
 
     The steps, in the order of transformers and llama.cpp: repetition, frequency and presence penalty, DRY, no-repeat
     n-gram, temperature, top-k, top-p, min-p. Each is off at its default, but for temperature and top-p (off at 1).
@@ -56,31 +59,46 @@ class Sampling:
     coupled: bool = False
 
     def __post_init__(self) -> None:
+        require_types(self)
         require(
             0 <= self.temperature <= HIGHEST_TEMPERATURE,
-            f"temperature is {self.temperature}",
+            f"temperature is {short_repr(self.temperature)}",
             f"use 0 for greedy decoding, or a number up to {HIGHEST_TEMPERATURE:,}, such as 0.6",
         )
-        require(0 < self.top_p <= 1, f"top-p is {self.top_p}", "use a number above 0 and up to 1; 1 switches it off")
+        require(
+            0 < self.top_p <= 1,
+            f"top-p is {short_repr(self.top_p)}",
+            "use a number above 0 and up to 1; 1 switches it off",
+        )
         hint = f"use a whole number below {2**31:,}; 0 switches it off"
         require(0 <= self.top_k < 2**31, f"top-k is {short_repr(self.top_k)}", hint)
-        require(0 <= self.min_p <= 1, f"min-p is {self.min_p}", "use a number from 0 to 1; 0 switches it off")
+        require(
+            0 <= self.min_p <= 1, f"min-p is {short_repr(self.min_p)}", "use a number from 0 to 1; 0 switches it off"
+        )
         require(
             LEAST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY,
-            f"repetition-penalty is {self.repetition_penalty}",
+            f"repetition-penalty is {short_repr(self.repetition_penalty)}",
             f"use a number from {LEAST_PENALTY} to {LARGEST_PENALTY}; 1 switches it off, 1.1 is mild",
         )
         self._check_counted_penalties()
 
     def _check_counted_penalties(self) -> None:
         for name, penalty in (("frequency", self.frequency_penalty), ("presence", self.presence_penalty)):
-            require(-2 <= penalty <= 2, f"{name}-penalty is {penalty}", "use a number from -2 to 2; 0 switches it off")
+            require(
+                -2 <= penalty <= 2,
+                f"{name}-penalty is {short_repr(penalty)}",
+                "use a number from -2 to 2; 0 switches it off",
+            )
         require(
-            0 <= self.dry_multiplier <= 100,
-            f"dry-multiplier is {self.dry_multiplier}",
-            "use a number from 0 to 100; 0 switches it off, 0.8 is usual",
+            self.dry_multiplier == 0 or LEAST_DRY <= self.dry_multiplier <= 100,
+            f"dry-multiplier is {short_repr(self.dry_multiplier)}",
+            f"use 0, which switches it off, or a number from {LEAST_DRY} to 100; 0.8 is usual",
         )
-        require(1 <= self.dry_base <= 100, f"dry-base is {self.dry_base}", "use a number from 1 to 100, such as 1.75")
+        require(
+            1 <= self.dry_base <= 100,
+            f"dry-base is {short_repr(self.dry_base)}",
+            "use a number from 1 to 100, such as 1.75",
+        )
         require_tokens("dry-allowed-length", self.dry_allowed_length, 1, "use a positive number of tokens, such as 2")
         require_tokens("dry-range", self.dry_range, 0, "use a number of tokens, or 0 for all of them")
         require_tokens("no-repeat-ngram", self.no_repeat_ngram, 0, "use a size such as 3; 0 switches it off")
@@ -94,8 +112,16 @@ class Sampling:
         """How tokens are drawn: greedy, coupled or fastest."""
         return "greedy" if self.greedy else COUPLED if self.coupled else FASTEST
 
+    def overridden(self, given: Mapping[str, Any]) -> Sampling:
+        """Return the sampling with the given fields by name; self is the model's own.
+
+        A given temperature of 0 is plain greedy decoding: the model's own penalties do not apply. Raises SettingsError.
+        """
+        is_greedy = "temperature" in given and Sampling(temperature=given["temperature"]).greedy
+        return replace(Sampling() if is_greedy else self, **given)
+
     @classmethod
-    def from_generation_config(cls, values: dict) -> Sampling:
+    def from_generation_config(cls, values: Mapping[str, Any]) -> Sampling:
         """Return the model's defaults (generation_config.json); keys that are missing or null keep ours.
 
         `do_sample` is ignored: it is false in many files that also give a temperature, and does not mean greedy.
@@ -125,13 +151,17 @@ def parse_sampling(name: str | bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """How many tokens one request generates, the seed, and what ends it."""
+    """Set how many tokens one request generates, the seed (None is 0), and the strings that end it.
+
+    Raises SettingsError.
+    """
 
     max_new_tokens: int = 512
     seed: int | None = None
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        require_types(self)
         hint = f"ask for at least 1, and no more than the model's context; none is above {MOST_TOKENS:,}"
         require_tokens("max-new-tokens", self.max_new_tokens, 1, hint)
         require(

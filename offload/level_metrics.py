@@ -64,5 +64,15 @@ def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:
     }
 
 
+def cycle_seconds(levels: Sequence[LevelStatistics]) -> float | None:
+    """Return the mean seconds of a draft and its verification over the full KV cache; None where nothing was drafted.
+
+    Plain steps are not among them.
+    """
+    drafted = [row for row in _over_full(levels) if row.drafted]
+    count = sum(row.verifications for row in drafted)
+    return sum(row.draft_s + row.verify_s for row in drafted) / count if count else None
+
+
 def _over_full(levels: Sequence[LevelStatistics]) -> list[LevelStatistics]:
     return [row for row in levels if row.verifier == FULL]

@@ -5,9 +5,13 @@ Shared by the code that runs the levels and the code that estimates their memory
 
 from __future__ import annotations
 
-from .config import EXACT, LONGEST_GAMMA, Speculation
+from dataclasses import replace
+
+from .config import EXACT, LEAST_BUDGET, LONGEST_GAMMA, Speculation
 from .methods import CHOSEN, H2O, LOOKUP, METHODS, MODEL, STREAMING, STREAMING_LLM
+from .short_repr import short_repr
 from .tree_config import MOST_AUTO_NODES
+from .units import counted
 from .validation import require
 
 TAIL = 4 * LONGEST_GAMMA  # tokens in the retrieval cache beside its budget: drafts and the newest tokens
@@ -81,7 +85,23 @@ def selected_format(settings: Speculation) -> str:
 
 
 def _is_long(settings: Speculation, tokens: int) -> bool:
-    return tokens > _MIN_RATIO * (settings.budget + TAIL)
+    return tokens > _MIN_RATIO * (sized(settings, tokens).budget + TAIL)
+
+
+def suggested_budget(tokens: int) -> int:
+    """Return the retrieval budget for a sequence: 3 % of it, as in the paper, as a power of two; at least LEAST_BUDGET.
+
+    `generate` and `profile` both take it.
+    """
+    return max(LEAST_BUDGET, 2 ** ((tokens // 32) - 1).bit_length() if tokens >= 64 else LEAST_BUDGET)
+
+
+def sized(settings: Speculation, tokens: int) -> Speculation:
+    """Return the settings with a budget for a sequence that may reach `tokens`, unless they have one."""
+    if settings.budget is not None:
+        return settings
+    budget = settings.kept_tokens if settings.approximate is not None else suggested_budget(tokens)
+    return replace(settings, budget=max(budget, 4 * settings.chunk))
 
 
 def uses_copy(settings: Speculation) -> bool:
@@ -111,15 +131,15 @@ def forgets(settings: Speculation) -> bool:
 
 def forgetting_capacity(settings: Speculation) -> int:
     """Return the most tokens that a cache which forgets attends to; positions are below that."""
-    return settings.budget + min(EVICT_EVERY, settings.budget)
+    return settings.kept_tokens + min(EVICT_EVERY, settings.kept_tokens)
 
 
 def check_forgetting(settings: Speculation, context: int) -> None:
     """Raise SettingsError if a cache that forgets would have positions beyond a model's `context`."""
-    capacity = forgetting_capacity(settings)
+    capacity, kept = forgetting_capacity(settings), settings.kept_tokens
     require(
         capacity <= context,
-        f"a budget of {settings.budget:,} tokens, and {capacity - settings.budget} until the next eviction, exceed the "
+        f"a budget of {kept:,} tokens, and {capacity - kept} until the next eviction, exceed the "
         f"model's context of {context:,}",
         f"use --budget {max(context - EVICT_EVERY, context // 2)} or less",
     )
@@ -134,12 +154,22 @@ def check_approximate(settings: Speculation, family: str, has_kinds: bool) -> No
     )
 
 
-def check_trees(settings: Speculation, has_linear_layers: bool) -> None:
-    """Raise SettingsError if drafts are to be trees where the target, or the draft model, has linear attention."""
+def check_trees(settings: Speculation, has_linear_layers: bool, vocab: int) -> None:
+    """Raise SettingsError if drafts are to be trees where the target, or the draft model, has linear attention.
+
+    Also if a node may have more children than there are tokens in the vocabulary: all of them differ.
+    """
     require(
         settings.tree == "chain" or not has_linear_layers,
         f"--tree {settings.tree} does not work with linear attention, whose states follow one path",
         "leave --tree out",
+    )
+    children = settings.tree_shape.most_children
+    require(
+        children <= vocab,
+        f"tree is {short_repr(settings.tree)}, with up to {children:,} children of a node, all different, and the "
+        f"model has {counted(vocab, 'token')}",
+        f"use widths of {vocab:,} at most, such as k-ary:{vocab}",
     )
 
 

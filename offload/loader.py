@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 
 import torch
 
 from .architecture.rope import check_frequencies
-from .config import EngineConfig, Speculation
+from .config import EngineConfig, Speculation, engine_config
 from .errors import TriforceError
 from .kernels.ops import check_kernel
 from .levels import has_draft_model
@@ -19,10 +20,11 @@ from .loading.safetensors import Checkpoint
 from .loading.tensor_checks import check_tensors
 from .opened_model import OpenModel
 from .parallel import ALONE, Group
+from .validation import require_instance
 
 
 def open_model(
-    config: EngineConfig,
+    config: EngineConfig | str | PathLike[str],
     home: Path | None = None,
     progress: FetchProgress = silent,
     speculation: Speculation | None = None,
@@ -31,6 +33,7 @@ def open_model(
     """Find a model, fetching it if necessary, and check its config, headers, device, dtype and kernel.
 
     Args:
+        config: the settings, or a model's name or path alone.
         home: triforce's cache folder; None for the platform's.
         progress: called during a fetch.
         speculation: the decoding method; a draft model is found and checked as well.
@@ -39,6 +42,9 @@ def open_model(
     Raises:
         ModelNotFound, UnsupportedModel, CheckpointError, FetchError, SettingsError.
     """
+    config = engine_config(config)
+    if speculation is not None:
+        require_instance("speculation", speculation, Speculation)
     device = resolve_device(config.device, group.local)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -48,7 +54,7 @@ def open_model(
     checkpoint = quantized(_open_checked(config.model, home, progress), config, device, dtype)
     settings = speculation or Speculation()
     draft = None
-    if has_draft_model(settings):
+    if has_draft_model(settings) and settings.draft_model is not None:
         draft = _open_draft(settings.draft_model, home, progress)
     opened = OpenModel(config, checkpoint, device, dtype, settings, draft, group)
     opened.check_kernel()

@@ -22,7 +22,7 @@ from .events import (
     Tokens,
     Transferred,
 )
-from .level_metrics import acceptance, time_share, trees, verifications
+from .level_metrics import acceptance, cycle_seconds, time_share, trees, verifications
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,9 @@ class Summary:
     settings: Mapping[str, Any] = field(default_factory=dict)
     verifications: int | None = None  # passes over the full KV cache; a plain step is one too
     tokens_per_verification: float | None = None
+    speedup: float | None = None  # over plain decoding, estimated; None without plain steps to compare, and in batches
+    plain_step_s: float | None = None  # as measured among the verifications
+    cycle_s: float | None = None  # of a draft and its verification in the mean
     acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
     time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
     trees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pair: as `trees` returns them
@@ -200,6 +203,8 @@ class Meter:
 
     def summary(self, finish_reason: str, **facts: Any) -> Summary:
         """Return the metrics so far. `facts` are the fields of `Summary` that only the caller knows: seed, method, …"""
+        alone = (facts.get("batch_size") or 1) <= 1  # in a batch, a sequence's time is only its share of the passes
+        gain = self.speculated.gain if self.speculated is not None and alone else None
         return Summary(
             finish_reason=finish_reason,
             prompt_tokens=self.prompt_tokens,
@@ -216,6 +221,9 @@ class Meter:
             verifications=verifications(self.levels) or None,
             # Emitted tokens only: a stop string or an end-of-sequence token may have cut the last run.
             tokens_per_verification=_rate(self.new_tokens, verifications(self.levels)),
+            speedup=None if gain is None else gain.speedup,
+            plain_step_s=None if gain is None else gain.step_s,
+            cycle_s=cycle_seconds(self.levels),
             acceptance=acceptance(self.levels),
             time_share=time_share(self.levels),
             trees=trees(self.levels),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from .architecture.config import ModelShape
 from .architecture.context_limit import new_tokens_in_context
 from .architecture.known import sibling_of
+from .architecture.kv_formats import stored_bytes
 from .architecture.parameters import WeightBits
 from .architecture.yarn import factor_for, stretched
 from .config import EXACT, EngineConfig, Sampling, Speculation
@@ -25,6 +26,7 @@ from .levels import check_approximate, check_forgetting, check_trees, forgets, s
 from .loading.agreement import agreement
 from .loading.kv_checks import check_kv, check_offloaded_retrieval_kv, check_retrieval_kv, missing_kernel
 from .loading.quantization_checks import check_self_draft
+from .loading.quantized_checkpoint import QuantizedCheckpoint
 from .loading.quantized_copy import QuantizedCopies
 from .loading.safetensors import Checkpoint
 from .loading.stored_bits import average_bits
@@ -34,18 +36,21 @@ from .loading.weights import Progress, load_model
 from .offloading import ExpertTier, TieredStoreFactory, TierSettings, WeightTier, check_model, make_link
 from .offloading.link import Link
 from .parallel import ALONE, Group, Share, split
-from .planning.batch import fitting_sequences
+from .planning.batch import fitting_sequences, kv_room
 from .planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from .planning.self_draft import copy_bits
-from .prompt_cache.fingerprint import LEAST, weights_digest
+from .prompt_cache.fingerprint import LEAST, TOKENS
 from .prompt_cache.folder import PromptFolder
 from .prompt_cache.prefill import PromptCache
+from .prompt_cache.reader import AHEAD
+from .prompt_cache.writer import MOST_COPIED
 from .system import free_memory
+from .weights_digest import file_state, weights_digest
 
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model whose files have been found and checked, but whose weights are not loaded."""
+    """Describe a model whose files have been found and checked, and load it: until `load`, no weights are in memory."""
 
     config: EngineConfig
     checkpoint: Checkpoint
@@ -73,6 +78,7 @@ class OpenModel:
     @cached_property
     def barred(self) -> list[int]:
         """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
+        assert self.draft is not None, "only a draft model is barred from ids"
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
 
@@ -163,6 +169,20 @@ class OpenModel:
         """
         return fitting_sequences(self.estimate(tokens), self._usable(memory_limit), shared)
 
+    def kv_room(self, tokens: int, memory_limit: int | None = None, spare: int = 0) -> Callable[[int], int]:
+        """Return what returns how many bytes keys and values may take, given how many sequences run together.
+
+        They have up to `tokens` each, within `memory_limit`, as in `fitting_sequences`, beside `spare` further ones.
+        """
+        return partial(kv_room, self.estimate(tokens), self._usable(memory_limit), spare=spare)
+
+    @property
+    def prompt_buffer_bytes(self) -> int:
+        """Return the most bytes of blocks in memory while a prompt cache saves prompts, and restores one."""
+        shape, itemsize = self.shape, self.dtype.itemsize
+        block = stored_bytes(shape, self.config.kv, TOKENS, itemsize)
+        return MOST_COPIED * int(max(block, shape.state_bytes(itemsize))) + AHEAD * int(block)
+
     def _usable(self, memory_limit: int | None) -> int:
         free = int(free_memory(self.device) * USABLE)
         if self.device.type == "cpu":
@@ -199,6 +219,8 @@ class OpenModel:
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         model, draft = self._load(progress, do, weights), self._load_draft(progress)
         model.kv = self.config.kv
+        if prompts is not None and not prompts.is_of_loaded():
+            prompts = None
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
@@ -255,10 +277,12 @@ class OpenModel:
         Reads the weight files once, for their fingerprint. Raises OSError if the folder cannot be created.
         """
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
-        if self.config.quantize is not None:
-            digest = f"{digest} {self.config.quantize}"
-        return PromptCache(folder, digest, self.config.model, least, self.group)
+        files = self.checkpoint.extents()
+        states = {path: file_state(path) for path in files}
+        digest = weights_digest(files, folder.path / "weights.json")
+        if self.checkpoint.quantization:
+            digest = f"{digest} {self.checkpoint.quantization}"
+        return PromptCache(folder, digest, self.config.model, least, self.group, states)
 
     def agreement(self, model: Model, ids: Sequence[int]) -> float | None:
         """Return the share of the prompt's last tokens after which a loaded, quantised model chooses as its original.
@@ -266,6 +290,7 @@ class OpenModel:
         Call it only with `config.quantize`. It reads all weights once more, and takes memory for embedding, head and
         one layer of them: None if a GPU has too little.
         """
+        assert isinstance(self.checkpoint, QuantizedCheckpoint)
         try:
             return agreement(model, self.checkpoint, ids, self._operations(self.shape), self.share)
         except torch.OutOfMemoryError:
@@ -298,7 +323,7 @@ class OpenModel:
         shape, kv, settings = self.checkpoint.shape, self.config.kv, self.speculation
         check_approximate(settings, shape.family, not shape.is_uniform)
         models = filter(None, (self.checkpoint, self.draft))
-        check_trees(settings, any(model.shape.linear for model in models))
+        check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
         if not kv == settings.retrieval_kv == EXACT:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
@@ -307,9 +332,9 @@ class OpenModel:
 
     def check_kernel(self) -> None:
         """Raise SettingsError if the configured level cannot run both models."""
-        for name, shape in (("", self.shape), ("the draft model: ", self.draft and self.draft.shape)):
+        drafts = [] if self.draft is None else [("the draft model: ", self.draft.shape)]
+        for name, shape in (("", self.shape), *drafts):
             try:
-                if shape is not None:
-                    self._operations(shape)
+                self._operations(shape)
             except SettingsError as error:
                 raise SettingsError(name + error.message, error.hint) from error

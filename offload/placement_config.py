@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .short_repr import short_repr
 from .units import MOST_BYTES
-from .validation import require
+from .validation import require, require_types
 
 SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single copy takes minutes
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
@@ -44,6 +44,7 @@ class Placement:
     disk_limit: int | None = None
 
     def __post_init__(self) -> None:
+        require_types(self)
         require(
             self.offload in OFFLOADS, f"offload is {short_repr(self.offload)}", f"use one of: {', '.join(OFFLOADS)}"
         )

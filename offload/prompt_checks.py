@@ -12,8 +12,25 @@ if TYPE_CHECKING:
     from .architecture.config import ModelShape
 
 
+_IDS_HINT = "give a list of whole numbers, as the tokenizer's encode returns"
+
+
+def check_text(text: object, name: str = "the text") -> None:
+    """Raise PromptError unless a text is a str that UTF-8 can encode."""
+    if not isinstance(text, str):
+        hint = "give a str; Engine.generate takes token ids, and bytes must be decoded"
+        raise PromptError(f"{name} is {short_repr(text)}, of type {type(text).__name__}", hint)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"{name} has half a surrogate pair, U+{ord(text[error.start]):04X}, at position {error.start:,}"
+        raise PromptError(half, "decode its bytes with errors='replace'") from None
+
+
 def token_ids(ids: Iterable[int]) -> list[int]:
     """Return token ids as a list of ints, from any integers or a tensor or array with one axis. Raises PromptError."""
+    if isinstance(ids, (str, bytes)) or not (hasattr(ids, "tolist") or isinstance(ids, Iterable)):
+        raise PromptError(f"{short_repr(ids)}, of type {type(ids).__name__}, are no token ids", _IDS_HINT)
     result = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if set(map(type, result)) <= {int}:
         return result  # a million tokens are checked ten times as fast so
@@ -21,7 +38,7 @@ def token_ids(ids: Iterable[int]) -> list[int]:
         if type(token) is not int:
             if isinstance(token, bool) or not hasattr(token, "__index__"):
                 wrong = f"{short_repr(token)} at position {position:,} is no token id"
-                raise PromptError(wrong, "give a list of whole numbers, as the tokenizer's encode returns")
+                raise PromptError(wrong, _IDS_HINT)
             result[position] = int(token)
     return result
 

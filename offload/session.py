@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Hashable, Sequence
+from typing import Any
 
 from .config import EXACT, GenerationConfig, Sampling, Speculation
 from .decoder import Model, QuantizedCopy
@@ -16,6 +17,7 @@ from .levels import (
     has_draft_model,
     has_middle,
     middle_kind,
+    sized,
     tail_tokens,
 )
 from .methods import LOOKUP, METHODS, STREAMING
@@ -113,7 +115,7 @@ class Session:
         sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel)
         sampler.observe_prompt(sequence.tokens)
         recorder = None if logprobs is None else LogprobsRecorder(logprobs)
-        more = {"group": self._model.group, "horizon": config.max_new_tokens, "logprobs": recorder}
+        more: dict[str, Any] = {"group": self._model.group, "horizon": config.max_new_tokens, "logprobs": recorder}
         hierarchy = build(runners, settings, sampler, executor.clock, **more)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids, recorder)
 
@@ -168,7 +170,10 @@ class Session:
 
     def _runners(self, settings: Speculation, tokens: int, copy: QuantizedCopy | None) -> Runners:
         middle = alternative = None
-        if has_middle(settings, tokens):
+        settings = sized(settings, tokens)
+        if not has_middle(settings, tokens):
+            self._drop_observer()
+        else:
             middle = self._middle_for("middle", middle_kind(settings), settings, copy)
         if has_alternative(settings, tokens) and may_have_alternative(self.full.cache):
             alternative = self._middle_for("alternative", METHODS[settings.method].alternative, settings, None)
@@ -176,6 +181,12 @@ class Session:
             self._middles.pop("alternative", None)  # it may be a copy, of which no plan knows
         draft = self._draft_for(settings) if has_draft_model(settings) else None
         return Runners(self.full, middle, draft, self._lookup, alternative)
+
+    def _drop_observer(self) -> None:
+        """Drop a middle level that observes every pass: it is of no use to a request without that level."""
+        if "middle" in self._middles and self.full.cache.followers:
+            del self._middles["middle"]
+            self.full.cache.followers.clear()
 
     def _middle_for(self, use: str, kind: str, settings: Speculation, copy: QuantizedCopy | None) -> SelectedRunner:
         """Return the runner of a middle level: the last one for this use, "middle" or "alternative", if it serves."""
@@ -198,7 +209,6 @@ class Session:
         return runner
 
     def _draft_for(self, settings: Speculation) -> DraftRunner:
-        assert self._draft is not None, "the draft model was not loaded"
         key = (settings.sink, settings.window)
         if self._drafting is None or self._drafting[0] != key:
             self._drafting = None  # free its memory first

@@ -11,6 +11,7 @@ from .validation import require
 
 MOST_NODES = 1024
 MOST_AUTO_NODES = 768  # Sequoia's largest trees
+MOST_CHILDREN = 32  # of a node of a tree that is not k-ary
 DEEPEST = 32
 _HINT = "use a number of nodes, such as 64; auto; chain; or a k-ary tree, such as k-ary:2x3x1"
 
@@ -40,6 +41,13 @@ class TreeShape:
     kind: str
     nodes: int | None = None
     widths: tuple[int, ...] = ()
+
+    @property
+    def most_children(self) -> int:
+        """Return how many children a node may have."""
+        if self.kind == "chain":
+            return 1
+        return max(self.widths, default=min(self.nodes or MOST_CHILDREN, MOST_CHILDREN))
 
     @classmethod
     def parse(cls, text: str) -> TreeShape:

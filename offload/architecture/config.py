@@ -71,7 +71,13 @@ class ModelShape(Dimensions):
         if len(specs) == self.layers and rope is self.rope:
             return self
         sliding = len(specs) if kind == SLIDING else 0
-        more = {"sliding_layers": sliding, "rope": rope, "sliding_rope": None, "sliding_heads": None, "linear": None}
+        more: dict[str, Any] = {
+            "sliding_layers": sliding,
+            "rope": rope,
+            "sliding_rope": None,
+            "sliding_heads": None,
+            "linear": None,
+        }
         more |= {"borrowing": (0, 0), "kv_heads": heads.kv_heads, "head_dim": heads.head_dim}
         return replace(self, specs=tuple(specs), layers=len(specs), **more)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .expert_dims import Experts
 from .parameters import Parameters
@@ -140,7 +141,7 @@ class Dimensions(Parameters):
         """Return the dimensions with these layers alone, for bytes of what grows with the sequence."""
         if self.kv_layers == self.layers:
             return self
-        nothing = {"sliding_layers": 0, "sliding_heads": None, "borrowing": (0, 0), "linear": None}
+        nothing: dict[str, Any] = {"sliding_layers": 0, "sliding_heads": None, "borrowing": (0, 0), "linear": None}
         return replace(self, layers=self.kv_layers, **nothing)
 
     @property

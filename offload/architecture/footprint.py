@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import EXACT, Speculation
-from ..levels import KEPT_QUERIES, PADDING, TAIL, has_alternative, selected_chunk, selected_format, tail_tokens
+from ..levels import KEPT_QUERIES, PADDING, TAIL, has_alternative, selected_chunk, selected_format, sized, tail_tokens
 from .dims import Dimensions
 from .kv_formats import GROUP, format_bytes
 from .tier_footprint import GATHERED_BYTES
@@ -85,7 +85,7 @@ def retrieval_bytes(
         kv: the format of the full cache's keys and values.
     """
     chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
-    chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
+    chunks, slots = tokens // chunk, min(sized(settings, tokens).budget, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
     copied += shape.layers * format_bytes(shape, selected_format(settings), slots * chunk, itemsize)
@@ -124,7 +124,7 @@ def selection_bytes(
 ) -> int:
     """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
     chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
-    chunks, slots = tokens // chunk, min(settings.budget, tokens) // chunk
+    chunks, slots = tokens // chunk, min(sized(settings, tokens).budget, tokens) // chunk
     rows = shape.layers * shape.kv_heads
     if device == "cpu":
         return rows * (8 * chunks + 16 * slots)  # scores in two precisions; the indices and scores chosen
@@ -136,10 +136,10 @@ def selection_bytes(
 
 PAGE_GRAIN = 16  # tokens of a block of the native kernel, in which pages lie so that the host can attend to them
 PAGE_BYTES = 8 * 2**20  # of one layer: large enough for the link's full rate, small enough for two staging buffers
-_LEAST, _MOST = 512, 1024  # tokens
+LEAST_PAGE, _MOST = 512, 1024  # tokens; the native kernel sums over so many in one piece
 
 
 def page_tokens(shape: Dimensions, itemsize: int) -> int:
     """Return the tokens of a page: their KV, of one layer, is copied over the link at once."""
     each = shape.layer_kv_bytes(1, itemsize)
-    return min(max(PAGE_BYTES // each // _LEAST * _LEAST, _LEAST), _MOST)
+    return min(max(PAGE_BYTES // each // LEAST_PAGE * LEAST_PAGE, LEAST_PAGE), _MOST)

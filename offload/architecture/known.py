@@ -17,7 +17,7 @@ from .config_checks import ConfigCheck, check_of_config
 from .dims import Dimensions
 from .families import FAMILIES
 from .hf_config import checked_features, common_config, default_of, own_names
-from .known_models import KNOWN, PlanShape, draft_for
+from .known_models import KNOWN, VERSIONS, PlanShape, draft_for
 from .text_part import is_wrapper, text_config
 
 # What publishers write behind a name without changing the dimensions.
@@ -32,7 +32,9 @@ def known_name(name: str) -> str | None:
     wanted = simplified(name)
     names = {simplified(known): known for known in KNOWN}
     candidates = (wanted, re.sub("instruct|thinking", "", wanted), _SUFFIX.sub("", wanted))
-    return next((names[candidate] for candidate in candidates if candidate in names), None)
+    found = next((names[candidate] for candidate in candidates if candidate in names), None)
+    version = re.search(r"v\d+", wanted)
+    return None if version and VERSIONS.get(found, version[0]) != version[0] else found
 
 
 def sibling_of(name: str, shape: Dimensions) -> str | None:
@@ -50,7 +52,7 @@ def simplified(name: str) -> str:
     """Return a model's name in lower case, without publisher, punctuation and file name ending."""
     bare = re.sub(r"^.*/|\.gguf$", "", name.lower())
     bare = re.sub(r"[^a-z0-9]", "", bare)
-    return re.sub(r"^(nousresearch|yarn|meta)+", "", bare)
+    return re.sub(r"^(nousresearch|yarn|meta|deepseek)+", "", bare)
 
 
 def read_shape(file: Path) -> PlanShape:

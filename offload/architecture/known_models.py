@@ -91,6 +91,12 @@ KNOWN = {
     "Qwen2.5-72B": _known(80, 8192, 64, 8, 29568, 152064, **_QWEN2),
     "Qwen2.5-7B-1M": _known(*_QWEN2_7B, **_1M),
     "Qwen2.5-14B-1M": _known(*_QWEN2_14B, **_1M),
+    "DeepSeek-R1-Distill-Qwen-1.5B": _known(28, 1536, 12, 2, 8960, 151936),
+    "DeepSeek-R1-Distill-Qwen-7B": _known(*_QWEN2_7B),
+    "DeepSeek-R1-Distill-Qwen-14B": _known(*_QWEN2_14B),
+    "DeepSeek-R1-Distill-Qwen-32B": _known(64, 5120, 40, 8, 27648, 152064),
+    "DeepSeek-R1-Distill-Llama-8B": _known(32, 4096, 32, 8, 14336, 128256),
+    "DeepSeek-R1-Distill-Llama-70B": _known(*_LLAMA_3_70B),
     "Qwen3-0.6B": _known(28, 1024, 16, 8, 3072, 151936, **_TIED, **_QWEN3),
     "Qwen3-1.7B": _known(28, 2048, 16, 8, 6144, 151936, **_TIED, **_QWEN3),
     "Qwen3-4B": _known(36, 2560, 32, 8, 9728, 151936, **_TIED, **_QWEN3),
@@ -113,6 +119,7 @@ KNOWN = {
     "Gemma-3-27B": _gemma3(62, 5376, 32, 16, 21504, 262208, head_dim=128),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
+    "Mistral-7B": _known(32, 4096, 32, 8, 14336, 32768, context=32768),
     "Mistral-Nemo": _known(40, 5120, 32, 8, 14336, 131072),  # heads are narrower than hidden / heads
     "Mistral-Small-24B": _known(*_MISTRAL_SMALL, context=32768),
     "Mistral-Small-3.1-24B": _known(*_MISTRAL_SMALL),  # its text part
@@ -135,7 +142,10 @@ VOCABULARIES = {
     "Llama 3": ("Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.3-70B"),
     "Qwen2.5": tuple(name for name in KNOWN if name.startswith("Qwen2.5-")),
     "Qwen3": tuple(name for name in KNOWN if name.startswith("Qwen3-")),
+    "DeepSeek-R1 (Qwen)": tuple(name for name in KNOWN if name.startswith("DeepSeek-R1-Distill-Qwen-")),
+    "DeepSeek-R1 (Llama)": tuple(name for name in KNOWN if name.startswith("DeepSeek-R1-Distill-Llama-")),
     "Mixtral": ("Mixtral-8x7B",),
+    "Mistral": ("Mistral-7B",),
     "Phi-4": ("Phi-4",),
     "Phi-4-mini": ("Phi-4-mini",),
     "Gemma 3": tuple(name for name in KNOWN if name.startswith("Gemma-3-")),
@@ -147,8 +157,12 @@ VOCABULARIES = {
     "Yi": ("Yi-6B-200K", "Yi-34B-200K"),
     "SmolLM2": ("SmolLM2-135M",),
 }
-# Qwen3 adds four special tokens to Qwen2.5's vocabulary, and SmolLM3 names Llama 3's anew.
+# Qwen3 adds four special tokens to Qwen2.5's vocabulary; SmolLM3 names Llama 3's anew, and DeepSeek's distilled models
+# those of both.
 _COMPATIBLE = {"Qwen2.5": "Qwen", "Qwen3": "Qwen", "Llama 3": "Llama 3", "SmolLM3": "Llama 3"}
+_COMPATIBLE |= {"DeepSeek-R1 (Qwen)": "Qwen", "DeepSeek-R1 (Llama)": "Llama 3"}
+# Versions of a name that has others: their dimensions differ (v0.1 has a window, v0.2 a smaller vocabulary).
+VERSIONS = {"Mistral-7B": "v03"}
 _LARGEST_DRAFT = 0.25  # of the weights that the target reads for a token: beyond that, drafting hardly pays
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from ..decoder import Model
-from ..errors import TriforceError
+from ..errors import TriforceError, typed_error
 from ..events import Event
 from ..levels import KEPT_QUERIES
 from ..speculation.steps import Step
 from .cost import PassCosts, divide
 from .lane import Answer, Ended, Lane, LogitsRequest, Pause, Start
-from .passes import JointPasses, logits
+from .passes import JointPasses, Result, logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,9 @@ class Batch:
     A pass runs one step of every sequence, but only one chunk of a prompt: whoever decodes never waits for more.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, in_step: bool = False) -> None:
+        """`in_step` with other ranks: an exception that is no TriforceError, perhaps of this rank alone, ends all."""
+        self._most, self._in_step = most, in_step
         self._lanes: list[Lane] = []
         self._joint = JointPasses()
         self._read_costs: dict[Model, float] = {}
@@ -51,9 +51,9 @@ class Batch:
     def run(self, sequences: Iterable[Sequence | None]) -> Generator[tuple[Hashable, BatchEvent], int | None]:
         """Run all sequences, each a key, what starts its events, and what says that it is cancelled; yield the events.
 
-        What is sent goes to the sequence whose event it answers. An error of a sequence ends that one alone. None says
-        that no sequence is ready to join: the iterable is asked again after the next pass, while others run. Sequences
-        are cancelled between passes.
+        What is sent goes to the sequence whose event it answers. An exception of a sequence ends that one alone, with
+        Failed; after one of a joint pass, each step of it runs by itself. None says that no sequence is ready to join:
+        the iterable is asked again after the next pass, while others run. Sequences are cancelled between passes.
         """
         waiting = iter(sequences)
         try:
@@ -71,11 +71,15 @@ class Batch:
                     closing_all.callback(lane.close)
                 self._lanes.clear()
 
-    def _close_cancelled(self) -> Iterator[tuple[Hashable, Cancelled]]:
+    def _close_cancelled(self) -> Iterator[tuple[Hashable, Cancelled | Failed]]:
         for lane in [lane for lane in self._lanes if lane.is_cancelled()]:
             self._remove(lane)
-            lane.close()
-            yield lane.key, Cancelled()
+            try:
+                lane.close()
+            except Exception as error:
+                yield lane.key, self._failed(error)
+            else:
+                yield lane.key, Cancelled()
 
     def _admit(self, waiting: Iterator[Sequence | None]) -> Iterator[Lane]:
         """Yield new lanes while there are fewer than there may be."""
@@ -89,9 +93,9 @@ class Batch:
         while True:
             try:
                 wanted = lane.resume(answer)
-            except TriforceError as error:
+            except Exception as error:
                 self._remove(lane)
-                yield lane.key, Failed(error)
+                yield lane.key, self._failed(error)
                 return
             if isinstance(wanted, Ended):
                 self._remove(lane)
@@ -101,6 +105,13 @@ class Batch:
 
     def _remove(self, lane: Lane) -> None:
         self._lanes.remove(lane)
+
+    def _failed(self, error: Exception) -> Failed:
+        """Return the last event of a sequence that has raised an exception. Raises it if it is to end all."""
+        if self._in_step and not isinstance(error, TriforceError):
+            raise error
+        traceback.clear_frames(error.__traceback__)  # they hold the caches
+        return Failed(typed_error(error))
 
     def _answers(self) -> list[tuple[Lane, Answer]]:
         """Run what the lanes wait for: first logits, so that their sequences can take part in the pass that follows."""
@@ -126,7 +137,7 @@ class Batch:
     def _run(
         self,
         lanes: list[Lane],
-        compute: Callable[[list], list[Tensor]],
+        compute: Callable[[list], list[Result]],
         divide: Callable[[list, float], list[float]],
     ) -> list[tuple[Lane, Answer]]:
         """Compute what the lanes want together, and divide the seconds that it takes between them."""

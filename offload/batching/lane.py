@@ -2,6 +2,7 @@
 
 That code is the same as that of a sequence by itself: it calls its runner and gets rows back. A greenlet suspends it
 inside the call, however deep in levels and drafters that is: without threads, at points that are always the same.
+Greenlet is imported where a lane starts: an engine that runs no batch does not need it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
 from ..decoder import Model
@@ -40,7 +40,7 @@ class Ended:
 
 
 Request = Step | LogitsRequest | Pause
-Answer = Tensor | int | None
+Answer = Tensor | int | Exception | None
 Start = Callable[["Lane"], Events]
 
 
@@ -59,21 +59,26 @@ class Lane:
         self.passes_s = 0.0  # its share of the passes so far
         self._own_s = 0.0
         self._resumed_at: float | None = None
-        self._events = start(self)
-        self._greenlet = greenlet(self._follow)
+        import greenlet
+
+        self._start = start
+        self._greenlets = greenlet
+        self._greenlet = greenlet.greenlet(self._follow)
 
     def resume(self, answer: Answer = None) -> Request | Event | Ended:
         """Answer what the lane wanted last, and run it until it wants something else, which is returned.
 
-        The answer to a Step are its hidden rows, to an event what `send` takes. Raises what the lane's code raises.
+        The answer to a Step are its hidden rows, to an event what `send` takes; an exception is raised where the lane
+        waits. Raises what the lane's code raises.
         """
         self.wants = None
-        self._greenlet.parent = getcurrent()
+        self._greenlet.parent = self._greenlets.getcurrent()
         self._resumed_at = time.perf_counter()
         try:
             # On, from one resumption to the next: the lanes' own blocks of this mode are left in another order.
             with torch.inference_mode():
-                wanted = self._greenlet.switch(answer)
+                go_on = self._greenlet.throw if isinstance(answer, Exception) else self._greenlet.switch
+                wanted = go_on(answer)
         finally:
             self._own_s += time.perf_counter() - self._resumed_at
             self._resumed_at = None
@@ -84,11 +89,10 @@ class Lane:
     def close(self) -> None:
         """Close the lane's events, wherever they are."""
         if not self._greenlet:  # it has not started, or has ended
-            self._events.close()
             return
-        self._greenlet.parent = getcurrent()
+        self._greenlet.parent = self._greenlets.getcurrent()
         with torch.inference_mode():
-            self._greenlet.throw(GreenletExit)
+            self._greenlet.throw(self._greenlets.GreenletExit)
 
     def clock(self) -> float:
         """Return the seconds that the lane has taken so far."""
@@ -112,7 +116,7 @@ class Lane:
 
     def _follow(self, answer: Answer) -> Ended:
         """Run in the greenlet: pass on the events and their answers."""
-        with closing(self._events) as events:
+        with closing(self._start(self)) as events:
             while True:
                 try:
                     event = events.send(answer)

@@ -34,7 +34,13 @@ class Allocation:
     length: int  # of it and the answer, at most
     store: PagedStore
     scope: str  # shares with sequences of the same scope only
-    runner: Runner | None = None  # once it has one
+    runner: Runner | None = None  # while it has one
+    finished: int = 0  # tokens in its pages, of a sequence that has ended
+
+    @property
+    def num_cached(self) -> int:
+        """Return how many of its tokens have been run."""
+        return self.finished if self.runner is None else self.runner.num_cached
 
 
 class BatchMemory:
@@ -78,7 +84,7 @@ class BatchMemory:
         while True:
             other, shared = self._longest_beginning(ids, length, scope)
             pages = pages_for(capacity) - shared // BLOCK
-            if pages <= self._pool.num_free and (not shared or other.runner.num_cached >= shared):
+            if pages <= self._pool.num_free and (not shared or other.num_cached >= shared):
                 store = PagedStore(self._pool, capacity, other.store if shared else None, shared)
                 self._allocations.append(allocation := Allocation(ids, length, store, scope))
                 return allocation, shared
@@ -92,6 +98,7 @@ class BatchMemory:
         if allocation.runner is None:
             allocation.store.release()
         else:
+            allocation.finished, allocation.runner = allocation.num_cached, None  # its other memory is freed
             self._last_finished = allocation
 
     def _longest_beginning(self, ids: Sequence[int], length: int, scope: str) -> tuple[Allocation | None, int]:
@@ -102,11 +109,11 @@ class BatchMemory:
                 continue
             shared = min(common_prefix(ids, other.ids), len(ids) - 1)  # the last token is always run
             if other is self._last_finished:
-                shared = min(shared, other.runner.num_cached)
+                shared = min(shared, other.finished)
             if self._rope_depends_on_length and other.length != length:
                 continue
             shared -= shared % self._unit
-            if shared > most and other.runner is not None:
+            if shared > most and (other.runner is not None or other is self._last_finished):
                 found, most = other, shared
         return found, most if found else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from ..speculation.steps import Step
 from .lane import LogitsRequest
 
 _Wanted = TypeVar("_Wanted", Step, LogitsRequest)
+Result = Tensor | Exception
 _FEWEST_ROWS = 64  # that are recorded: a row of a model with 8 billion weights has buffers of 130 KB
 
 
@@ -67,13 +69,13 @@ class JointPasses:
     def __init__(self) -> None:
         self._recorders: dict[Model, PassRecorder] = {}
 
-    def run(self, steps: Sequence[Step]) -> list[Tensor]:
-        """Run steps of any models and caches; return the hidden rows of each."""
+    def run(self, steps: Sequence[Step]) -> list[Result]:
+        """Run steps of any models and caches; return the hidden rows of each, or the exception that it raises."""
         return _by_model(steps, self._run_pass)
 
     @torch.inference_mode()
-    def _run_pass(self, model: Model, steps: Sequence[Step]) -> Sequence[Tensor]:
-        """Run steps in one pass. An exception before its end leaves every cache as it was."""
+    def _run_pass(self, model: Model, steps: Sequence[Step]) -> Sequence[Result]:
+        """Run steps in one pass. An exception leaves every cache as it was."""
         if len(steps) == 1:
             return [steps[0].run()]
         ids = torch.cat([step.ids for step in steps])
@@ -83,9 +85,7 @@ class JointPasses:
             for step in steps:
                 step.cache.begin(len(step.ids), step.tree)
             hidden = model.through(ids, JointCache(steps))
-        for step in steps:
-            step.cache.commit() if step.tree is None else step.cache.hold()
-        return hidden.split([len(step.ids) for step in steps])
+        return list(map(_committed, steps, hidden.split([len(step.ids) for step in steps])))
 
     def _run_recorded(self, model: Model, ids: Tensor, steps: Sequence[Step]) -> Tensor:
         begun = [(step.cache, *step.cache.begin_recorded(len(step.ids), step.tree)) for step in steps]
@@ -96,9 +96,18 @@ class JointPasses:
         return recorder.run(ids, begun)
 
 
-def logits(heads: Sequence[LogitsRequest]) -> list[Tensor]:
-    """Return the logits of each request, those of one model from one product."""
+def logits(heads: Sequence[LogitsRequest]) -> list[Result]:
+    """Return the logits of each request, those of one model from one product, or the exception that it raises."""
     return _by_model(heads, _run_head)
+
+
+def _committed(step: Step, hidden: Tensor) -> Result:
+    """Make a step's tokens part of its cache; return its hidden rows, or what that raises: others are committed."""
+    try:
+        step.cache.commit() if step.tree is None else step.cache.hold()
+    except Exception as error:
+        return error
+    return hidden
 
 
 def _is_recordable(step: Step) -> bool:
@@ -106,13 +115,34 @@ def _is_recordable(step: Step) -> bool:
     return is_short and step.model.is_recordable and getattr(step.cache, "is_recordable", False)
 
 
-def _by_model(wanted: Sequence[_Wanted], compute: Callable[[Model, list[_Wanted]], Sequence[Tensor]]) -> list[Tensor]:
+def _by_model(wanted: Sequence[_Wanted], compute: Callable[[Model, list[_Wanted]], Sequence[Result]]) -> list[Result]:
     """Compute what each model is wanted for at once; return the results in the order of what was wanted."""
-    found: dict[int, Tensor] = {}
+    found: dict[int, Result] = {}
     for model in {id(each.model): each.model for each in wanted}.values():
         places = [place for place, each in enumerate(wanted) if each.model is model]
-        found |= zip(places, compute(model, [wanted[place] for place in places]), strict=True)
+        found |= zip(places, _isolated(partial(compute, model), [wanted[place] for place in places]), strict=True)
     return [found[place] for place in range(len(wanted))]
+
+
+def _isolated(compute: Callable[[list[_Wanted]], Sequence[Result]], wanted: list[_Wanted]) -> Sequence[Result]:
+    """Return the results of all at once; if that raises an exception, of each by itself, or the one that it raises.
+
+    Of several ranks, all raise it: one that computed again would be out of step with the others.
+    """
+    try:
+        return compute(wanted)
+    except Exception as error:
+        if wanted[0].model.group.size > 1:
+            raise
+        failure = error
+    if len(wanted) == 1:
+        return [failure]
+    return [_isolated(compute, [each])[0] if _is_repeatable(each) else failure for each in wanted]
+
+
+def _is_repeatable(part: Step | LogitsRequest) -> bool:
+    """Return whether what an exception has interrupted can be computed again: not over a window that is overwritten."""
+    return isinstance(part, LogitsRequest) or part.cache.is_intact
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ class BlockRing:
         base = max(first - window + 1, 0) // PIECE * PIECE
         table = self._table[base // BLOCK :].expand(self._shape.kv_heads, -1)
         parents = None if tree is None else tree.on(q.device).parents
-        more = {"table": table, "out": out, "lse": lse, "parents": parents, "window": window}
+        more: dict[str, Any] = {"table": table, "out": out, "lse": lse, "parents": parents, "window": window}
         call = self._calls.attention(blocks, rotated, first + 1 - base, **more)
         self._kernel.attend(call, rotated, table, out, lse)
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,7 +103,7 @@ class BlockStore(Store):
         parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
         out = self._out[: len(q)]
-        more = {"table": table, "out": out, "lse": lse, "parents": parents, "groups": groups}
+        more: dict[str, Any] = {"table": table, "out": out, "lse": lse, "parents": parents, "groups": groups}
         call = self._calls.attention(self._layers[layer], q, seen, **more)
         self._kernel.attend(call, q, table, out, lse, groups)
         return out

@@ -53,9 +53,11 @@ class Store(Protocol):
 
         The first `held` of a tree's tokens have been appended by earlier passes.
         """
+        return
 
     def end(self) -> None:
         """End the pass; its tokens are committed."""
+        return
 
     def copy_rows(self, source: Tensor, target: Tensor) -> None:
         """Copy contiguous rows that a layer of the pass has computed, such as queries."""
@@ -63,6 +65,7 @@ class Store(Protocol):
 
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on."""
+        return
 
     def restartable(self, length: int) -> int:
         """Return the largest length, up to `length`, to which the store can be truncated."""
@@ -143,6 +146,7 @@ class Store(Protocol):
 
         Without effect on other stores.
         """
+        return
 
 
 class ObservableStore(Store, Protocol):

@@ -2,9 +2,10 @@
 
 from .disk_link import DiskFailed, DiskLink
 from .expert_tier import ExpertMover, ExpertTier
-from .factory import TieredStoreFactory, TierSettings, check_model
+from .factory import TieredStoreFactory, check_model
 from .host_memory import make_link
 from .link import LinkStatistics, SimulatedLink, TransferFailed
+from .settings import TierSettings
 from .weights import StreamedLayers, WeightTier
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.footprint import page_tokens
-from ..architecture.tier_footprint import SLOTS, disk_buffers
+from ..architecture.tier_footprint import SLOTS
 from ..config import EXACT
 from ..errors import SettingsError
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
@@ -35,51 +35,9 @@ from .prefetch import PrefetchRing
 from .quantized_host import QuantizedHostAttention
 from .quantized_pages import QuantizedPageFormat
 from .quantized_store import QuantizedTieredStore
+from .settings import HOST_SHARES, TierSettings
 from .store import TieredStore
 from .tiers import QuantizedTiers, Tiers
-
-_HOST_SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
-
-
-@dataclass(frozen=True)
-class TierSettings:
-    """How the KV cache is spread over tiers of memory.
-
-    Args:
-        mode: stream, host or hybrid.
-        resident_layers: layers whose KV stays on the device.
-        share: the host's fraction of the pages; None balances it against the link.
-        page_tokens: tokens per page; None derives it from the model's dimensions.
-        buffers: pages on the device for prefetching.
-        overlap: prefetch while the device computes.
-        by_layers: prefill layer by layer, so that no page is read back.
-        weight_layers: layers whose weights stay on the device; None for all.
-        experts: how experts run that are in host memory: host or stream; device: they are with the other weights.
-        expert_layers: layers whose experts stay on the device nevertheless.
-        link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
-        host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
-        disk: a folder; pages of layers that are not resident lie in a file there instead of host memory.
-        host_layers: of these layers, those whose pages are in host memory nevertheless.
-    """
-
-    mode: str = "stream"
-    resident_layers: int = 0
-    share: float | None = None
-    page_tokens: int | None = None
-    buffers: int = 2
-    overlap: bool = True
-    by_layers: bool = True
-    weight_layers: int | None = None
-    experts: str = "device"
-    expert_layers: int = 0
-    link_gb_s: float | None = None
-    host_bandwidth: float | None = None
-    disk: Path | None = None
-    host_layers: int = 0
-
-    def buffers_for(self, page_bytes: int) -> int:
-        """Return how many pages of so many bytes are prefetched."""
-        return self.buffers if self.disk is None else max(self.buffers, disk_buffers(page_bytes))
 
 
 def check_model(shape: ModelShape) -> None:
@@ -110,7 +68,6 @@ class TieredStoreFactory:
         new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
         kv: str = EXACT,
     ) -> None:
-        assert settings.disk is None or settings.mode == "stream", "pages on disk are streamed"
         self.settings = settings if kv == EXACT else replace(settings, by_layers=False)
         self._new_file, self._kv = new_file, kv
         self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
@@ -215,7 +172,7 @@ class TieredStoreFactory:
     @property
     def _share(self) -> float | None:
         """Return the host's fraction of the pages; None balances it."""
-        return _HOST_SHARES[self.settings.mode] if self.settings.share is None else self.settings.share
+        return HOST_SHARES[self.settings.mode] if self.settings.share is None else self.settings.share
 
     def _page_format(self, shape: ModelShape, dtype: torch.dtype) -> PageFormat:
         page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kv_cache.block_store import host_memory
+from ..validation import require
 from .disk_link import DiskLink
 from .link import Link, SimulatedLink
 from .pinning import Pinning
@@ -34,7 +35,7 @@ def begin_allocation(size: tuple[int, ...], dtype: torch.dtype, device: torch.de
 def make_link(device: torch.device, gb_s: float | None = None, to_disk: bool = False) -> Link:
     """Return a simulated link of `gb_s` 10^9 bytes/s, or if None the device's own; a CPU has one to the disk only.
 
-    `to_disk`: pages may lie on disk, too.
+    `to_disk`: pages may lie on disk, too. Raises SettingsError for a CPU alone.
     """
     if to_disk and device.type == "cpu" and gb_s is None:
         return DiskLink()
@@ -42,7 +43,8 @@ def make_link(device: torch.device, gb_s: float | None = None, to_disk: bool = F
         return StagedLink(make_link(device, gb_s), device, allocator(device))
     if gb_s is not None:
         return SimulatedLink(gb_s * 1e9)
-    assert device.type == "cuda", "a CPU has no link but a simulated one"
+    hint = "give the rate of a simulated one, such as link_gb_s=25, or a folder on disk"
+    require(device.type == "cuda", f"a {device.type} has no link to offload keys and values over", hint)
     from .cuda_link import CudaLink
 
     return CudaLink(device)

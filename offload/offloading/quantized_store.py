@@ -7,6 +7,7 @@ bits as over a `QuantizedStore`. Passes are those of quantized_passes.py.
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,6 +111,6 @@ class QuantizedTieredStore(QuantizedTierReader):
         count = partial_count(seen, len(q), causal, parents)
         partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
         groups = self.tiers.format.groups(pages)
-        more = {"table": table, "partials": partials, "parents": parents, "groups": groups}
+        more: dict[str, Any] = {"table": table, "partials": partials, "parents": parents, "groups": groups}
         self._kernel.attend(self._calls.attention(self._blocks[layer], q, seen, causal, **more))
         return partials

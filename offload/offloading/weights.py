@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,7 +126,7 @@ def _sizes(layer: Layer) -> list[tuple[torch.dtype, torch.Size]]:
 
 def _rebuilt(layer: Layer, tensors: Iterator[Tensor]) -> Layer:
     """Return the same layer with its tensors replaced, in the order of `_tensors`."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for field in fields(layer):
         part = getattr(layer, field.name)
         if isinstance(part, Tensor):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
+from ..events import Gain
 from ..sequence import TokenSequence
 from .arms import Arm, Candidate, Cycle
 from .draft import DraftedTree
 from .draft_trees import DraftTrees
 from .drafter import Drafter
 from .estimators import MAX_RATIO, ROW_COST, Acceptance, StepTimes
+from .gain import GainMeter
 from .loss_budget import LossBudget
 from .row_times import RowTimes
 
@@ -60,6 +62,7 @@ class AdaptiveScheduler:
             Arm(each, self._steps, gamma, trees() if trees is not None and each.branches else None) for each in drafters
         )
         self._budget = LossBudget(horizon)
+        self._gain = GainMeter()
         self._left = horizon
         self._cycle = 0
         self._plain_at = 0  # the last cycle that was a plain step
@@ -94,6 +97,11 @@ class AdaptiveScheduler:
         """The shape of the tree that the last choice drafts; None for a chain or a plain step."""
         return None if self._chosen is None else self._chosen.chosen.tree
 
+    @property
+    def gain(self) -> Gain | None:
+        """What the drafts have gained over plain steps; None without drafters, or too few plain steps to compare."""
+        return self._gain.gain if self._arms else None
+
     def observe(self, cycle: Cycle) -> None:
         """Update the estimates with the result of the last choice."""
         emitted = cycle.accepted + 1
@@ -107,6 +115,7 @@ class AdaptiveScheduler:
         if self._steps.known:  # a pause of the machine must not count against drafting
             verify_s = min(verify_s, MAX_RATIO * self._steps.of(cycle.rows))
         self._steps.observe(cycle.rows, verify_s)
+        self._gain.observe(cycle, self._steps.of(1) if 1 in self._steps else None)
         draft_s = self._draft_time(cycle)
         if cycle.drafter is None:
             self._plain_at, self._since_plain = self._cycle, 0.0

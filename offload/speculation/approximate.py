@@ -56,13 +56,13 @@ def approximation(settings: Speculation | None) -> Hashable:
     """Return everything that an approximate cache is made from, None for the full cache."""
     if settings is None or settings.approximate is None:
         return None
-    sizes = settings.sink, settings.window, settings.budget, settings.chunk, settings.rebuild_every
+    sizes = settings.sink, settings.window, settings.kept_tokens, settings.chunk, settings.rebuild_every
     return settings.approximate, *sizes
 
 
 def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk: int) -> ApproximateRunner:
     """Return a runner on the cache that the settings ask for, of a sequence of up to `capacity` tokens."""
-    sizes = settings.sink, settings.window, settings.budget
+    sizes = settings.sink, settings.window, settings.kept_tokens
     if settings.approximate == RETRIEVAL:
         chunk = max(chunk // ROOM, 1) * ROOM  # passes end there
         full = model.new_cache(capacity)

@@ -29,7 +29,7 @@ from ..kv_cache.selected import SelectedCache
 from ..kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
 from ..kv_cache.store import PlainStore, Store
 from ..kv_cache.streaming_llm import StreamingCache
-from ..levels import draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
+from ..levels import draft_chunk, drafter_kind, middle_kind, selected_chunk, sized, tail_tokens
 from ..methods import H2O, LOOKUP, METHODS, MODEL, RETRIEVAL, STREAMING
 from ..parallel import ALONE, Group
 from ..tree_config import TreeSampling
@@ -61,7 +61,7 @@ class Hierarchy:
     def statistics(self) -> Speculated:
         """Return the statistics of all levels so far."""
         rows = tuple(row for level in self.levels for row in level.statistics.values())
-        return Speculated(self.method, self.top.using, rows)
+        return Speculated(self.method, self.top.using, rows, self.top.gain)
 
 
 def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
@@ -89,7 +89,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
         store.keep_mean_keys(chunk)
     if middle == H2O:
         full.followers.add(selector)
-    budget = max(settings.budget, 2 * chunk)
+    budget = max(sized(settings, full.capacity).budget, 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
     if quantized:
         return quantized(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)

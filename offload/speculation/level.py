@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Generator, Tensor
 
-from ..events import LevelStatistics
+from ..events import Gain, LevelStatistics
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
 from ..tree_config import TreeSampling
@@ -74,6 +74,11 @@ class Level:
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._verifier.observe(drafted, accepted)
+
+    @property
+    def gain(self) -> Gain | None:
+        """What drafting has gained over plain steps of the verifier; see `Speculated.gain`."""
+        return self._scheduler.gain
 
     @torch.inference_mode()
     def advance(self, sequence: TokenSequence, limit: int) -> Draft:

@@ -48,7 +48,8 @@ def dry_penalties(tokens: np.ndarray, sampling: Sampling, breakers: np.ndarray) 
             longest[tokens[positions]] = n
     ids = np.flatnonzero(longest > 0)
     ids = ids[~breakers[ids]]
-    penalties = sampling.dry_multiplier * sampling.dry_base ** (longest[ids] - allowed).astype(np.float64)
+    # In float64, which holds any allowed length; the growth of a match is limited by `_longest_match`.
+    penalties = sampling.dry_multiplier * sampling.dry_base ** (longest[ids].astype(np.float64) - allowed)
     return ids, np.minimum(penalties, LARGEST_DRY)
 
 
@@ -56,7 +57,7 @@ def _longest_match(sampling: Sampling) -> int:
     """Return the match length from which on the penalty of DRY is constant."""
     if sampling.dry_base == 1:
         return sampling.dry_allowed_length
-    growth = math.log(LARGEST_DRY / sampling.dry_multiplier) / math.log(sampling.dry_base)
+    growth = (math.log(LARGEST_DRY) - math.log(sampling.dry_multiplier)) / math.log(sampling.dry_base)
     return sampling.dry_allowed_length + math.ceil(growth)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..tree_config import MOST_CHILDREN
 from .tree import Visit
 
-MOST_CHILDREN = 32
 _LEAST = 1e-3  # children that are accepted less often are not worth a node in any tree
 _MEMORY = 64.0  # visits: a longer memory would follow a change of text too slowly
 _DIGITS = 2  # of an acceptance: beliefs that move less do not change the tree

@@ -101,7 +101,7 @@ class Family:
 
     name: str
     layers: Callable[[Values], Sequence[LayerSpec]]
-    defaults: Values = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     not_null: Sequence[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     rope_types: Mapping[str, str] = field(default_factory=dict)

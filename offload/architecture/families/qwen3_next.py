@@ -45,9 +45,9 @@ def _layers(values: Values) -> list[LayerSpec]:
 
     def spec(layer: int, is_linear: bool) -> LayerSpec:
         is_sparse = has_experts and layer not in dense and (layer + 1) % every == 0
-        kind = {"is_linear": True} if is_linear else {"gates_heads": True, "qk_norm": "head"}
-        more = {"router": router, "shares_expert": True} if is_sparse else {}
-        biases = {} if is_linear else {"qkv_bias": bias, "o_bias": bias}
+        kind: dict[str, Any] = {"is_linear": True} if is_linear else {"gates_heads": True, "qk_norm": "head"}
+        more: dict[str, Any] = {"router": router, "shares_expert": True} if is_sparse else {}
+        biases: dict[str, Any] = {} if is_linear else {"qkv_bias": bias, "o_bias": bias}
         return LayerSpec(activation=activation_of(values["hidden_act"]), **kind, **biases, **more)
 
     return [spec(layer, is_linear) for layer, is_linear in enumerate(linear_layers(values))]
@@ -57,7 +57,12 @@ def _features(values: Values) -> dict[str, Any]:
     return {"wide_norms": True, "norm_offset": 1.0}
 
 
-_COMMON = {"layers": _layers, "has_partial_rope": True, "has_linear_layers": True, "features": _features}
+_COMMON: dict[str, Any] = {
+    "layers": _layers,
+    "has_partial_rope": True,
+    "has_linear_layers": True,
+    "features": _features,
+}
 QWEN3_NEXT = Family(
     "qwen3_next",
     defaults=_DEFAULTS
