@@ -97,12 +97,34 @@ def limited(monkeypatch, tokens_of_room):
     """Let batches have so little memory."""
     made = []
 
-    def memory(model, sequences, longest, **more):
-        made.append(BatchMemory(model, sequences, longest, model.shape.kv_bytes(tokens_of_room, 4), **more))
+    def memory(model, sequences, longest, limit, unit):
+        made.append(BatchMemory(model, sequences, longest, model.shape.kv_bytes(tokens_of_room, 4), unit))
         return made[-1]
 
     monkeypatch.setattr("offload.engine.BatchMemory", memory)
     return made
+
+
+def test_a_batch_takes_no_more_than_what_the_engine_is_limited_to(endless_engine, monkeypatch):
+    """Not even for the sequence that left last, whose pages go when there is no room for the next one."""
+    made, asked, new = [], [], BatchMemory.__init__
+    monkeypatch.setattr(BatchMemory, "__init__", lambda *args, **more: (made.append(args[0]), new(*args, **more))[1])
+    engine = fresh(endless_engine)
+    room = engine.model.shape.kv_bytes(16 * 35, 4)
+    engine.limit_batches(lambda parallel: asked.append(parallel) or room)
+    requests = [request(key, ("retrieval", "lookup"), ids(500, key), 12) for key in range(3)]
+    found = collect(engine.without_end().generate_batch(requests, 2))
+    assert [tokens(found[each.key]) for each in requests] == [tokens(alone(endless_engine, each)) for each in requests]
+    (memory,) = made
+    assert asked == [2] and memory._pool.blocks.nbytes == room
+
+
+def test_of_a_sequence_that_has_ended_the_pages_alone_are_kept(endless_engine):
+    memory = fresh(endless_engine)._batch_memory(2)
+    allocation, _ = memory.allocate(ids(300), 320, 0, None)
+    allocation.runner = SimpleNamespace(num_cached=290)
+    memory.free(allocation)
+    assert allocation.runner is None and memory.allocate(ids(300), 320, 0, None)[1] == 290
 
 
 def test_sequences_wait_for_room_and_give_all_of_it_back(endless_engine, monkeypatch):

@@ -8,11 +8,12 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Specul
 from offload.architecture.dims import Dimensions
 from offload.architecture.footprint import retrieval_bytes
 from offload.engine import Engine
-from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
+from offload.offloading import SimulatedLink, TieredStoreFactory
 from offload.offloading.disk_link import DiskLink
 from offload.speculation.adaptive import AdaptiveScheduler
 from tests.support.engine import GREEDY, SMALL, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer
+from tests.support.offloading import SmallPages
 
 PROMPT, COUNT = ids(400), GenerationConfig(max_new_tokens=48)  # the prompt is long enough for retrieval caches
 SHORT = ids(100)
@@ -38,7 +39,7 @@ def tiered(engine, tmp_path):
 
     def build(disk) -> Engine:
         model = engine.model
-        tiers = TierSettings("stream", 0, page_tokens=64, disk=tmp_path if disk else None)
+        tiers = SmallPages("stream", 0, page_tokens=64, disk=tmp_path if disk else None)
         link = DiskLink() if disk else SimulatedLink(1e12)
         return Engine(model, (), 512, stores=TieredStoreFactory(model.operations, model.device, tiers, link))
 

@@ -21,8 +21,6 @@ PROMPT, NEW = 800, 24
 METHODS = [("auto", "lookup"), ("lookup", "lookup"), ("triforce", "lookup"), ("streaming", "lookup")]
 MORE = [("retrieval", "none"), ("naive", "model"), ("triforce", "model"), ("auto", "model")]
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def opened(embedded_model_dir):
@@ -41,11 +39,12 @@ def decoded(engine, ids, settings, new=NEW):
     return [token for event in events if isinstance(event, Tokens) for token in event.ids]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("book", "methods"),
     [
         ("frankenstein", METHODS),
-        *(pytest.param(book, [*METHODS, *MORE], marks=pytest.mark.long) for book in BOOKS),
+        *((book, [*METHODS, *MORE]) for book in BOOKS),
     ],
 )
 def test_greedy_equals_plain_greedy_with_every_method_and_drafter(engine, opened, book, methods):
@@ -67,7 +66,8 @@ TREES = [
 ]
 
 
-@pytest.mark.parametrize("cases", [TREES[:3], pytest.param(TREES[3:], marks=pytest.mark.long)], ids=["some", "others"])
+@pytest.mark.long
+@pytest.mark.parametrize("cases", [TREES[:3], TREES[3:]], ids=["some", "others"])
 def test_greedy_trees_of_every_drafter_equal_plain_greedy(engine, opened, cases):
     """Without ties: on the native kernel a row has the bits of the chain that its path is."""
     ids = opened.tokenizer.encode(BOOKS["frankenstein"].read_text("utf-8"), special_tokens=True)[:400]
@@ -77,9 +77,8 @@ def test_greedy_trees_of_every_drafter_equal_plain_greedy(engine, opened, cases)
         assert decoded(engine, ids, settings, 24) == expected, f"{method}, {draft}, {tree}"
 
 
-@pytest.mark.parametrize(
-    "book", [pytest.param(book, marks=[pytest.mark.long] * (book != "frankenstein")) for book in BOOKS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("book", BOOKS)
 def test_the_native_kernel_gives_the_tokens_of_torch(engine, opened, book):
     """Decode plainly and greedily in fp32."""
     if not isinstance(engine.model.operations, NativeOperations):

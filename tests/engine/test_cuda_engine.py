@@ -6,7 +6,7 @@ import torch
 from offload import EngineConfig, Speculation, open_model
 from offload.config import GenerationConfig, Sampling
 from offload.events import Tokens
-from offload.offloading import TierSettings
+from tests.support.offloading import SmallPages
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 PROMPT = list(range(5, 45))
@@ -31,7 +31,7 @@ def test_cuda_agrees_with_the_cpu(tiny_model_dir, dtype):
 @pytest.mark.parametrize("method", ["retrieval", "lookup", "triforce", "auto"])
 def test_every_method_gives_the_plain_output_on_a_gpu(tiny_model_dir, draft_model_dir, method, offload):
     config = EngineConfig(model=str(tiny_model_dir), device="cuda", dtype="float32", prefill_chunk=16)
-    tiers = None if offload == "none" else TierSettings(offload, resident_layers=1, page_tokens=64)
+    tiers = None if offload == "none" else SmallPages(offload, resident_layers=1, page_tokens=64)
     settings = Speculation(method, draft=str(draft_model_dir), budget=64, sink=4, window=28)
     engine = open_model(config, speculation=settings).load(tiers=tiers)
 

@@ -192,7 +192,7 @@ def test_the_engine_describes_its_offloading(tiny_model_dir):
         ([0] * 2000, 49, "2,049 tokens"),
         ([5, 1.5], 4, "1.5 at position 1 is no token id"),
         ([True, False], 4, "True at position 0"),
-        ("hello", 4, "'h' at position 0"),
+        ("hello", 4, "'hello', of type str, are no token ids"),
         ([None], 4, "None at position 0"),
         ([[1, 2]], 4, r"\[1, 2\] at position 0"),
         (torch.tensor([0.5]), 4, "0.5 at position 0"),

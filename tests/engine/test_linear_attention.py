@@ -12,10 +12,9 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.quantized_checkpoint import QuantizedCheckpoint
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import TierSettings
 from tests.support.engine import ALL, GREEDY, fresh, run, tokens
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
-from tests.support.offloading import native_kernel
+from tests.support.offloading import SmallPages, native_kernel
 from tests.support.prompt_cache import engine_on
 
 CPU = torch.device("cpu")
@@ -48,6 +47,7 @@ def plain(engine):
     return {sampling: tokens(run(engine, PROMPT, 60, sampling=sampling, seed=3)) for sampling in (GREEDY, COUPLED)}
 
 
+@pytest.mark.daily("*-lookup", "triforce-model")
 @pytest.mark.parametrize(("method", "draft"), METHODS)
 def test_methods_give_the_tokens_of_plain_decoding(engine, plain, method, draft):
     for sampling, expected in plain.items():
@@ -55,6 +55,7 @@ def test_methods_give_the_tokens_of_plain_decoding(engine, plain, method, draft)
         assert found == expected, sampling
 
 
+@pytest.mark.long
 def test_drafts_that_are_nearly_all_rejected_leave_no_trace(engine, plain, folder):
     other = FAMILY_CASES["qwen3.5"][1]
     make_hf_model("qwen3_5_text", seed=5, **other).save_pretrained(folder.parent / "other")
@@ -105,7 +106,7 @@ def test_trees_and_approximate_caches_are_refused_by_name(engine, wanted):
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_offloaded_keys_and_values_change_nothing(folder, plain, by_layers, native):
-    tiers = TierSettings("stream", 0, page_tokens=32, by_layers=by_layers, link_gb_s=1e3)
+    tiers = SmallPages("stream", 0, page_tokens=32, by_layers=by_layers, link_gb_s=1e3)
     operations = NativeOperations(native_kernel()) if native and native_kernel() else TorchOperations()
     offloading = engine_on(folder, None, tiers, operations)
     for method in ("ar", "lookup", "retrieval"):

@@ -27,6 +27,7 @@ PENALTIES = [
 ]
 
 
+@pytest.mark.daily("ar-*", "lookup-*", "triforce-dry*", "triforce-rep*", "streaming-freq*")
 @pytest.mark.parametrize("penalty", PENALTIES, ids=lambda penalty: next(iter(penalty)))
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_penalties_follow_drafts_position_by_position(endless_engine, method, penalty):
@@ -79,10 +80,10 @@ def test_the_statistics_add_up(endless_engine):
         assert row.acceptance is None or 0 <= row.acceptance <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "new"),
-    [("triforce", 1050), *(pytest.param(method, 4000, marks=pytest.mark.long) for method in ("triforce", "naive"))],
+    [("triforce", 1050), ("triforce", 4000), ("naive", 4000)],
 )
 def test_thousands_of_tokens_with_a_small_window_and_budget(tmp_path, draft_model_dir, method, new):
     """The tokens equal plain decoding's, and no cache grows after the first 500 tokens."""

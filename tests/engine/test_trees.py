@@ -3,6 +3,7 @@
 import pytest
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload.errors import SettingsError
 from offload.events import Restored
 from tests.support.engine import fresh, run, tokens
 from tests.support.models import ids
@@ -98,3 +99,15 @@ def test_a_session_serves_a_larger_tree_than_before(endless_engine):
         settings = Speculation("retrieval", budget=32, chunk=8, tree=tree)
         events = list(endless_engine.generate(prompt, Sampling(temperature=0), config, settings))
         assert sum(len(event.ids) for event in events if isinstance(event, Tokens)) == 24
+
+
+@pytest.mark.parametrize("tree", ["k-ary:300", "k-ary:1x268x1"])
+def test_a_tree_wider_than_the_vocabulary_is_refused(endless_engine, tree):
+    with pytest.raises(SettingsError, match=f"tree is '{tree}', with up to .* children") as caught:
+        run(endless_engine, ids(60), 5, "naive", "model", tree=tree)
+    assert "k-ary:267" in caught.value.hint
+
+
+def test_a_tree_as_wide_as_the_vocabulary_is_exact(endless_engine):
+    expected = tokens(run(fresh(endless_engine), ids(60), 6))
+    assert tokens(run(fresh(endless_engine), ids(60), 6, "naive", "model", tree="k-ary:267")) == expected

@@ -53,6 +53,7 @@ def seen_keys(model, full, cache, layer, end):
     return [torch.cat((copy.flatten(1, 2), x[layer]), dim=1) for copy, x in zip(copies, tail, strict=True)]
 
 
+@pytest.mark.daily("q4")
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_is_to_quantised_copies_of_the_selected_chunks_and_to_the_tail(model, kind):
     full, middle, sequence = setup(kind).prefilled(model, 200)
@@ -92,6 +93,7 @@ def test_a_tree_attends_as_the_chains_that_its_paths_are(model):
         torch.testing.assert_close(found[token], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.daily("own size")
 @pytest.mark.parametrize("static", [False, True], ids=["own size", "fixed shapes"])
 def test_it_follows_the_full_cache_through_a_history(model, static):
     """With a budget for everything its rows are nearly a full cache's, whose keys and values it leaves alone."""
@@ -110,6 +112,7 @@ def test_it_follows_the_full_cache_through_a_history(model, static):
         full.settle(sequence)
 
 
+@pytest.mark.long
 def test_fixed_shapes_give_the_rows_of_growing_ones(model):
     found = []
     for static in (False, True):

@@ -63,6 +63,7 @@ def run(both, ids, tree=None, unseen=0, layer=LAYER):
         torch.testing.assert_close(rows[0], other, rtol=0, atol=1e-3)
 
 
+@pytest.mark.daily("host 0-q8")
 @pytest.mark.parametrize(("place", "kind"), [("stream 1", "q4"), ("host 0", "q8"), ("hybrid 0", "fp8")])
 def test_chunks_and_single_tokens(place, kind):
     """Of the sink and across the ends of windows and pages, which open and are copied to the host; then a rollback."""
@@ -79,6 +80,7 @@ def test_chunks_and_single_tokens(place, kind):
         torch.testing.assert_close(own[LAYER], other[LAYER], rtol=0, atol=1e-1)  # a rounded half is another code
 
 
+@pytest.mark.long
 def test_a_long_pass_attends_to_its_own_pages_and_to_those_before():
     both = caches("stream 0", "q8")
     run(both, IDS[:200], unseen=196)

@@ -19,11 +19,11 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import DiskFailed, DiskLink, TieredStoreFactory, TierSettings, disk_gather
+from offload.offloading import DiskFailed, DiskLink, TieredStoreFactory, disk_gather
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.scratch_file import ScratchFile
 from tests.support.models import id_tensor, ids
-from tests.support.offloading import CPU, make_model, native_kernel, settings, tiered_cache
+from tests.support.offloading import CPU, SmallPages, make_model, native_kernel, settings, tiered_cache
 from tests.support.prompt_cache import engine_on, files, said
 
 LENGTH, NEW = 2 * PIECE + 77, 40
@@ -53,7 +53,7 @@ def model(model_dir):
 @pytest.fixture
 def new_engine(model, tmp_path):
     def make(resident=1, page=PIECE, **rest):
-        tiers = TierSettings("stream", resident, page_tokens=page, disk=tmp_path)
+        tiers = SmallPages("stream", resident, page_tokens=page, disk=tmp_path)
         stores = TieredStoreFactory(model.operations, CPU, tiers, DiskLink(poison=True), **rest)
         return Engine(model, (), 128, stores=stores)
 
@@ -130,7 +130,7 @@ def test_pages_that_are_no_multiple_of_a_disks_blocks_pass_through_the_page_cach
 @pytest.mark.parametrize("page", [192, PIECE])
 def test_a_cached_prompt_is_restored_to_disk(model_dir, home, tmp_path, native_operations, page):
     (folder := tmp_path / "pages").mkdir()
-    tiers = TierSettings("stream", 1, page_tokens=page, disk=folder)
+    tiers = SmallPages("stream", 1, page_tokens=page, disk=folder)
     prompt = ids(900)
     expected, _ = said(engine_on(model_dir, None, operations=native_operations), prompt)
     for restored in (0, 7 * TOKENS):

@@ -19,13 +19,13 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.quantized_checkpoint import QuantizedCheckpoint
 from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import ExpertTier, TieredStoreFactory, TierSettings, TransferFailed, WeightTier
+from offload.offloading import ExpertTier, TieredStoreFactory, TransferFailed, WeightTier
 from offload.offloading import expert_stream as streams
 from offload.planning.placement import place
 from offload.planning.request import PlanRequest
 from tests.support.engine import GREEDY, SMALL, run, tokens
 from tests.support.models import FAMILY_CASES, id_tensor, ids, make_hf_model
-from tests.support.offloading import CPU, PAGE, make_link, native_kernel, random_delays
+from tests.support.offloading import CPU, PAGE, SmallPages, make_link, native_kernel, random_delays
 from tests.support.planning import HARDWARE
 
 LENGTH, LAYERS, EXPERTS, CHOSEN = 60, 4, 8, 3
@@ -57,6 +57,7 @@ def rows_of(model, split, length=LENGTH):
     return torch.cat([model.forward(part, cache).clone() for part in id_tensor(length).split(split)])
 
 
+@pytest.mark.daily("*-7-*", "*-60-*", "native-1-1-*")
 @both_ways
 @pytest.mark.parametrize("kept", [0, 1, 3])
 @pytest.mark.parametrize("split", [1, 7, LENGTH])
@@ -96,11 +97,12 @@ class Away:
         if whole:
             return Engine(load(self.folder), (), 16)
         link = make_link()
-        settings = TierSettings("stream", self.resident, page_tokens=PAGE, experts=self.way, expert_layers=1)
+        settings = SmallPages("stream", self.resident, page_tokens=PAGE, experts=self.way, expert_layers=1)
         stores = TieredStoreFactory(TorchOperations(), CPU, settings, link)
         return Engine(load(self.folder, self.way, 1, link), (), 16, stores=stores)
 
 
+@pytest.mark.daily("4-*")
 @both_ways
 @pytest.mark.parametrize("resident", [0, LAYERS])
 def test_every_method_emits_the_tokens_of_a_model_in_one_memory(folder, way, resident):

@@ -8,8 +8,7 @@ from offload.architecture.kv_formats import format_bytes
 from offload.architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from offload.config import EXACT
 from offload.kernels import triton
-from offload.offloading import factory, mean_keys
-from offload.offloading.factory import TieredStoreFactory, TierSettings
+from offload.offloading import TieredStoreFactory, TierSettings, factory, mean_keys
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake
 
@@ -101,6 +100,7 @@ def test_a_step_over_quantised_keys_and_values_is_one_launch_more(monkeypatch, l
     assert others <= (OUTSIDE if windows == 1 else 4 * OUTSIDE) * LAYERS
 
 
+@pytest.mark.daily("7B-8")
 @pytest.mark.parametrize("tokens", [1, 8, 33])
 def test_a_streamed_page_is_one_launch(shape, tiered, monkeypatch, tokens):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
@@ -138,6 +138,7 @@ def test_a_streamed_page_of_quantised_keys_and_values_is_one_launch(tiered, monk
     )
 
 
+@pytest.mark.daily("8B")
 def test_without_triton_the_same_pass_runs_on_torchs_kernels(shape, tiered, monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: False)
     with fake_cuda() as usage:
@@ -159,6 +160,7 @@ def accumulator_bytes(shape, rows, page, itemsize):
     return numbers * (2 * 4 + 4 * itemsize) + 6 * 4 * rows * shape.heads + pages
 
 
+@pytest.mark.daily("8B")
 def test_the_memory_of_a_prefill_chunk_is_bounded_however_many_pages_lie_before_it(shape, tiered):
     peaks = []
     for context in (CONTEXT // 8, CONTEXT // 4):
@@ -184,6 +186,7 @@ def prefill(usage, model, cache, tokens, chunk=2048):
     return launches, usage.peak - before
 
 
+@pytest.mark.daily("8B-5000")
 @pytest.mark.parametrize("start", [0, 5000])
 def test_a_prefill_by_layers_attends_once_a_chunk_and_does_nothing_by_page(shape, tiered, start):
     found = {}
@@ -197,6 +200,7 @@ def test_a_prefill_by_layers_attends_once_a_chunk_and_does_nothing_by_page(shape
     assert not any("index_put" in name for name in found[3])  # pages are written at once
 
 
+@pytest.mark.daily("8B")
 def test_a_prefill_by_layers_takes_no_more_than_its_parts(shape, tiered):
     start, tokens, chunk = 3000, 6000, 2048
     with fake_cuda() as usage:

@@ -134,6 +134,7 @@ def stores(cudart, monkeypatch, tmp_path):
     return TieredStoreFactory(TorchOperations(), CPU, settings(), make_link()), FolderCheckpoint(tmp_path).shape
 
 
+@pytest.mark.long
 def test_reserved_memory_is_used_by_a_store_of_that_size_alone(stores, cudart):
     make, shape = stores
     make.reserve(shape, 500, torch.float32)

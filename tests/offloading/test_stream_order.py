@@ -15,10 +15,11 @@ from offload.config import Speculation
 from offload.kernels.ops import TorchOperations
 from offload.loading.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.offloading import ExpertTier, TieredStoreFactory, TierSettings, WeightTier, factory
+from offload.offloading import ExpertTier, TieredStoreFactory, WeightTier, factory
 from offload.offloading.cuda_link import CudaLink
 from offload.speculation.hierarchy import selected_cache
 from tests.support.fake_cuda import GPU
+from tests.support.offloading import SmallPages
 from tests.support.recorded_gpu import recorded_gpu
 from tests.support.vector_clocks import races, shared_only, sites
 
@@ -62,7 +63,7 @@ def load(tier=None, shape=SHAPE):
 
 def tiered(model, mode="stream", link=None, rope=None, **changes):
     """Return an empty full cache over tiers."""
-    settings = TierSettings(mode, **{"page_tokens": PAGE, "share": 0.5 if mode == "hybrid" else None} | changes)
+    settings = SmallPages(mode, **{"page_tokens": PAGE, "share": 0.5 if mode == "hybrid" else None} | changes)
     store = TieredStoreFactory(model.operations, GPU, settings, link).new_store(SHAPE, CAPACITY, torch.float32)
     return model.new_cache(CAPACITY, rope, store)
 

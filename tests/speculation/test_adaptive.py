@@ -70,6 +70,37 @@ def test_good_drafts_reach_most_of_what_the_best_fixed_length_would(rate, gamma)
         assert each < 1.15 * best
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("may_pause", [True, False])
+def test_the_reported_gain_is_the_measured_one(rate, may_pause):
+    scheduler = AdaptiveScheduler([Fake("drafter", always(rate), 0.05)], may_pause=may_pause)
+    each, drafting = simulated(scheduler, 1000)
+    if drafting > 0.99:  # nothing was run to compare with
+        assert scheduler.gain is None
+    else:
+        assert scheduler.gain.speedup == pytest.approx(1 / each, rel=0.02)
+        assert scheduler.gain.step_s == pytest.approx(1, rel=0.02)
+
+
+def test_a_gain_of_plain_steps_alone_is_exactly_nothing():
+    drafter, rng = Fake("silent", always(0.0), 0.1), random.Random(0)
+    drafter.draft_kind = lambda sequence: None
+    scheduler = AdaptiveScheduler([drafter], may_pause=True)
+    simulated(scheduler, 30, step=lambda rows: rng.uniform(0.5, 3))
+    assert scheduler.gain.speedup == 1
+
+
+def test_plain_decoding_reports_no_gain_and_neither_does_a_single_step():
+    plain = AdaptiveScheduler()
+    simulated(plain, 20)
+    assert plain.gain is None
+    fixed = AdaptiveScheduler([Fake("drafter", always(1.0), 0.05)], gamma=4)
+    simulated(fixed, 20)
+    fixed.choose(TokenSequence([0]), 1)
+    fixed.observe(Cycle(None, 0, 0, 0, 0.0, 1.0))
+    assert fixed.gain is None
+
+
 def test_drafting_resumes_when_acceptance_rises():
     drafter = Fake("changing", lambda position: 0.95 if position > 1000 else 0.0, 0.01)
     scheduler = AdaptiveScheduler([drafter], may_pause=True)

@@ -275,6 +275,7 @@ def ratios() -> dict[str, tuple[float, float]]:
     return found
 
 
+@pytest.mark.long
 def test_auto_is_never_much_slower_than_plain_decoding(ratios):
     assert {name: ratio for name, (ratio, _) in ratios.items() if ratio < 0.97} == {}
 

@@ -30,12 +30,9 @@ METHODS = [
 ]
 CASES = [
     # Each run of the suite tests every method and drafter with one of the samplings; the long tests, all combinations.
+    *(pytest.param(*method, list(SAMPLINGS)[index % 2], RUNS) for index, method in enumerate(METHODS)),
     *(
-        pytest.param(*method, list(SAMPLINGS)[index % 2], RUNS, marks=pytest.mark.slow)
-        for index, method in enumerate(METHODS)
-    ),
-    *(
-        pytest.param(*method, name, MANY, marks=[pytest.mark.slow, pytest.mark.long])
+        pytest.param(*method, name, MANY, marks=pytest.mark.long)
         for method, name in itertools.product(METHODS, SAMPLINGS)
     ),
 ]
@@ -50,12 +47,14 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.daily("triforce-lookup-*", "naive-uniform-*", "auto-one-hot-*")
 @pytest.mark.parametrize(("method", "draft", "gammas", "sampling", "runs"), CASES)
 def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(method, draft, gammas, sampling, runs):
     top = hierarchy(method, draft, SAMPLINGS[sampling], gammas).top
     assert p_value(top, SAMPLINGS[sampling], runs) > SIGNIFICANCE
 
 
+@pytest.mark.daily("triforce")
 @pytest.mark.parametrize("method", ["naive", "triforce"])
 def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, monkeypatch):
     """The reference implementation's mistake."""
@@ -64,6 +63,7 @@ def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, 
     assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, RUNS) < SIGNIFICANCE
 
 
+@pytest.mark.long
 def test_the_same_mistake_at_the_lower_level_alone_is_detected(monkeypatch):
     """As in the reference: the distribution passed to the upper level is not the one that the draft was drawn from."""
     sampling, correct = SAMPLINGS["t1"], verification.residual
@@ -92,6 +92,7 @@ class FilteringDrafter(ModelDrafter):
         return Draft(draft.tokens[:kept], draft.rows[:kept])
 
 
+@pytest.mark.long
 def test_discarding_a_sampled_token_is_detected():
     sampling = SAMPLINGS["t1"]
     sampler = Sampler(sampling, 0, VOCAB, torch.device("cpu"))

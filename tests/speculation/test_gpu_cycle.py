@@ -63,6 +63,7 @@ def level(sampling):
     return found, sequence
 
 
+@pytest.mark.daily("greedy")
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(top_k=50, min_p=0.05)], ids=["greedy", "all"])
 def test_a_cycle_of_a_draft_model_waits_twice_and_a_plain_step_once(sampling, downloads):
     with fake_cuda() as usage:

@@ -165,7 +165,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.daily("auto-good", "naive-good")
 @pytest.mark.parametrize(("method", "draft"), METHODS)
 def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
     gammas = (None, None) if method == "auto" else (2, 3)
@@ -174,6 +174,7 @@ def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
     assert chi_square_p(counted(top, RUNS), expected) > SIGNIFICANCE
 
 
+@pytest.mark.long
 def test_a_sampler_that_forgets_the_draft_is_detected(monkeypatch):
     apply = Penalties.apply
     monkeypatch.setattr(Penalties, "apply", lambda self, scores, draft=(), drafts=None: apply(self, scores))

@@ -69,6 +69,7 @@ def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(tree, draft
     assert p_value(TreeLevel(TREES[tree], DRAFTERS[drafter], sampling), T1, runs) > SIGNIFICANCE
 
 
+@pytest.mark.long
 def test_verifying_with_the_rows_of_the_wrong_nodes_is_detected(monkeypatch):
     """A sibling's distribution in place of the parent's, say: every row is one node late."""
 
