@@ -7,33 +7,37 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import Abort, Exit, TyperException
 
-from offload.errors import Degraded, RankLost, TriforceError, UsageError
+from offload.errors import Degraded, RankLost, UsageError, typed_error
 
 from .distributed import rank as ranks
 from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
+from .options import config_file
+from .options.command import Command, Group
 from .options.mistakes import explained
 from .options.settings import cache_home
-from .output.terminal import Terminal
+from .options.variables import unknown_variables
+from .output.terminal import Terminal, stdout_closed
 
 _COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "experiment", "pull", "profile", "doctor", "cache")
+_PRINTING = ("summarize", "chat", "bench", "pull", "profile", "doctor")  # to stdout, whatever their options are
 
 
 def _app_with(commands: Sequence[str]) -> typer.Typer:
     """Return the app with some of the commands. Only their modules are imported: all of them take a second."""
     app = typer.Typer(
         name="triforce",
+        cls=Group,
         help="Run a whole book through a long-context language model on the hardware you have.",
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
@@ -45,7 +49,7 @@ def _app_with(commands: Sequence[str]) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command()(command)
+            app.command(cls=Command)(command)
     return app
 
 
@@ -76,6 +80,10 @@ def _start(
         raise UsageError(f"--color is {color!r}", "use auto, always or never")
     ctx.obj = AppState(ranks.terminal_for(ranks.world_position(os.environ), color), cache_home(os.environ))
     _show_library_warnings(ctx.obj.terminal)
+    for warning in unknown_variables(os.environ):
+        ctx.obj.terminal.warn(warning)
+    if ctx.invoked_subcommand in _PRINTING:
+        ctx.obj.terminal.require_stdout()
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise Exit(WRONG_USE)
@@ -94,20 +102,27 @@ def _needed(args: Sequence[str]) -> Sequence[str]:
     return args[:1] if args and args[0] in _COMMANDS else _COMMANDS
 
 
+def _configured(args: Sequence[str]) -> dict[str, Any]:
+    """Return the defaults of the user's config.yaml, for a command that reads it. Raises SettingsError."""
+    needed = args and args[0] in config_file.COMMANDS and not {"-h", "--help"} & set(args)
+    return config_file.defaults(os.environ) if needed else {}
+
+
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Typer's own main is not used: it returns 1 for a closed pipe, and prints errors itself.
     """
     if "_TRIFORCE_COMPLETE" in os.environ:
-        _app_with(_COMMANDS)()
+        words = os.environ.get("_TRIFORCE_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")  # zsh and fish; bash
+        _app_with(_needed(words.split()[1:]))()
     command = typer.main.get_command(_app_with(_needed(args)))
     ctx = None
     try:
-        with command.make_context("triforce", list(args)) as ctx:
+        with command.make_context("triforce", list(args), default_map=_configured(args)) as ctx:
             return command.invoke(ctx) or DONE
-    except Exit as exit_:
-        return exit_.exit_code
+    except Exit as exit_:  # of help and version, which are printed
+        return exit_.exit_code if sys.stdout is not None else _report(stdout_closed(), Terminal())
     except (KeyboardInterrupt, Abort):
         return INTERRUPTED
     except BrokenPipeError:
@@ -121,30 +136,19 @@ def run(args: Sequence[str]) -> int:
 
 def _report(error: Exception, terminal: Terminal) -> int:
     """Print error: and hint:, after the traceback if TRIFORCE_DEBUG is set; return the exit code."""
-    if os.environ.get("TRIFORCE_DEBUG", "") not in ("", "0"):
-        traceback.print_exception(error)
+    terminal.trace(error)
     message, hint, code = _explain(error)
     ranks.report(message, hint, code, isinstance(error, RankLost), terminal)
     return code
 
 
 def _explain(error: Exception) -> tuple[str, str, int]:
-    if isinstance(error, TriforceError):
-        return error.message, error.hint, WRONG_USE if isinstance(error, UsageError) else FAILED
     if isinstance(error, TyperException):
         return *explained(error.format_message(), *(getattr(error, name, None) for name in ("ctx", "param"))), WRONG_USE
-    if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
-        return f"out of memory: {_first_line(error)}", "use a shorter prompt or a smaller model", FAILED
     if isinstance(error, OSError) and error.errno is not None:
         _abandon_output()  # or Python would try to write the rest again at exit
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}", "check the free disk space, the permissions and the output path", FAILED
-    hint = "this is a bug in triforce; TRIFORCE_DEBUG=1 shows where"
-    return f"{type(error).__name__}: {_first_line(error)}", hint, FAILED
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["(no message)"])[0]
+    typed = typed_error(error)
+    return typed.message, typed.hint, WRONG_USE if isinstance(typed, UsageError) else FAILED
 
 
 def _abandon_output() -> int:

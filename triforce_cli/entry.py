@@ -14,6 +14,7 @@ from .signals import listen
 def main() -> None:
     """Run the command line and exit with its code."""
     listen()
+    occupy_closed_streams()
     try:
         from .app import run, settle_libraries
         from .distributed.rank import finish
@@ -26,6 +27,16 @@ def main() -> None:
     if "torch" in sys.modules:
         exit_without_teardown(code)
     sys.exit(code)
+
+
+def occupy_closed_streams() -> None:
+    """Open the null device in place of standard streams that are closed: no file of ours may get their numbers.
+
+    What a library in C prints there would be written into that file.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def exit_without_teardown(code: int) -> None:

@@ -1,11 +1,22 @@
-"""Handlers of the signals that end a process. Imports nothing heavy: Ctrl-C must work from the start."""
+"""Handlers of the signals that end a process. Imports nothing heavy: Ctrl-C must work from the start.
+
+The first Ctrl-C raises KeyboardInterrupt, which ends what is under way and keeps what there is. A second one ends the
+process at once, also within a native call that holds the interpreter's lock: interrupt.c counts them in the signal
+itself. Where that library is not built, a second one ends the process as soon as Python answers signals.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from types import FrameType
 
 from .exit_codes import INTERRUPTED, SIGNALLED
@@ -13,14 +24,39 @@ from .exit_codes import INTERRUPTED, SIGNALLED
 _SHOW_CURSOR = b"\x1b[?25h"
 _TORCH_STORAGE = os.path.join("torch", "storage.py")
 _REDELIVERY = 0.01  # seconds
+_MERGED = 0.1  # seconds in which two signals are one: `timeout` and other wrappers send it twice
+_first_at: float | None = None  # when the Ctrl-C that has not been answered came
 
 
 def listen() -> None:
     """Install the handlers of the signals that end a process; with SIGHUP ignored, as by nohup, it stays so."""
+    answered()
     signal.signal(signal.SIGINT, _interrupt)
+    if (library := _library()) is not None:
+        library.interrupt_listen(INTERRUPTED, ctypes.c_double(_MERGED))
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if hasattr(signal, name) and not (name == "SIGHUP" and is_ignored(signal.SIGHUP)):
             signal.signal(getattr(signal, name), _terminate)
+
+
+def answered() -> None:
+    """Count the next Ctrl-C as a first one: what the last one asked for is done, and the program goes on."""
+    global _first_at
+    _first_at = None
+    if (library := _library()) is not None:
+        library.interrupt_answered()
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """Return the library of interrupt.c; None where it was not built, as without a C compiler."""
+    folder = Path(__file__).parent
+    for suffix in EXTENSION_SUFFIXES:
+        try:
+            return ctypes.CDLL(str(folder / f"_interrupt{suffix}"))
+        except OSError:
+            continue
+    return None
 
 
 def is_ignored(number: int) -> bool:
@@ -30,11 +66,17 @@ def is_ignored(number: int) -> bool:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt; during an import exit at once, since it may be caught there or leave half a module."""
+    global _first_at
     if _is_importing(frame):
         _exit_at_once(INTERRUPTED)
+    if _first_at is not None:
+        if time.monotonic() - _first_at > _MERGED:
+            _exit_at_once(INTERRUPTED)
+        return
     if _is_called_by_safetensors(frame):
         _deliver_again(number)
     else:
+        _first_at = time.monotonic()
         raise KeyboardInterrupt
 
 
@@ -55,6 +97,7 @@ def _is_called_by_safetensors(frame: FrameType | None) -> bool:
 
 def _deliver_again(number: int) -> None:
     """Raise the signal again a little later, when other code is running."""
+    answered()
     timer = threading.Timer(_REDELIVERY, signal.raise_signal, (number,))
     timer.daemon = True
     timer.start()
@@ -63,6 +106,8 @@ def _deliver_again(number: int) -> None:
 def _exit_at_once(code: int) -> None:
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it
+    if (files := sys.modules.get("offload.files")) is not None and hasattr(files, "remove_temporaries"):
+        files.remove_temporaries()
     os._exit(code)
 
 

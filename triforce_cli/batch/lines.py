@@ -35,6 +35,15 @@ class Line(NamedTuple):
             raise LineError(self.number, None, error)
         return parse_line(self.data, self.number)
 
+    def packed(self) -> tuple[int, int, str]:
+        """Return the line for JSON, whatever its bytes are."""
+        return self.number, self.start, self.data.decode("utf-8", "surrogateescape")
+
+    @classmethod
+    def unpacked(cls, number: int, start: int, text: str) -> Line:
+        """Return a line that was packed."""
+        return cls(number, start, text.encode("utf-8", "surrogateescape"))
+
 
 class BatchFile:
     """A file of lines that can be read several times, one reader after the other.

@@ -10,7 +10,7 @@ from typing import Any
 from offload.batching.batch import Failed
 from offload.batching.request import BatchRequest, Events
 from offload.decoder import QuantizedCopy
-from offload.errors import PromptError, TriforceError
+from offload.errors import InternalError, PromptError, TriforceError, typed_error
 from offload.events import Event
 from offload.levels import uses_copy
 from offload.loading.text_stream import stream_text
@@ -36,7 +36,7 @@ from .line_request import opened_for
 from .lines import BatchFile, Line
 from .request import Id, LineError, LineRequest
 from .results import RESULT, ResultFile, error_line
-from .survey import survey
+from .survey import Survey, survey
 
 _LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
 
@@ -69,8 +69,8 @@ def run_batch(
     """Answer all requests; return the exit code, FAILED if one of them has an error. Raises TriforceError."""
     opened = open_request(request, terminal, output.quiet)
     finished = batch.results.finished if batch.results is not None else set()
-    found = survey(batch.file, opened, finished) if request.group is None or request.group.rank == 0 else None
-    found = broadcast(request.group, lambda: found)
+    alone = replace(opened, request=replace(request, group=None))  # rank 0 surveys, while the others wait for it
+    found = Survey(**broadcast(request.group, lambda: asdict(survey(batch.file, alone, finished))))
     if found.answered and not output.quiet:
         total = counted(found.requests + found.answered, "request")
         terminal.note(f"{found.answered:,} of {total} have a result already, and are not run again")
@@ -78,8 +78,7 @@ def run_batch(
         return DONE
     if request.extend_context:
         opened = replace(opened, model=stretch(opened.model, found.longest, terminal))
-    if output.verbose:
-        opened.print_settings(opened.settings.generation.max_new_tokens, terminal)
+    opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
     tiers = None if request.dry_run else plan_longest(opened, found.longest, terminal)
     # Buffers of offloaded keys and values are planned for one sequence.
     parallel = 1 if tiers is not None else check_parallel(batch.parallel, opened, found.longest, found.requests)
@@ -152,26 +151,29 @@ class _Run:
         """Yield the requests of the file that are not answered yet; write the errors of those that are none."""
         group = self._opened.request.group
         lines = self._batch.file.lines() if self._batch.file is not None else iter(())
-        while (line := broadcast(group, lambda: self._next(lines))) is not None:
+        while (packed := broadcast(group, lambda: self._next(lines))) is not None:
+            line = Line.unpacked(*packed)
             try:
                 request = line.request()
                 self._check_id(request)
                 wanted = self._batch_request(request)
             except LineError as error:
                 self._fail(error.line, error.id, error.error)
-            except TriforceError as error:
-                self._fail(request.line, request.id, error)
+            except Exception as error:
+                if group is not None and not isinstance(error, TriforceError):
+                    raise  # the other ranks may go on
+                self._fail(request.line, request.id, typed_error(error))
             else:
                 yield wanted
 
-    def _next(self, lines: Iterator[Line]) -> Line | None:
-        """Return the next line that is not answered yet."""
+    def _next(self, lines: Iterator[Line]) -> tuple[int, int, str] | None:
+        """Return the next line that is not answered yet, packed."""
         for line in lines:
             try:
                 if line.request().id not in self._finished:
-                    return line
+                    return line.packed()
             except LineError:
-                return line
+                return line.packed()
         return None
 
     def _check_id(self, request: LineRequest) -> None:
@@ -243,6 +245,8 @@ class _Run:
         return self._concurrency.leave(line).mean
 
     def _fail(self, line: int, id: Id | None, error: TriforceError) -> None:
+        if isinstance(error, InternalError):
+            self._terminal.trace(error)
         if self._first_error is None:
             self._first_error = f"line {line}: {error.message}"
         self._write(error_line(line, id, error.message, error.hint))

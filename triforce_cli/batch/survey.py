@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from offload.errors import PromptError, UsageError
+from offload.errors import PromptError
 from offload.levels import forgets
 
 from ..run.model_request import ModelRequest
@@ -78,7 +78,7 @@ def _longest(file: BatchFile, opened: ModelRequest, places: list[tuple[int, int]
             is_stretched = opened.request.extend_context and not forgets(opened.settings.speculation)
             new = ours.settings.generation.max_new_tokens
             found.append(len(ids) + new if is_stretched else ours.prompt(ids).length)
-        except (LineError, UsageError):
+        except Exception:  # of any kind: the second reading reports it
             continue
         if len(found) == _ENCODED:
             break

@@ -107,9 +107,9 @@ _NAMES += ("frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base"
 _NAMES += ("no_repeat_ngram", "coupled", "seed", "draft", "middle", "sink", "window", "budget", "chunk")
 _NAMES += ("rebuild_every", "gamma1", "gamma2", "tree", "tree_sampling", "extend_context", "profile", "device", "dtype")
 _NAMES += ("kernel", "quantize", "threads", "prefill_chunk", *option_groups.PLACEMENT, *option_groups.PARALLEL)
-_NAMES += ("dry_run",)
+_NAMES += ("dry_run", "show_config")
 SETTINGS = {name: option_groups.GENERATION[name] for name in _NAMES} | {"max_new_tokens": MaxNewTokens}
-SETTINGS |= {"cache": Cache, "cache_limit": options.CacheLimit}
+SETTINGS |= {"cache": Cache, "cache_limit": options.CacheLimit, "encoding": options.Encoding}
 SETTINGS |= {
     name: _listed(SETTINGS[name], axis.parse, axis.title)
     for name, axis in AXES.items()

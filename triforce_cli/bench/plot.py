@@ -11,35 +11,25 @@ from typing import TYPE_CHECKING
 
 from offload.errors import SettingsError
 
-from ..output.whole_file import permissions_of, target_of
+from ..output.whole_file import check_file, permissions_of, target_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_INSTALL = "install it in the folder of triforce: pip install '.[plot]'"
+
+
 def check_plot(path: Path) -> None:
     """Raise SettingsError if no chart could be written there, before the benchmark runs."""
     if find_spec("matplotlib") is None:
-        raise SettingsError("--plot needs matplotlib, which is not installed", "pip install 'triforce[plot]'")
+        raise SettingsError("--plot needs matplotlib, which is not installed", _INSTALL)
     check_file(path, "--plot", "bench.png")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
     if path.suffix.lower().removeprefix(".") not in kinds:
         raise SettingsError(f"--plot cannot write {path.name}", f"end its name in one of: {', '.join(kinds)}")
-
-
-def check_file(path: Path, option: str, example: str) -> None:
-    """Raise SettingsError if no file could be written there, or where a link leads."""
-    folder = target_of(path).parent
-    if not folder.is_dir():
-        raise SettingsError(f"there is no folder {folder}", f"create it, or choose another file for {option}")
-    if path.is_dir():
-        raise SettingsError(f"{path} is a folder", f"give {option} a file, such as {example}")
-    if path.exists() and not path.is_file():
-        raise SettingsError(f"{path} is no regular file", f"give {option} a file, such as {example}")
-    if not os.access(folder, os.W_OK):
-        raise SettingsError(f"{folder} is not writable", f"choose another folder for {option}")
 
 
 def plot(path: Path, rates: Mapping[str, float], title: str) -> None:

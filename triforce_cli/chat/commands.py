@@ -11,6 +11,7 @@ from offload.errors import PromptError
 from offload.units import counted
 
 from ..input.documents import name_of, read_documents
+from ..options.other_names import other_name
 from ..output.statistics import detail_lines, statistics_line
 from .conversation import Conversation
 from .parameters import PARAMETERS, described, parse_parameter
@@ -43,7 +44,10 @@ def is_command(line: str) -> bool:
 def run_command(line: str, chat: ChatSession) -> None:
     """Run a command line. Raises TriforceError with what is wrong with it, Leave, and as the session does."""
     name, _, argument = line.strip().partition(" ")
-    command = COMMANDS.get(name)
+    row = other_name(name)
+    command = COMMANDS.get(name) or COMMANDS.get(row.ours if row else "")
+    if command is None and row is not None:
+        raise PromptError(f"there is no command {name}", row.hint)
     if command is None:
         close = get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {close[0]}? " if close else ""
@@ -73,7 +77,7 @@ def _files(chat: ChatSession, _: str) -> None:
 
 
 def _add(chat: ChatSession, argument: str) -> None:
-    (document,) = read_documents([_path(argument)], None, chat.replies.note)
+    (document,) = read_documents([_path(argument)], None, chat.replies.note, chat.encoding)
     if any(each.name == document.name for each in chat.conversation.documents):
         raise PromptError(f"{document.name} is in this conversation already", f"/remove {document.name} drops it")
     added = chat.conversation.added(document)
@@ -99,7 +103,7 @@ def _system(chat: ChatSession, argument: str) -> None:
 
 
 def _set(chat: ChatSession, argument: str) -> None:
-    name, _, value = argument.partition(" ")
+    name, _, value = argument.removeprefix("parameter ").partition(" ")  # ollama: /set parameter temperature 0.3
     if value.strip():
         chat.set(parse_parameter(name, value.strip()))
     chat.replies.reply("/set", described(chat.opened, name))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from offload.errors import PromptError
+from offload.joined_texts import join_texts
 from offload.loading.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 
 from ..input.documents import Document
-from ..input.prompt import join_texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from offload.errors import TriforceError
 
 from ..exit_codes import DONE, FAILED
+from ..signals import answered
 from .commands import Leave, is_command, run_command
 from .lines import Lines
 from .session import ChatSession
@@ -39,6 +40,7 @@ class Loop:
             except KeyboardInterrupt:
                 if not self._is_interactive:
                     raise
+                answered()
                 self._chat.replies.note("Ctrl-D or /quit leaves")
                 continue
             except TriforceError as error:
@@ -67,14 +69,17 @@ class Loop:
         try:
             with self._lines.unheard():
                 run()
-        except TriforceError as error:
+        except (Leave, BrokenPipeError):  # nobody reads the answers any more
+            raise
+        except Exception as error:
             self._fail(error)
         except KeyboardInterrupt:
             if not self._is_interactive:
                 raise
+            answered()
             if stopped:
                 self._chat.replies.note(stopped)
 
-    def _fail(self, error: TriforceError) -> None:
+    def _fail(self, error: Exception) -> None:
         self._failures += 1
-        self._chat.replies.error(error)
+        self._chat.replies.failed(error)

@@ -11,6 +11,7 @@ from offload.config import GenerationConfig, Sampling, check_part
 from offload.errors import SettingsError
 from offload.generation_config import parse_sampling
 
+from ..options.other_names import other_name
 from ..output.settings_text import value_text
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def parse_parameter(name: str, value: str) -> dict[str, Any]:
 def described(opened: ModelRequest, name: str = "") -> list[str]:
     """Return a line with the value of a setting, or with no name a line for each. Raises SettingsError."""
     current = opened.settings.described(opened.sampling)
-    chosen = PARAMETERS if not name else {_option(name): _setting(name)}
+    chosen = PARAMETERS if not name else {each: found for each, found in PARAMETERS.items() if found == _setting(name)}
     width = max(map(len, chosen))
     return [f"{option:<{width}}  {value_text(setting, current[setting])}" for option, setting in chosen.items()]
 
@@ -57,6 +58,11 @@ def _option(name: str) -> str:
 
 def _setting(name: str) -> str:
     option = _option(name)
+    row = None if option in PARAMETERS else other_name(option)
+    if row is not None and row.ours in PARAMETERS:
+        return PARAMETERS[row.ours]
+    if row is not None and row.hint:
+        raise SettingsError(f"there is no setting {name}", f"on the command line: {row.hint}; /set lists the settings")
     if option not in PARAMETERS:
         close = get_close_matches(option, PARAMETERS, 1)
         meant = f"did you mean {close[0]}? " if close else ""

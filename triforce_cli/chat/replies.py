@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.errors import TriforceError
+from offload.errors import typed_error
 
 from ..output.renderers import StreamRenderer
 from ..output.stdout_formats import json_line
@@ -37,13 +37,20 @@ class Replies:
         elif not self._quiet:
             self._terminal.note(text)
 
-    def error(self, error: TriforceError) -> None:
+    def error(self, message: str, hint: str) -> None:
         """Say what went wrong, and what to do; the conversation goes on."""
         self._renderer.hide()
         if self._in_json:
-            self._terminal.write(json_line(type="error", message=error.message, hint=error.hint))
+            self._terminal.write(json_line(type="error", message=message, hint=hint))
         else:
-            self._terminal.error(error.message, error.hint)
+            self._terminal.error(message, hint)
+
+    def failed(self, error: Exception) -> None:
+        """Say which exception ended an answer or a command."""
+        self._renderer.hide()
+        self._terminal.trace(error)
+        typed = typed_error(error)
+        self.error(typed.message, typed.hint)
 
     def question(self, number: int, text: str) -> None:
         """Begin the answer to a question, the `number`-th of the conversation."""

@@ -32,11 +32,13 @@ class ChatRequest:
     Args:
         path: the file in which it is saved after each answer; None for none.
         context: tokens that it may have; None for the documents and `CONVERSATION` more.
+        encoding: of text files that are added; None guesses it.
     """
 
     conversation: Conversation
     path: Path | None = None
     context: int | None = None
+    encoding: str | None = None
 
 
 def run_chat(
@@ -62,13 +64,12 @@ def run_chat(
         nonlocal code
         replies = Replies(terminal, renderer, output.json, output.quiet)
         room = Room(None if forgets(opened.settings.speculation) else longest, opened.context, _counter(opened))
-        session = ChatSession(opened, generator, renderer, replies, room, conversation, chat.path)
+        session = ChatSession(opened, generator, renderer, replies, room, conversation, chat.path, chat.encoding)
         if terminal.stdin_is_terminal:
             replies.note(f"{contents(conversation)} · /help lists the commands, Ctrl-D leaves")
         code = Loop(session, _lines(request, terminal, replies), terminal.stdin_is_terminal).run()
 
-    if output.verbose:
-        opened.print_settings(opened.settings.generation.max_new_tokens, terminal)
+    opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
     return run_request(opened, longest, terminal, output, renderer, work) or code
 
 

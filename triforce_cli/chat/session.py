@@ -56,6 +56,7 @@ class ChatSession:
         saved: the conversation as it was last saved or loaded.
         unanswered: a question that was asked and has no answer, for lack of room or because of Ctrl-C.
         summary: the metrics of the last answer.
+        encoding: of text files that are added; None guesses it.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ChatSession:
         room: Room,
         conversation: Conversation,
         path: Path | None = None,
+        encoding: str | None = None,
     ) -> None:
         """With a `path`, the conversation is saved there after each answer."""
         self._opened = opened
@@ -76,6 +78,7 @@ class ChatSession:
         self.room = room
         self.conversation = self.saved = conversation
         self._path = path
+        self.encoding = encoding
         self.unanswered: str | None = None
         self.summary: Summary | None = None
         self._known: dict[tuple[str, bool], list[int]] = {}
@@ -103,7 +106,7 @@ class ChatSession:
         return self._used[1]
 
     def ask(self, question: str) -> None:
-        """Answer a question, and keep what was said, also after Ctrl-C.
+        """Answer a question, and keep what was said, also after Ctrl-C; not the beginning of an answer that failed.
 
         Raises PromptError where there is no room for an answer, and as `TextGenerator.generate`.
         """
@@ -141,10 +144,7 @@ class ChatSession:
         self.replies.question(len(self.conversation.turns) + 1, question)
         self._generator.prepare(prompt, self._renderer)
         run = self._generator.begin(prompt, self._renderer)
-        try:
-            self._generator.run(run)
-        finally:
-            self._keep(question, run)
+        self._generator.run(run, lambda: self._keep(question, run))
 
     def check(self, conversation: Conversation) -> None:
         """Raise PromptError if a changed conversation leaves no room for a question and its answer."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from offload.bounded import Unbounded, read_bounded
 from offload.errors import PromptError, TriforceError
-from offload.files import replace_file
+from offload.files import remove_leftovers, replace_file
 from offload.short_repr import short_repr
 from offload.units import GIB
 
@@ -24,8 +24,10 @@ _HINT = "give a file that `/save` or --session of triforce chat has written"
 def save_conversation(path: Path, conversation: Conversation, model: str) -> None:
     """Write a conversation, with the texts of its documents. Raises TriforceError; the old file is then as it was."""
     content = {"format": _FORMAT, "version": _VERSION, "model": model, **asdict(conversation)}
+    target = path.resolve()
     try:
-        replace_file(path.resolve(), json.dumps(content, ensure_ascii=False, indent=1).encode("utf-8"), b"\n")
+        remove_leftovers(target)
+        replace_file(target, json.dumps(content, ensure_ascii=False, indent=1).encode("utf-8"), b"\n")
     except OSError as error:
         reason = error.strerror or str(error)
         raise TriforceError(f"the conversation cannot be saved in {path}: {reason}", "give another file") from error

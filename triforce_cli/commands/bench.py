@@ -20,7 +20,7 @@ from ..bench import options as bench_options
 from ..bench.grid.axes import CONTEXT, STDOUT, Values, points, varied
 from ..bench.methods import IN_BATCHES, name_of, parse
 from ..bench.options import LAST, NEEDLES, NEW_TOKENS, check_kind, is_grid
-from ..bench.plot import check_file, check_plot
+from ..bench.plot import check_plot
 from ..bench.quality.modes import parse as parse_modes
 from ..distributed.rank import broadcast
 from ..input.dataset import asked, check_dataset, read_dataset
@@ -29,10 +29,12 @@ from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.distinct_files import check_distinct, named_files
+from ..options.mistakes import warn_of_file
 from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft, warn_unused_middle
 from ..options.settings import given_options, resolve
+from ..options.show_config import show_config
 from ..output.progress import ProgressDisplay
-from ..output.terminal import Terminal
+from ..output.whole_file import check_file
 
 
 @option_groups.accepts(bench_options.SETTINGS)
@@ -108,6 +110,7 @@ def bench(
     terminal, as_grid = ctx.obj.terminal, is_grid(ctx)
     flags, origins, axes = _flags(ctx)
     check_files(prompt_file or [])
+    warn_of_file(ctx, prompt)
     if data is not None:
         check_dataset(data)
     names = parse(methods) if methods is not None else None
@@ -119,18 +122,21 @@ def bench(
     inputs = [*(("--prompt-file", each) for each in prompt_file or []), *named_files(ctx)]
     check_distinct(inputs, [("--points", points), ("--csv", None if csv == STDOUT else csv), ("--plot", plot)])
     settings = resolve(flags, origins, ctx.params["profile"])
+    if ctx.params["show_config"]:
+        show_config(ctx, settings)
     if as_grid and "seed" not in settings.values:  # drawn at random, no run could be found again
         settings = replace(settings, generation=replace(settings.generation, seed=0))
     resolve_model(settings.engine.model)
     for warn in () if quality else (warn_unused_draft, warn_unused_middle):
         warn(settings, [name_of(each) for each in names or ["auto"]], terminal)
-    rest = {name: bool(ctx.params[name]) for name in ("dry_run", "extend_context")}
+    rest: dict[str, Any] = {name: bool(ctx.params[name]) for name in ("dry_run", "extend_context")}
     request = Request(settings, ctx.obj.home, ctx.info_name, **rest, arguments=given_arguments(ctx))
     request, code = start_or_join_ranks(request, terminal)
     if code is not None:
         return code
     group = request.group
-    texts, endings = broadcast(group, lambda: _texts(prompt, prompt_file or [], each_file, data, terminal))
+    texts, endings = broadcast(group, lambda: _texts(ctx, prompt, prompt_file or [], each_file, data))
+    texts = [(name, text) for name, text in texts]
     text = texts[0][1]
 
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
@@ -196,22 +202,25 @@ def _check_outputs(plot: Path | None, csv: Path | None, sizes: list[int] | None,
 
 
 def _texts(
-    prompt: str | None, files: Sequence[Path | str], each_file: bool, data: str | None, terminal: Terminal
+    ctx: typer.Context, prompt: str | None, files: Sequence[Path | str], each_file: bool, data: str | None
 ) -> tuple[list[tuple[str, str]], dict[str, str]]:
     """Return the names and texts of the prompts (one, each file's, or a data set's), and what stands behind some.
 
     Raises PromptError, FetchError.
     """
+    terminal, encoding = ctx.obj.terminal, ctx.params["encoding"]
     if data is not None:
         if prompt is not None or files:
             raise PromptError("--data takes its prompts from a data set alone", "leave the other prompts out")
+        if encoding is not None:
+            raise SettingsError("--encoding is that of --prompt-file and standard input", "leave it out with --data")
         found = read_dataset(data, terminal.warn)
         return [(each.name, each.text) for each in found], {each.name: asked(each.question) for each in found}
     if not each_file:
-        return [("prompt", read_prompt(prompt, files, terminal.stdin, terminal.warn))], {}
+        return [("prompt", read_prompt(prompt, files, terminal.stdin, terminal.warn, encoding).text)], {}
     if prompt is not None or not files:
         raise PromptError("--each-file takes its prompts from --prompt-file alone", "give each with -f FILE")
-    found = read_documents(files, terminal.stdin, terminal.warn)
+    found = read_documents(files, terminal.stdin, terminal.warn, encoding)
     return [(Path(document.name).name, document.text) for document in found], {}
 
 

@@ -19,12 +19,13 @@ from offload.units import parse_size, size_text
 
 from ..exit_codes import WRONG_USE
 from ..options import declarations as options
+from ..options.command import Command, Group
 from ..options.settings import cache_home
 from ..output.prompt_cache import details, entries_table
 from ..output.stdout_formats import json_line
 from ..run.prompt_cache import prompt_folder
 
-cache = typer.Typer()
+cache = typer.Typer(cls=Group)
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -51,6 +52,8 @@ Limit = options.CacheLimit
 
 
 def _folder(ctx: typer.Context, limit: int | None = None) -> PromptFolder:
+    if ctx.params.get("json"):
+        ctx.obj.terminal.require_stdout()  # before anything is removed
     return prompt_folder(ctx.obj.home, Caching().cache_limit if limit is None else limit)
 
 
@@ -67,7 +70,7 @@ def _start(ctx: typer.Context) -> None:
         raise typer.Exit(WRONG_USE)
 
 
-@cache.command("list")
+@cache.command("list", cls=Command)
 def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> None:
     """List cached prompts, the most recently used first.
 
@@ -83,7 +86,7 @@ def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> 
     terminal.print(entries_table(found, folder, time.time(), terminal.table_width))
 
 
-@cache.command()
+@cache.command(cls=Command)
 def show(
     ctx: typer.Context,
     id: Annotated[str, typer.Argument(metavar="ID", help=_ID_HELP, autocompletion=_complete_id)],
@@ -106,7 +109,7 @@ def _find(found: Sequence[Entry], id: str) -> Entry:
     return matching[0]
 
 
-@cache.command()
+@cache.command(cls=Command)
 def rm(
     ctx: typer.Context,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help=_ID_HELP, autocompletion=_complete_id)],
@@ -132,7 +135,7 @@ def rm(
     _print_removed(ctx, sum(blocks.values()), json)
 
 
-@cache.command()
+@cache.command(cls=Command)
 def prune(
     ctx: typer.Context,
     to: Annotated[
@@ -170,7 +173,7 @@ def prune(
     _print_removed(ctx, removed, json)
 
 
-@cache.command()
+@cache.command(cls=Command)
 def clear(
     ctx: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -17,7 +17,7 @@ from offload.hardware.profile_file import is_path
 
 from ..bench import options as bench_options
 from ..bench.options import is_given
-from ..bench.plot import check_file, check_plot
+from ..bench.plot import check_plot
 from ..exit_codes import DONE
 from ..experiment.files import available, load
 from ..experiment.request import ExperimentRequest
@@ -32,6 +32,7 @@ from ..options.settings import given_options
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.tables import Column, table
+from ..output.whole_file import check_file
 
 LIST = "list"
 _NAMES = ("model", "draft", "seed", "profile", "device", "dtype", "kernel", "quantize", "threads", "prefill_chunk")
@@ -97,6 +98,8 @@ def experiment(
       triforce experiment budget --model Llama-3.1-8B -f book.txt --points runs.jsonl
     """
     terminal = ctx.obj.terminal
+    if output is None or json:
+        terminal.require_stdout()
     if name == LIST:
         given = {"--quick": quick, "--prompt-file": prompt_file, "--data": data, "--points": points, "--plot": plot}
         _check_list({**given, "--output": output, "--dry-run": dry_run})
@@ -123,7 +126,13 @@ def experiment(
     if asked.bench is not None and not (quick or dry_run or prompt_file or data):
         hint = "give a text that is long enough with --prompt-file or --data, or try --quick, or plan with --dry-run"
         raise PromptError("the example book is for quick runs, and this one needs a text", hint)
-    rest = {"quick": quick, "dry_run": dry_run, "files": prompt_file or [], "points": points, "output": output}
+    rest: dict[str, Any] = {
+        "quick": quick,
+        "dry_run": dry_run,
+        "files": prompt_file or [],
+        "points": points,
+        "output": output,
+    }
     profile = ctx.params["profile"]
     rest |= {
         "extend_context": bool(ctx.params["extend_context"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated
 
@@ -13,18 +13,19 @@ from ..batch.lines import open_batch
 from ..batch.results import ResultFile
 from ..distributed.rank import broadcast
 from ..input.documents import check_files
-from ..input.prompt import read_prompt
+from ..input.prompt import PromptText, read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.batch import check_batch_flags
-from ..options.distinct_files import check_distinct, named_files
+from ..options.distinct_files import check_distinct, check_outputs, named_files
+from ..options.mistakes import warn_of_file
 from ..options.parallel import AUTO
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.batch_progress import BatchProgress
 from ..output.renderers import renderer_for
 
 
-@option_groups.accepts(option_groups.GENERATION)
+@option_groups.accepts(option_groups.READING)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
@@ -38,8 +39,8 @@ def generate(
     """Generate text from a prompt of any length, printed as it comes.
 
     The prompt is --prompt-file, piped stdin and the argument, joined in that order with a blank line between.
-    Text goes to stdout; progress and statistics go to stderr. Options can also be set in the environment, such as
-    TRIFORCE_TEMPERATURE=0. docs/options.md says more on each.
+    Text goes to stdout; the rest goes to stderr. docs/options.md says more on
+    each option, its variable (TRIFORCE_TEMPERATURE=0), and config.yaml.
 
     [bold]Examples[/bold]
 
@@ -51,25 +52,34 @@ def generate(
 
       triforce generate -f book.txt --raw --temperature 0 -n 200 --json
 
-      triforce generate -f book.txt "What happens in the end?" --method lookup --temperature 0 --verify
+      triforce generate -f book.txt "How does it end?" --temperature 0 --verify
 
       triforce generate -f book.txt "What happens in the end?" --memory 22GiB --dry-run
 
       triforce generate --batch prompts.jsonl --output answers.jsonl
     """
+    if output is None or ctx.params["dry_run"]:
+        ctx.obj.terminal.require_stdout()
     check_flags(ctx)
     check_batch_flags(ctx.params)
     if batch is not None:
         return _generate_batch(ctx, batch, output, parallel)
     check_files(prompt_file or [])
+    paths = check_outputs(
+        [] if output is None else [output],
+        [*(("--prompt-file", each) for each in prompt_file or []), *named_files(ctx)],
+    )
     terminal = ctx.obj.terminal
+    warn_of_file(ctx, prompt)
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
     if code is not None:
         return code
-    text = broadcast(request.group, lambda: read_prompt(prompt, prompt_file or [], terminal.stdin, terminal.warn))
+    texts = prompt, prompt_file or [], terminal.stdin, terminal.warn, ctx.params["encoding"]
+    text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*texts))))
 
     form = parse_output_options(ctx)
-    with closing(renderer_for(terminal, *astuple(form))) as renderer:
+    paths = [] if request.group is not None and request.group.rank > 0 else paths
+    with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
         from ..run.generate import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)

@@ -9,11 +9,13 @@ import typer
 from offload.config import DEFAULT_MODEL
 
 from ..output.download_bar import DownloadBar
+from ..output.tables import Column, table
 
 
 def pull(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="A name such as Llama-2-7B-128K, a hub id, or a folder.")] = DEFAULT_MODEL,
+    list_: Annotated[bool, typer.Option("--list", help="List the well-known models, and fetch nothing.")] = False,
 ) -> None:
     """Fetch a model ahead of time, with a progress bar, and print its path.
 
@@ -23,16 +25,22 @@ def pull(
 
       triforce pull
 
-      triforce pull smollm2-135m
+      triforce pull --list
 
       triforce pull Qwen/Qwen3-0.6B
 
       triforce pull Llama-2-7B-128K
     """
     from offload.loading.hub import describe_source, locate, open_checkpoint
+    from offload.loading.hub_models import HUB_MODELS
     from offload.loading.tensor_checks import check_tensors
 
     terminal = ctx.obj.terminal
+    if list_:
+        rows = [(name, f"{model.id}: {model.note}") for name, model in HUB_MODELS.items()]
+        columns = (Column("", style="cyan"), Column("", least=16))
+        terminal.print(table(columns, [(DEFAULT_MODEL, "embedded"), *rows], terminal.table_width, headed=False))
+        return
     if source := describe_source(name):
         terminal.note(source)
     with DownloadBar(terminal) as progress:

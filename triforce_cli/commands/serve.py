@@ -19,7 +19,7 @@ from ..options.parallel import AUTO, parse_parallel
 from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.progress import ProgressDisplay
 from ..serve import options as defaults
-from ..serve.keys import read_keys
+from ..serve.keys import exposure, read_keys
 
 _SERVER: dict[str, Any] = {"rich_help_panel": "Server", "show_default": False}
 # What each request says for itself, or what one text alone has.
@@ -102,12 +102,15 @@ def serve(
             **_SERVER,
         ),
     ] = defaults.DRAIN,
+    ignore_unknown: Annotated[
+        bool, typer.Option("--ignore-unknown", help="Pass over unknown fields of requests.", **_SERVER)
+    ] = False,
 ) -> int:
     """Serve the model to other programs, as an OpenAI-compatible endpoint.
 
     The model is loaded once. Requests run together and share what they begin with. Only this machine can use it, unless
     --host names another address, which needs an API key. A page at / takes a file and a question. Needs an extra: pip
-    install "triforce\\[serve]".
+    install ".\\[serve]".
 
     [bold]Examples[/bold]
 
@@ -125,10 +128,12 @@ def serve(
         raise SettingsError(f"--cache-scope is {cache_scope!r}", hint)
     listening = defaults.ServeOptions(
         *(host, port, read_keys(api_key_file, os.environ), tuple(cors or ())),
-        *(cache_scope == "key", parallel, queue, context, max_body or defaults.BODY, drain),
+        *(cache_scope == "key", parallel, queue, context, max_body or defaults.BODY, drain, ignore_unknown),
     )
     defaults.check_installed()
     terminal, output = ctx.obj.terminal, parse_output_options(ctx)
+    if api_key_file is not None and (warning := exposure(api_key_file)):
+        terminal.warn(warning)
     request = parse_request(ctx)
     if ranks_to_start(request.settings) or world_position(os.environ) is not None:
         raise SettingsError("triforce serve runs in one process, and ranks are several", "use --tensor-parallel 1")

@@ -5,21 +5,24 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from offload.errors import SettingsError
+from offload.errors import PromptError, SettingsError
 
 from ..distributed.rank import broadcast
-from ..input.documents import check_files, read_documents
+from ..input.documents import STDIN, check_files, read_documents
 from ..input.excerpts import Range, parse_position
+from ..input.prompt import has_input
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.distinct_files import check_outputs, named_files
 from ..options.parallel import AUTO, parse_parallel
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.settings import refuse_both, refuse_broken_text
 from ..output.renderers import renderer_for
+from ..output.terminal import Terminal
 from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle
 from ..summarize.templates import Templates, load_templates
 
@@ -30,10 +33,14 @@ def _complete_length(incomplete: str) -> list[str]:
     return [name for name in LENGTHS if name.startswith(incomplete)]
 
 
-@option_groups.accepts(option_groups.GENERATION | {"max_new_tokens": options.AnswerTokens})
+@option_groups.accepts(option_groups.READING | {"max_new_tokens": options.AnswerTokens})
 def summarize(
     ctx: typer.Context,
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Documents; - is stdin.", show_default=False)],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Documents; - is stdin.", show_default=False)
+    ] = None,
+    prompt_file: options.PromptFiles = None,
+    output: options.TextFiles = None,
     length: Annotated[
         str | None,
         typer.Option(
@@ -80,9 +87,9 @@ def summarize(
 ) -> int:
     """Summarize documents, or answer questions about them.
 
-    Text, Markdown, PDF, EPUB, DOCX and HTML (pip install "triforce\\[documents]"). Several questions about one document
-    read it once. A document that exceeds the model's context is an error, unless --map-reduce, --extend-context,
-    or --from and --to are given.
+    Text, Markdown, PDF, EPUB, DOCX and HTML (pip install ".\\[documents]"). Several questions about one document
+    read it once. A document that exceeds the context of the default model is read in parts; with a --model it is an
+    error, unless --map-reduce, --truncate, --extend-context, or --from and --to are given.
 
     [bold]Examples[/bold]
 
@@ -92,14 +99,18 @@ def summarize(
 
       triforce summarize book.txt --question "Who tells it?" --question "Where does it end?"
 
-      cat book.txt | triforce summarize - --bullets | tee out.md
+      cat book.txt | triforce summarize --bullets | tee out.md
 
       triforce summarize chapter-*.txt --together --language German
 
       triforce summarize long.txt --map-reduce --length "300 words" --parallel 4
     """
     check_flags(ctx)
-    check_files(files)
+    terminal = ctx.obj.terminal
+    sources = _sources(prompt_file or [], files or [], terminal)
+    check_files(sources)
+    inputs = [*(("", each) for each in sources), *named_files(ctx), ("--prompt", prompt)]
+    paths = check_outputs(output or [], inputs, 1 if together else len(sources))
     refuse_both(ctx.params, "map_reduce", "extend_context", "use one of them for a document that exceeds the context")
     for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
         refuse_broken_text(name, texts)
@@ -109,18 +120,35 @@ def summarize(
     style = AnswerStyle(length, bullets, focus, language)
     templates = load_templates(prompt)
     _check_template(templates, prompt, ctx)
-    terminal = ctx.obj.terminal
     request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
     if code is not None:
         return code
-    rest = question or [], style, templates, Range(start, end), together, map_reduce, at_once
-    parts = broadcast(request.group, lambda: (read_documents(files, terminal.stdin, terminal.warn), *rest))
+    settings = astuple(style), astuple(templates), astuple(Range(start, end)), together, map_reduce, at_once
+    asked = question or []
 
-    output = parse_output_options(ctx)
-    with closing(renderer_for(terminal, *astuple(output))) as renderer:
+    def read() -> tuple[Any, ...]:
+        documents = read_documents(sources, terminal.stdin, terminal.warn, ctx.params["encoding"])
+        return [astuple(each) for each in documents], asked, *settings, len(paths) > 1
+
+    parts = broadcast(request.group, read)
+
+    form = parse_output_options(ctx)
+    paths = [] if request.group is not None and request.group.rank > 0 else paths
+    with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
         from ..summarize.summarize import SummaryRequest, run_summaries  # from here on torch is needed
 
-        return run_summaries(SummaryRequest(*parts), request, terminal, output, renderer)
+        return run_summaries(SummaryRequest.unpacked(*parts), request, terminal, form, renderer)
+
+
+def _sources(prompt_files: list[str], files: list[str], terminal: Terminal) -> list[str]:
+    """Return the documents' files; without any, standard input if something is piped into it. Raises PromptError."""
+    if found := [*prompt_files, *files]:
+        return found
+    if not has_input(terminal.stdin):
+        raise PromptError(
+            "no document", "give a file (triforce summarize book.txt) or a pipe (cat book.txt | triforce summarize)"
+        )
+    return [str(STDIN)]
 
 
 def _check_template(templates: Templates, path: Path | None, ctx: typer.Context) -> None:

@@ -15,6 +15,7 @@ from offload.engine import Engine
 from offload.errors import PromptError
 from offload.evaluation import Policy, recovered_attention
 from offload.events import Prefilled
+from offload.levels import sized
 from offload.metrics import Meter
 from offload.opened_model import OpenModel
 from offload.speculation.hierarchy import SELECTORS
@@ -90,7 +91,8 @@ def _policies(asked: ExperimentRequest, context: int, given: Speculation, tokens
     for values in points_of(grid):
         if values[CONTEXT] != context:
             continue
-        settings = replace(given, **{name: value for name, value in values.items() if hasattr(given, name)})
+        changed = {name: value for name, value in values.items() if hasattr(given, name)}
+        settings = sized(replace(given, **changed), tokens)
         if tokens - grid.last < settings.budget:
             message = f"a budget of {settings.budget:,} tokens keeps all that are before the last {grid.last:,} of "
             raise PromptError(f"{message}{tokens:,}", "give a larger context")

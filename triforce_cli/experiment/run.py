@@ -30,7 +30,7 @@ def run_experiment(asked: ExperimentRequest, terminal: Terminal, display: Progre
     values, changed = _values(asked)
     own = None if asked.grid is None else _own_flags(asked)
     planned = plan_values(values)
-    kind = {"quick": asked.quick, "changed": changed, "other_model": asked.other_model}
+    kind: dict[str, Any] = {"quick": asked.quick, "changed": changed, "other_model": asked.other_model}
     outcome = Outcome(asked.experiment, planned, **kind, command=asked.command)
     if asked.grid is not None:
         from .measure import measure  # from here on torch is needed
@@ -55,12 +55,12 @@ def _values(asked: ExperimentRequest) -> tuple[list[Value], bool]:
     That is so if nothing is measured: a model that is measured is no reason to plan for it.
     """
     given = asked.given if asked.grid is None else {}
-    chosen = {"gpu": asked.plan_for, "model": given.get("model"), "draft": given.get("draft")}
+    chosen: dict[str, Any] = {"gpu": asked.plan_for, "model": given.get("model"), "draft": given.get("draft")}
     chosen = {name: each for name, each in chosen.items() if each is not None and asked.grid is None}
     found = []
     for value in asked.experiment.values:
         drafts = value.plan is not None and value.plan.draft is not None
-        own = {name: each for name, each in chosen.items() if name != "draft" or drafts}
+        own: dict[str, Any] = {name: each for name, each in chosen.items() if name != "draft" or drafts}
         found.append(replace(value, plan=replace(value.plan, **own)) if value.plan is not None and own else value)
     return found, found != list(asked.experiment.values)
 

@@ -6,6 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from offload.config import Speculation
 from offload.hardware.schema import InvalidValue, Key, dotted
@@ -53,7 +54,12 @@ class PlanCase:
 
     def speculation(self) -> Speculation:
         """Return the settings of the method. Raises SettingsError."""
-        lengths = {"budget": self.budget, "gamma1": self.gamma1, "gamma2": self.gamma2, "tree": self.tree}
+        lengths: dict[str, Any] = {
+            "budget": self.budget,
+            "gamma1": self.gamma1,
+            "gamma2": self.gamma2,
+            "tree": self.tree,
+        }
         return Speculation(self.method, self.draft or "lookup", **lengths)
 
 

@@ -81,7 +81,7 @@ def approximation_warnings(settings: Settings) -> Iterator[str]:
     if forgets(speculation):
         how = f"the model attends to {counted(forgetting_capacity(speculation), 'token')} at most, and forgets others"
     else:
-        how = f"each step attends to about {counted(speculation.budget, 'token')} that it selects"
+        how = f"each step attends to about {counted(speculation.kept_tokens, 'token')} that it selects"
     yield f"--approximate {mode} changes the answer: {how}"
     if mode == STREAMING_LLM and "window" in settings.values:
         yield "--window is not used by streaming-llm: its window is what --budget leaves beside the sink"

@@ -14,6 +14,7 @@ from offload.placement_config import EXPERTS, OFFLOADS
 from offload.tree_config import TREE_SAMPLINGS
 from offload.units import parse_size, parse_tokens
 
+from ..input.encoding import encoding_named
 from .parallel import parse_parallel
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
@@ -158,7 +159,7 @@ Middle = Annotated[
 ]
 Sink = Annotated[int | None, _setting("sink", "First tokens that small caches keep.")]
 Window = Annotated[int | None, _setting("window", "Latest tokens that a draft model sees.")]
-Budget = Annotated[int | None, _setting("budget", "Tokens in the retrieval cache.")]
+Budget = Annotated[int | None, _setting("budget", "Tokens in the retrieval cache.", "3 %")]
 Chunk = Annotated[int | None, _setting("chunk", "Tokens that are retrieved together.")]
 RebuildEvery = Annotated[int | None, _setting("rebuild_every", "Retrieve again after N tokens.", "adaptive")]
 Gamma1 = Annotated[int | None, _setting("gamma1", "Drafted for the retrieval cache.", "adaptive")]
@@ -243,12 +244,27 @@ PromptFiles = Annotated[
         "--prompt-file", "-f", metavar="FILE", help="Read a file; repeatable; - is stdin.", show_default=False
     ),
 ]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        "--encoding",
+        metavar="NAME",
+        help=described("Of text files, such as cp1252.", "guessed"),
+        show_default=False,
+        rich_help_panel=CONTEXT,
+        parser=encoding_named,
+    ),
+]
 _BATCH: dict[str, Any] = {"show_default": False, "rich_help_panel": BATCH}
 Batch = Annotated[
     str | None, typer.Option("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.", **_BATCH)
 ]
 Output = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="FILE", help="Results of --batch; resumable.", **_BATCH)
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.", **_BATCH)
+]
+TextFiles = Annotated[
+    list[str] | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write here; one, or one a document.", show_default=False),
 ]
 ParallelSequences = Annotated[
     Any,
@@ -278,6 +294,25 @@ Verify = Annotated[bool, typer.Option("--verify", help="Compare with plain decod
 ExtendContext = Annotated[
     bool, typer.Option("--extend-context", help="Extend the context (YaRN).", rich_help_panel=CONTEXT)
 ]
+Truncate = Annotated[
+    str | None,
+    typer.Option(
+        "--truncate",
+        metavar="PART",
+        help="Drop the start, middle or end.",
+        show_default=False,
+        rich_help_panel=CONTEXT,
+        autocompletion=_complete_from("start", "middle", "end"),
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print settings and all statistics.")]
+ShowConfig = Annotated[
+    bool, typer.Option("--show-config", help="Print settings; run nothing.", rich_help_panel=MACHINE)
+]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, metavar="", show_default=False, help="Also statistics, and settings; -vv: all."
+    ),
+]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 
 import typer
 
 from offload.errors import SettingsError
+from offload.units import counted
+
+from ..output.whole_file import check_file
 
 Named = tuple[str, Path | str | None]  # the option, and the file that it names, if any
 
@@ -25,6 +28,24 @@ def check_distinct(inputs: Iterable[Named], outputs: Iterable[Named]) -> None:
         if _is_same(Path(name), Path(other_name)):
             both = f"{option} {name} and {other} {other_name}" if option else f"{name} and {other} {other_name}"
             raise SettingsError(f"{both} are the same file", f"give {other} another file: it would be overwritten")
+
+
+def check_outputs(names: Sequence[str], inputs: Iterable[Named], documents: int = 1) -> list[Path]:
+    """Return the files of --output, one for all documents or one for each; none for stdout, which is - too.
+
+    Raises SettingsError for another number of files, and for one that is read or cannot be written.
+    """
+    if list(names) in ([], ["-"]):
+        return []
+    if len(names) not in (1, documents):
+        there = counted(documents, "document")
+        raise SettingsError(f"--output names {counted(len(names), 'file')} for {there}", "give one, or one for each")
+    check_distinct(inputs, [("--output", name) for name in names])
+    found = [Path(name).expanduser() for name in names]
+    for path in found:
+        if path.is_dir() or not path.exists():
+            check_file(path, "--output", "answer.txt")
+    return found
 
 
 def named_files(ctx: typer.Context) -> list[Named]:

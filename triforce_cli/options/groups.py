@@ -78,7 +78,11 @@ GENERATION = {
     "threads": options.Threads,
     "prefill_chunk": options.PrefillChunk,
     **PARALLEL,
+    "show_config": options.ShowConfig,
 }
+
+# Of the commands that read documents once, and may leave a part of a long one out.
+READING = GENERATION | {"encoding": options.Encoding, "truncate": options.Truncate}
 
 
 def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

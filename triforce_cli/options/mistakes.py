@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
+
+from offload.errors import SettingsError
+
+from .other_names import BY_NAME, other_name
 
 _INSTEAD = {  # what other programs call it
     "run": 'triforce generate "a prompt"',
@@ -19,6 +26,8 @@ _INSTEAD = {  # what other programs call it
     "info": "triforce doctor",
 }
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
+_EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
+_CLOSE = 0.7  # --ctx-size is not --quantize
 
 
 def explained(message: str, ctx: Any, param: Any = None) -> tuple[str, str]:
@@ -33,8 +42,10 @@ def explained(message: str, ctx: Any, param: Any = None) -> tuple[str, str]:
         meant = _meant_command(match[1], list(getattr(ctx.command, "commands", ())), where)
         return f"there is no command {match[1]!r}", f"{meant}{see}"
     if match := _OPTION.search(message):
-        meant = _meant_option(match[1], [name for param in ctx.command.params for name in param.opts])
-        return f"there is no option {match[1]}", f"did you mean {meant}? {see}" if meant else see
+        known = [name for param in ctx.command.params for name in param.opts]
+        return f"there is no option {match[1]}", f"{_meant_option(match[1], known, ctx)}{see}"
+    if (match := _EXTRA.search(message)) and "prompt_file" in ctx.params:
+        return _extra_argument(match[1], ctx)
     if ctx is not None and param is not None and _is_from_environment(ctx, param):
         return message, f"the value is that of the environment variable {param.envvar}; {see}"
     return message, see
@@ -52,7 +63,56 @@ def _meant_command(name: str, known: list[str], where: str) -> str:
     return f"did you mean {where} {close[0]}? " if close else ""
 
 
-def _meant_option(name: str, known: list[str]) -> str:
-    """Return the option that begins so, else one that is spelled nearly so; "" without any."""
+def _meant_option(name: str, known: list[str], ctx: Any) -> str:
+    """Return the beginning of a hint: what another program's option is here, else one that is spelled nearly so."""
+    if (row := other_name(name)) is not None:
+        return f"{_instead(row.hint, row.ours, known, ctx)}; "
     beginning = [each for each in known if each.startswith(name) and name.strip("-")]
-    return min(beginning, key=len, default="") or next(iter(get_close_matches(name, known, 1)), "")
+    meant = min(beginning, key=len, default="") or next(iter(get_close_matches(name, known, 1, _CLOSE)), "")
+    return f"did you mean {meant}? " if meant else ""
+
+
+def _instead(hint: str, ours: str, known: Sequence[str], ctx: Any) -> str:
+    """Return what to type instead of another program's option that a command does not accept."""
+    if f"--{ours}" in known or not ours:
+        return hint
+    return hint or f"elsewhere that is --{ours}, which {ctx.command_path} does not have"
+
+
+def refuse_other_short_options(given: Sequence[str], ctx: Any) -> None:
+    """Raise SettingsError for an option such as -ngl, which would be read as -n with the value `gl`."""
+    wrong = next((each for each in given if each[:1] == "-" and each[1:2] != "-" and each in BY_NAME), None)
+    if wrong is not None:
+        raise SettingsError(f"there is no option {wrong}", f"{BY_NAME[wrong].hint}; see `{ctx.command_path} --help`")
+
+
+def _extra_argument(extra: str, ctx: Any) -> tuple[str, str]:
+    """Return the message and the hint for words behind the one argument, the prompt: a file, or no quotes."""
+    prompt, where = ctx.params.get("prompt") or "", ctx.command_path
+    message = f"{extra} is one more argument" + (" behind the prompt" if prompt else "")
+    for file, rest in ((prompt, extra), (extra, prompt)):
+        if is_file(file):
+            meant = f"{where} -f {shlex.quote(file)} {_quoted(rest) if rest else ''}".rstrip()
+            return f"{file} is a file, and is taken for text" if prompt else message, f"-f reads a file: {meant}"
+    if not prompt:
+        return message, f"give files with -f: {where} -f FILE"
+    return message, f"quote the prompt: {where} {_quoted(f'{prompt} {extra}')}; -f FILE reads a file"
+
+
+def warn_of_file(ctx: Any, prompt: str | None) -> None:
+    """Warn if the prompt is the name of a file, which is not read, with the command that reads it."""
+    if prompt is not None and is_file(prompt):
+        line = f"{ctx.command_path} -f {shlex.quote(prompt)}"
+        ctx.obj.terminal.warn(f"the prompt is the text {prompt!r}; to read the file of that name: {line}")
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if not set(text) & set('"\\$`!') else shlex.quote(text)
+
+
+def is_file(text: str) -> bool:
+    """Return whether a text names a file that exists."""
+    try:
+        return bool(text.strip()) and Path(text).is_file()
+    except (OSError, ValueError):  # far too long for a name, or a NUL in it
+        return False

@@ -20,6 +20,7 @@ from offload.short_repr import short_repr
 
 from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
+from ..input.truncate import END, MIDDLE, PARTS, START
 from ..output.plan_flags import Argument
 from ..output.terminal import Terminal
 from .approximate import refuse_inexact
@@ -32,6 +33,7 @@ from .settings import (
     refuse_unverifiable,
     resolve,
 )
+from .show_config import show_config
 
 if TYPE_CHECKING:
     from offload.parallel import Group
@@ -49,6 +51,7 @@ class Request:
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
         extend_context: extend the model's context where it is too short.
+        truncate: the part of a document that is left out where the context is too short; None for none.
         group: the ranks that share the model; None where this process runs all of it.
         arguments: what was given on the command line, to repeat it beside a plan's flags.
     """
@@ -62,20 +65,22 @@ class Request:
     verify: bool = False
     dry_run: bool = False
     extend_context: bool = False
+    truncate: str | None = None
     group: Group | None = None
     arguments: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """The form of the output: JSON lines or text, without statistics, or with the resolved settings.
+    """The form of the output: JSON lines or text, without statistics, or with all of them and the settings.
 
+    `verbose`: 1 shows the settings that are not defaults, 2 all.
     `show_thinking`: what a reasoning model thinks is on stdout, before its answer.
     """
 
     json: bool
     quiet: bool
-    verbose: bool
+    verbose: int
     show_thinking: bool = False
 
 
@@ -126,6 +131,7 @@ def check_flags(ctx: typer.Context) -> None:
     params: Mapping[str, Any] = ctx.params
     refuse_both(params, "raw", "system", "--raw uses no chat template, which a system message needs")
     refuse_both(params, "quiet", "verbose", "choose one")
+    check_truncate(params)
     _check_think(params)
     for name, texts in (("--system", [params.get("system") or ""]), ("--stop", params.get("stop") or [])):
         refuse_broken_text(name, texts)
@@ -133,6 +139,16 @@ def check_flags(ctx: typer.Context) -> None:
     check_part(given)
     if "model" in given:
         resolve_model(given["model"])
+
+
+def check_truncate(params: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a --truncate that names no part, or that goes with another way to read a long text."""
+    dropped = params.get("truncate")
+    if dropped not in (None, *PARTS):
+        hint = f"name the part that is left out: {START} (transformers' left), {MIDDLE} or {END} (right)"
+        raise SettingsError(f"--truncate {short_repr(dropped)} is not one of {', '.join(PARTS)}", hint)
+    for other in ("extend_context", "map_reduce", "batch"):
+        refuse_both(params, "truncate", other, "choose one of them for a text that exceeds the context")
 
 
 def _check_think(params: Mapping[str, Any]) -> None:
@@ -150,6 +166,8 @@ def parse_request(ctx: typer.Context) -> Request:
     """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
     params = ctx.params
     settings = resolve(*given_options(ctx), params["profile"])
+    if params.get("show_config"):
+        show_config(ctx, settings)
     _check_models(settings)
     if params.get("verify"):
         refuse_unverifiable(
@@ -160,7 +178,11 @@ def parse_request(ctx: typer.Context) -> Request:
     for warn in (warn_unused_draft, warn_unused_middle):
         warn(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
-    more = {"think": params.get("think") or AUTO, "arguments": arguments}
+    more: dict[str, Any] = {
+        "think": params.get("think") or AUTO,
+        "truncate": params.get("truncate"),
+        "arguments": arguments,
+    }
     return Request(settings, ctx.obj.home, ctx.info_name, params.get("system"), **flags, **more)
 
 
@@ -176,7 +198,9 @@ def _check_models(settings: Settings) -> None:
 
 def parse_output_options(ctx: typer.Context) -> OutputOptions:
     """Return --json, --quiet, --verbose and --show-thinking."""
-    return OutputOptions(*(bool(ctx.params.get(name)) for name in ("json", "quiet", "verbose", "show_thinking")))
+    params = ctx.params
+    json, quiet, show_thinking = (bool(params.get(name)) for name in ("json", "quiet", "show_thinking"))
+    return OutputOptions(json, quiet, params.get("verbose") or 0, show_thinking)
 
 
 def start_or_join_ranks(request: Request, terminal: Terminal) -> tuple[Request, int | None]:

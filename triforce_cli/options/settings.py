@@ -1,4 +1,4 @@
-"""Settings by precedence: flag > environment > profile > the model's own > default; resolved once, frozen."""
+"""Settings by precedence: flag > environment > config.yaml > profile > the model's own > default; resolved once."""
 
 from __future__ import annotations
 
@@ -40,15 +40,20 @@ def option_names() -> set[str]:
 
 
 def given_options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings that a flag or the environment gave, and for each which of the two it was."""
+    """Return the settings that a flag, the environment or config.yaml gave, and for each which of them it was."""
     values = {k: v for k, v in ctx.params.items() if k in option_names() and v not in (None, [], ())}
     if "stop" in values:
         values["stop"] = tuple(values["stop"])
     origins = {}
     for name in values:
-        source = ctx.get_parameter_source(name)
-        origins[name] = "environment" if source is not None and source.name == "ENVIRONMENT" else "flag"
+        origins[name] = origin_of(ctx, name)
     return values, origins
+
+
+def origin_of(ctx: typer.Context, name: str) -> str:
+    """Return what gave a parameter its value: flag, environment or config."""
+    source = ctx.get_parameter_source(name)
+    return {"ENVIRONMENT": "environment", "DEFAULT_MAP": "config"}.get(source.name if source else "", "flag")
 
 
 def cache_home(environ: os._Environ[str]) -> Path | None:
@@ -93,13 +98,8 @@ class Settings:
         return self.values.get("coupled", "seed" in self.values)
 
     def sampling(self, model_default: Sampling) -> Sampling:
-        """Return the model's own sampling, overridden by the given values; coupled if a seed is given.
-
-        A given temperature of 0 is plain greedy decoding: the model's own penalties do not apply.
-        """
-        given = _subset(Sampling, self.values) | {"coupled": self.coupled}
-        is_greedy = "temperature" in given and replace(Sampling(), temperature=given["temperature"]).greedy
-        return replace(Sampling() if is_greedy else model_default, **given)
+        """Return the model's own sampling, overridden by the given values; coupled if a seed is given."""
+        return model_default.overridden(_subset(Sampling, self.values) | {"coupled": self.coupled})
 
     def overridden(self, options: Mapping[str, Any], draw_seed: Callable[[], int]) -> Settings:
         """Return the settings with `options`, by name as in `values`, that hold for one of many requests alone.

@@ -12,7 +12,7 @@ from offload.events import Event
 from offload.metrics import Meter
 from offload.units import GIB, counted
 
-from .format import rate
+from .format import rate, time_left
 from .progress import ProgressDisplay, RunFacts
 from .segments import Segment, fitted
 from .terminal import Terminal
@@ -28,7 +28,8 @@ class BatchDisplay(ProgressDisplay):
     def __init__(self, terminal: Terminal, shown: bool = True) -> None:
         super().__init__(terminal, shown)
         self._running: list[RunFacts] = []
-        self._known = self._done = self._tokens = 0
+        self._known = self._done = self._skipped = self._tokens = 0
+        self._started_at: float | None = None  # when the first sequence began
         self._first_at: float | None = None  # when the first token came
         self._has_open_text = False
 
@@ -39,8 +40,11 @@ class BatchDisplay(ProgressDisplay):
     def skip(self) -> None:
         """Count one as done that an earlier run has finished."""
         self._done += 1
+        self._skipped += 1
 
     def start(self, facts: RunFacts) -> None:
+        if self._started_at is None:
+            self._started_at = time.monotonic()
         self._running.append(facts)
 
     def end(self, meter: Meter) -> None:
@@ -77,6 +81,7 @@ class BatchDisplay(ProgressDisplay):
         labels = _BETWEEN.join(facts.label for facts in self._running if facts.label)
         segments = [
             Segment(f"{self._done} of {self._known} done", "bold"),
+            *self._left(),
             Segment(f"{len(meters)} running"),
             *_reading(meters),
             *self._speed(tokens),
@@ -85,6 +90,14 @@ class BatchDisplay(ProgressDisplay):
         ]
         line = fitted(segments, self._terminal.size()[0] - 1 - min(len(labels), _LABELS))
         return line.append(f"{SEPARATOR}{labels}") if labels else line  # cut at the terminal's edge
+
+    def _left(self) -> list[Segment]:
+        """Return the time that is left, if the other sequences take as long as those that were generated."""
+        generated = self._done - self._skipped
+        if not generated or self._started_at is None:
+            return []
+        each = (time.monotonic() - self._started_at) / generated
+        return [Segment(time_left(each * (self._known - self._done)), "cyan", dropped=1)]
 
     def _speed(self, tokens: int) -> list[Segment]:
         """Return the tokens a second of all together, since the first one."""

@@ -9,7 +9,7 @@ from rich.text import Text
 from offload.events import Event, Prefilled, Tokens
 from offload.units import counted
 
-from .format import duration, rate
+from .format import duration, rate, time_left
 from .progress import ProgressDisplay
 from .segments import Segment, fitted
 from .terminal import Terminal
@@ -30,7 +30,7 @@ class BatchProgress:
         self._terminal = terminal
         self._drawable = to_file or terminal.stdout_is_terminal or not terminal.text_may_show
         self.done = self.failed = 0
-        self._total: int | None = None
+        self._total = 0
         self._prompts: dict[int, int] = {}  # tokens to be read, of the sequences that have not written any
         self._running: set[int] = set()
         self._read = self._written = 0  # tokens
@@ -89,6 +89,7 @@ class BatchProgress:
             Segment(f"{ended:,}/{self._total:,} done"),
             *([Segment(f"{self.failed:,} failed", "red")] if self.failed else []),
             Segment(f"{len(self._running)} running", dropped=1),
+            *([Segment(time_left(seconds / ended * (self._total - ended)), "cyan", dropped=1)] if ended else []),
             Segment(rate(self._written / seconds) if self._written and seconds > 0 else "…/s", "cyan"),
             *([Segment(f"{counted(waiting, 'token')} to read", dropped=2)] if waiting else []),
         ]

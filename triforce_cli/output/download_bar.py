@@ -13,7 +13,12 @@ class DownloadBar:
     """A context manager, called with a description of each file or step, units done and units in all."""
 
     def __init__(self, terminal: Terminal, shown: bool = True) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
         self._progress = Progress(
             *columns, console=terminal.console(), transient=True, disable=not (shown and terminal.shows_progress)
         )

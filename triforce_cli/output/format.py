@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,19 @@ def duration(seconds: float) -> str:
     if seconds < 1000:
         return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+
+
+def about(seconds: float) -> str:
+    """Return a predicted time, which is not exact: `about 40 s`, `about 4 min` or `about 3.1 h`."""
+    if seconds < 60:
+        return f"about {math.ceil(seconds)} s"
+    return f"about {math.ceil(seconds / 60)} min" if seconds < 2 * 3600 else f"about {seconds / 3600:.1f} h"
+
+
+def time_left(seconds: float) -> str:
+    """Return `0:06 left`, with minutes and seconds, or `3.1 h left`."""
+    whole = math.ceil(seconds)
+    return f"{whole // 60}:{whole % 60:02d} left" if whole < 2 * 3600 else f"{whole / 3600:.1f} h left"
 
 
 def milliseconds(seconds: float) -> str:

@@ -81,7 +81,8 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
 def _print_text(report: PlanReport, command: str, terminal: Terminal) -> None:
     plan, columns = report.plan, terminal.table_width
     width = WIDTH if columns is None else max(4, min(WIDTH, columns - 2))
-    text = plan_text(plan, columns is not None, report.measured, report.source, width, report.sibling)
+    more = report.measured, report.source, width, report.sibling, report.suggestions
+    text = plan_text(plan, columns is not None, *more)
     if report.batches is not None:
         text += "".join(f"{line}\n" for line in batch_lines(report.batches))
     if plan.fits:

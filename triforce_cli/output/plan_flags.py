@@ -45,8 +45,19 @@ def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str
         if argument.option in flags and (argument.option == "--profile" or argument.is_list):
             flags[flags.index(argument.option) + 1] = argument.values[0]
     others = [argument for argument in arguments if argument.option is None or argument.option not in flags]
-    options = [part for each in others if each.option is not None for part in (each.option, *each.values)]
-    words = [word for each in others if each.option is None for word in each.values]
+    return _line(command, flags, others)
+
+
+def repeated(command: str, arguments: Sequence[Argument], *changed: Argument) -> str:
+    """Return the line of `triforce <command>` with the arguments that were given, some of them changed or added."""
+    options = {each.option for each in changed}
+    kept = [each for each in arguments if each.option is None or each.option not in options]
+    return _line(command, [], [*changed, *kept])
+
+
+def _line(command: str, flags: Sequence[str], arguments: Sequence[Argument]) -> str:
+    options = [part for each in arguments if each.option is not None for part in (each.option, *each.values)]
+    words = [word for each in arguments if each.option is None for word in each.values]
     if any(word.startswith("-") and word != "-" for word in words):
         words.insert(0, "--")
     return shlex.join(["triforce", command, *flags, *options, *words])

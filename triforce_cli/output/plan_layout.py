@@ -21,7 +21,7 @@ def laid_out(text: str, marks: str, columns: int) -> Text:
         elif line.startswith("triforce ") and line[_INDENT - 1 : _INDENT] != " ":  # not the fact about that method
             found.append("\n".join(command_lines(line, columns)), "bold")
         else:
-            is_fact = line[_INDENT - 1 : _INDENT] == " "
+            is_fact = line[_INDENT - 1 : _INDENT] == " " and ":" not in line[:_INDENT]  # as the verdict has
             found.append("\n".join(hanging(line, _INDENT, columns) if is_fact else wrapped(line, columns)))
         found.append("\n")
     return found

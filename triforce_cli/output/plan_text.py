@@ -15,6 +15,7 @@ from offload.planning.latency import Decoding
 from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
+from offload.planning.suggestions import Suggestion
 from offload.units import GIB, counted
 
 from .cursor import visible
@@ -22,6 +23,7 @@ from .format import duration, milliseconds
 from .tables import Column, table
 from .wrapping import wrapped
 
+BUSY = "measured while the machine was busy"
 WIDTH = 60  # cells of a bar
 DRAWN, _PLAIN = "█▓▒░▚▞▤▥", "#=+*o%~@"
 _EMPTY = "."
@@ -39,8 +41,9 @@ def plan_text(
     source: str = "",
     width: int = WIDTH,
     sibling: str | None = None,
+    suggestions: Sequence[Suggestion] = (),
 ) -> str:
-    """Return the whole plan; every line ends with a newline.
+    """Return the whole plan, the verdict first; every line ends with a newline.
 
     Args:
         drawn: with block characters, for a terminal.
@@ -48,8 +51,9 @@ def plan_text(
         source: where the weights come from, for a well-known model.
         width: cells of a bar.
         sibling: a well-known model that could draft for this one.
+        suggestions: changes with which a plan that does not fit would.
     """
-    lines = [*hardware_lines(plan.request.hardware), *disk_lines(plan.request)]
+    lines = [verdict(plan, suggestions), *hardware_lines(plan.request.hardware), *disk_lines(plan.request)]
     if measured is not None:
         lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
     lines.append(_model(plan))
@@ -62,8 +66,32 @@ def plan_text(
     lines += kv_lines(plan.request)
     lines.append("")
     lines += memory_lines(plan, drawn, width)
+    if measured is not None and measured.busy:
+        lines.append(f"times      predicted from rates {BUSY}: less where it is idle")
     lines += _predictions(plan)
     return "".join(f"{line}\n" for line in lines)
+
+
+def verdict(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> str:
+    """Return whether a plan fits, in how much of each memory, with which weights, and else what would."""
+    tiers = ((plan.device_name, plan.device), ("host memory", plan.host), ("disk", plan.disk))
+    used = [f"{_of_limit(tier)} of {name}" for name, tier in tiers if tier.total and (plan.fits or tier.missing)]
+    text = f"{'fits' if plan.fits else 'does not fit'}: {', '.join([*used, _numbers(plan.request)])}"
+    ways = ", or ".join(suggestion.change for suggestion in suggestions)
+    return f"{text}; would fit with {ways}" if ways else text
+
+
+def _of_limit(tier: Tier) -> str:
+    total, limit = (None if size is None else f"{size / GIB:.1f}" for size in (tier.total, tier.limit))
+    return f"{total} GiB" if limit is None else f"{total} of {limit} GiB"
+
+
+def _numbers(request: PlanRequest) -> str:
+    """Return the format of weights, and of keys and values if it is another."""
+    usual = "fp32" if request.itemsize == 4 else request.hardware.dtype
+    weights = f"weights rounded to {request.quantize}" if request.quantize else "quantised weights"
+    kv = "" if request.kv == EXACT else f", {request.kv} keys and values"
+    return f"{weights if request.is_quantized else usual}{kv}"
 
 
 def hardware_lines(hardware: Hardware) -> Iterator[str]:

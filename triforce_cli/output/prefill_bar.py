@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -14,7 +13,8 @@ from rich.text import Text
 from offload.events import Prefilled
 from offload.metrics import Meter
 
-from .format import rate
+from .cursor import visible
+from .format import rate, time_left
 from .segments import Segment, fitted
 from .terminal import Terminal
 
@@ -69,7 +69,7 @@ class _Line(ProgressColumn):
     ) -> None:
         super().__init__(Column(no_wrap=True))
         self._console, self._columns = console, columns
-        self._label, self._meter, self._restores = label, meter, restores
+        self._label, self._meter, self._restores = visible(label), meter, restores
 
     def render(self, task: Task) -> Text:
         columns, cached = self._columns() - 1, self._meter.cached_tokens
@@ -94,10 +94,9 @@ class _Line(ProgressColumn):
         if computed <= 0 or seconds <= 0:
             return []
         speed = computed / seconds
-        left = math.ceil((task.total - task.completed) / speed)
         return [
             Segment(rate(speed), "cyan", dropped=3),
-            Segment(f"{left // 60}:{left % 60:02d} left", "cyan", dropped=1),
+            Segment(time_left((task.total - task.completed) / speed), "cyan", dropped=1),
         ]
 
     def _bar(self, task: Task, cells: int) -> Text:

@@ -37,12 +37,15 @@ def entries_table(found: Sequence[Entry], folder: PromptFolder, now: float, widt
     The format of keys and values is shown where any are quantised.
     """
     columns = [column for column in _COLUMNS if column is not _KV or any(entry.kv != EXACT for entry in found)]
-    used, limit = size_text(sum(block.size for block in folder.blocks())), size_text(folder.limit)
+    blocks, listed = list(folder.blocks()), {block.path for entry in found for block in entry.blocks}
+    used, limit = size_text(sum(block.size for block in blocks)), size_text(folder.limit)
     total = f"{used} of {limit} in {visible(str(folder.path))}"
+    if unknown := sum(block.size for block in blocks if block.path not in listed):
+        total += f", {size_text(unknown)} of it damaged or of another version (triforce cache clear removes all)"
     lines = [total] if width is None else wrapped(total, width)
     rows = [[row[column] for column in columns] for row in (_row(entry, now) for entry in found)]
-    listed = table(columns, rows, width) if found else Text()
-    return listed.append("".join(f"{line}\n" for line in lines))
+    text = table(columns, rows, width) if found else Text()
+    return text.append("".join(f"{line}\n" for line in lines))
 
 
 def _row(entry: Entry, now: float) -> dict[Column, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from offload.events import Event, Thought
 from offload.metrics import Meter, Summary
@@ -78,7 +78,13 @@ class StreamRenderer:
     def section(self, section: Section) -> None:
         """Begin one of several answers, whose events follow."""
         self._display.hide()
+        self._terminal.use_file(section.file)
         self._terminal.write(self._output.section(section))
+
+    def truncated(self, fields: Mapping[str, Any]) -> None:
+        """Render what is left of a document that was cut, before the events of its answer."""
+        self._display.hide()
+        self._terminal.write(self._output.truncated(fields))
 
     def for_part(self, part: Part, perform: Perform | None = None) -> StreamRenderer:
         """Return the renderer of notes on a part, from which the next answer is made."""

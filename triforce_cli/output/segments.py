@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from .cursor import visible
 from .wrapping import SEPARATOR
 
 
@@ -22,7 +23,7 @@ def fitted(segments: Sequence[Segment], columns: int) -> Text:
     """Return the segments that fit, joined."""
     segments = list(segments)
     while True:
-        line = Text(SEPARATOR).join(Text(segment.text, style=segment.style) for segment in segments)
+        line = Text(SEPARATOR).join(Text(visible(segment.text), style=segment.style) for segment in segments)
         least = max(segments, key=lambda segment: segment.dropped)
         if line.cell_len <= columns or least.dropped == 0:
             return line

@@ -11,12 +11,13 @@ from offload.units import GIB
 from .tables import Column, table
 
 _OPTIONS = {"coupled": "sampling"}  # settings whose option has another name
-_SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")
+SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")
 _ABSENT = {
     **dict.fromkeys(("gamma1", "gamma2", "rebuild_every"), "adaptive"),
     **dict.fromkeys(("memory", "host_memory", "disk_limit"), "what is free"),
     **dict.fromkeys(("resident_layers", "expert_layers"), "as many as fit"),
     "host_share": "balanced",
+    "budget": "by the length",
     "cache": "long prompts",
     "tensor_parallel": "the profile's",
 }
@@ -42,7 +43,7 @@ def value_text(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if name == "threads" and value == 0:
         return "all cores"
-    if name in _SIZES:
+    if name in SIZES:
         return size_text(value)
     if name == "context" and value % 1024 == 0:
         return f"{value // 1024}K"

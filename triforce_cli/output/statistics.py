@@ -47,7 +47,14 @@ def _written(summary: Summary) -> str:
         text += f" ({summary.thinking_tokens:,} of thinking)"
     if summary.tokens_per_s is not None:
         text += f" at {rate(summary.tokens_per_s)}"
+        text += "" if summary.speedup is None else f", {gained(summary.speedup)}"
     return f"{text} in a batch of {summary.batch_size:.1f}" if (summary.batch_size or 1) > 1 else text
+
+
+def gained(speedup: float) -> str:
+    """Return `about 1.4 times plain decoding`, or that it is as fast."""
+    times = f"{speedup:.1f}" if speedup < 9.95 else f"{speedup:.0f}"
+    return "as fast as plain decoding" if times == "1.0" else f"about {times} times plain decoding"
 
 
 def detail_lines(summary: Summary) -> list[str]:
@@ -60,6 +67,7 @@ def detail_lines(summary: Summary) -> list[str]:
 
 def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     yield "method", _speculation(summary)
+    yield "gain", _gain(summary)
     yield "trees", [_tree(pair, each) for pair, each in summary.trees.items()]
     yield "times", _times(summary)
     yield "decoding", [f"{name} {percent(share)}" for name, share in summary.time_share.items() if share > 0]
@@ -103,6 +111,16 @@ def _times(summary: Summary) -> list[str]:
     if summary.tbt_median_s is not None:
         tail = f" (p95 {milliseconds(summary.tbt_p95_s)})" if summary.tbt_p95_s is not None else ""
         parts.append(f"TBT {milliseconds(summary.tbt_median_s)} ms{tail}")
+    return parts
+
+
+def _gain(summary: Summary) -> list[str]:
+    """Return what was gained over plain decoding, and from what; nothing where no step can be compared with."""
+    if summary.speedup is None or summary.plain_step_s is None:
+        return []
+    parts = [f"{summary.speedup:.2f} times plain decoding", f"a plain step {milliseconds(summary.plain_step_s)} ms"]
+    if summary.cycle_s is not None:
+        parts.append(f"a draft and its verification {milliseconds(summary.cycle_s)} ms")
     return parts
 
 

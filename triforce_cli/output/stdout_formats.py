@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -30,6 +31,9 @@ class Output(Protocol):
     def section(self, section: Section) -> str:
         """Return the text before the events of one of several answers."""
 
+    def truncated(self, fields: Mapping[str, Any]) -> str:
+        """Return the text for a document of which a part was left out."""
+
     def of(self, event: Event, meter: Meter) -> str:
         """Return the text for one event, which `meter` has observed; often ""."""
 
@@ -43,12 +47,17 @@ class TextOutput:
     def __init__(self, show_thinking: bool = False) -> None:
         """`show_thinking`: what a model thinks is a part of the text, between its marks."""
         self.thinks_aside = not show_thinking
-        self._sections = 0
+        self._sections = self._file = 0
 
     def section(self, section: Section) -> str:
+        if section.file != self._file:
+            self._sections, self._file = 0, section.file
         self._sections += 1
         blank = "\n" if self._sections > 1 else ""
         return blank + "".join(f"{heading}\n\n" for heading in section.headings)
+
+    def truncated(self, fields: Mapping[str, Any]) -> str:
+        return ""
 
     def of(self, event: Event, meter: Meter) -> str:
         shows = not self.thinks_aside
@@ -71,6 +80,9 @@ class JsonOutput:
 
     def section(self, section: Section) -> str:
         return json_line(type="section", document=section.document, question=section.question)
+
+    def truncated(self, fields: Mapping[str, Any]) -> str:
+        return json_line(type="truncated", **fields)
 
     def of(self, event: Event, meter: Meter) -> str:
         if isinstance(event, Pinned):
@@ -103,6 +115,9 @@ class PartOutput:
 
     def section(self, section: Section) -> str:
         raise AssertionError("a part has no sections")
+
+    def truncated(self, fields: Mapping[str, Any]) -> str:
+        raise AssertionError("a part is never cut")
 
     def of(self, event: Event, meter: Meter) -> str:
         return ""

@@ -8,18 +8,33 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from io import StringIO
+from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
+from offload.errors import TriforceError
+
 from .cursor import Cursor, visible
+from .whole_file import whole_file
 from .wrapping import hanging
 
 COLORS = ("auto", "always", "never")
 _RED, _YELLOW, _CYAN, _DIM = "1;31", "1;33", "1;36", "2"
+
+
+class _VisibleConsole(Console):
+    """A rich console that makes control characters in texts visible: what it draws names files, models and errors."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 class Terminal:
@@ -51,8 +66,34 @@ class Terminal:
         self.cursor = Cursor(self.size()[0])
         self.before_line: Callable[[], None] | None = None  # erases what is drawn on stderr before a line
         self.thought_open = False  # stderr does not end with a newline, but with what a model thinks
+        self._files: list[IO[str]] = []  # in the place of stdout
         self._line_open = False  # on the screen
         self._text_open = False  # stdout does not end with a newline
+
+    @contextmanager
+    def writing_to(self, paths: Sequence[Path]) -> Iterator[None]:
+        """Write to files, which are replaced at the end, in the place of stdout, to the first one until `use_file`.
+
+        None leave stdout. Raises OSError.
+        """
+        before = self._stdout, self.stdout_is_terminal, self.stdout_color
+        with ExitStack() as opened:
+            self._files = [opened.enter_context(whole_file(path)) for path in paths]
+            if self._files:
+                self._stdout, self.stdout_is_terminal, self.stdout_color = self._files[0], False, False
+            try:
+                yield
+            finally:
+                self._files = []
+                if paths:
+                    self._stdout, self.stdout_is_terminal, self.stdout_color = before
+                    self._line_open = self._text_open = False
+
+    def use_file(self, number: int) -> None:
+        """Write to another one of several files; of one, or of none, it stays the same."""
+        if len(self._files) > 1 and self._stdout is not self._files[number]:
+            self._stdout = self._files[number]
+            self._line_open = self._text_open = False
 
     def _uses_color(self, choice: str, on_terminal: bool) -> bool:
         if choice != "auto":
@@ -93,7 +134,7 @@ class Terminal:
     def console(self) -> Console:
         """Return a rich console on stderr that follows this terminal's colour choice alone."""
         known = {name: self._environ[name] for name in ("TERM", "COLORTERM") if name in self._environ}
-        return Console(
+        return _VisibleConsole(
             file=self._stderr,
             force_terminal=self.shows_progress,
             color_system="auto" if self.color else None,
@@ -107,12 +148,11 @@ class Terminal:
     def write(self, text: str) -> None:
         """Write text to stdout: UTF-8, flushed, never through rich; on a terminal, control characters made visible.
 
-        Raises BrokenPipeError if stdout is closed.
+        Raises BrokenPipeError if the reader has closed the pipe, and as `require_stdout`.
         """
         if not text:
             return
-        if self._stdout is None:  # started with stdout closed
-            raise BrokenPipeError("stdout is closed")
+        self.require_stdout()
         self.end_thought()
         if self.stdout_is_terminal:
             text = visible(text)
@@ -142,9 +182,13 @@ class Terminal:
         self.cursor.resize(self.size()[0])
         self.cursor.feed(text)
 
+    def require_stdout(self) -> None:
+        """Raise TriforceError if the process was started with stdout closed: commands call it before long work."""
+        if self._stdout is None:
+            raise stdout_closed()
+
     def _put(self, text: str) -> None:
-        if self._stdout is None:  # started with stdout closed
-            raise BrokenPipeError("stdout is closed")
+        self.require_stdout()
         raw = getattr(self._stdout, "buffer", None)
         if raw is None:
             self._stdout.write(text)
@@ -155,12 +199,13 @@ class Terminal:
     def print(self, text: Text) -> None:
         """Write styled text of the program's own to stdout, coloured where colours are wanted there.
 
-        Texts of others in it must have gone through `visible`. Raises BrokenPipeError if stdout is closed.
+        Where it is laid out in columns, texts of others in it must have gone through `visible` before: that makes some
+        longer. Raises as `write`.
         """
         if not self.stdout_color:
             self.write(text.plain)
             return
-        console = Console(
+        console = _VisibleConsole(
             file=StringIO(), force_terminal=True, color_system="standard", width=10_000, _environ={}, highlight=False
         )
         console.print(text, end="", soft_wrap=True)
@@ -199,8 +244,16 @@ class Terminal:
         self._lines(("warning:", _YELLOW, text))
 
     def error(self, message: str, hint: str = "") -> None:
-        """Print two lines to stderr: `error: …` and, if there is a hint, `hint: …`."""
-        self._lines(("error:", _RED, message), *([("hint:", _CYAN, hint)] if hint else []))
+        """Print lines to stderr: `error: …` and, for each line of the hint, `hint: …`."""
+        self._lines(("error:", _RED, message), *(("hint:", _CYAN, line) for line in hint.splitlines()))
+
+    def trace(self, error: BaseException) -> None:
+        """Print where an error was raised to stderr, if TRIFORCE_DEBUG is set."""
+        if self._environ.get("TRIFORCE_DEBUG", "") in ("", "0"):
+            return
+        if self.before_line is not None:
+            self.before_line()
+        self.draw(visible("".join(traceback.format_exception(error))))
 
     def _message(self, label: str, style: str, text: str, indent: int) -> str:
         """Return a message with its label in colour, wrapped on a terminal."""
@@ -228,6 +281,11 @@ class Terminal:
             self._stderr.flush()
         except (AttributeError, OSError, ValueError):
             pass
+
+
+def stdout_closed() -> TriforceError:
+    """Return the error of a process that was started with stdout closed."""
+    return TriforceError("standard output is closed, so the output would be lost", "redirect it, such as > output.txt")
 
 
 def stream_size(stream: Any) -> tuple[int, int]:

@@ -46,9 +46,10 @@ def load_measured(terminal: Terminal) -> Measured | None:
 
 
 def load_or_measure(on_gpu: bool, terminal: Terminal, disk: str | None = None) -> Measured | None:
-    """Return the saved rates of this machine; without any, measure for about a second, and save what a quiet one gives.
+    """Return the saved rates of this machine; without any, measure for about a second, and save them.
 
-    What cannot be measured is left to data sheets: None. `on_gpu`: measure the first GPU too; `disk`: and the disk of
+    Rates of a busy machine are saved as such, and measured again as soon as it is quiet. What cannot be measured is
+    left to data sheets: None. `on_gpu`: measure the first GPU too; `disk`: and the disk of
     that folder, if its rate was not saved.
     """
     measured = _load_or_measure(on_gpu, terminal)
@@ -60,12 +61,10 @@ def load_or_measure(on_gpu: bool, terminal: Terminal, disk: str | None = None) -
 def measure_disk(folder: str, measured: Measured, terminal: Terminal) -> Measured:
     """Return the rates with that of the disk of a folder, measured now and saved for later plans.
 
-    Rates of a busy machine that were not saved are not saved now either.
-
     Where it cannot be measured, the rates as they are, with a warning.
     """
     measured = _with_disk(measured, folder, terminal)
-    if measured.host.disk_gb_s is not None and (is_quiet() or load_measured(terminal) is not None):
+    if measured.host.disk_gb_s is not None:
         with contextlib.suppress(TriforceError):  # a read-only folder
             calibration.save(measured, config_home(os.environ))
     return measured
@@ -75,7 +74,8 @@ def _with_disk(measured: Measured, folder: str, terminal: Terminal) -> Measured:
     from offload.hardware.microbenchmarks import QUICK, disk_rate
 
     try:
-        return replace(measured, host=replace(measured.host, disk_gb_s=disk_rate(Path(folder), QUICK)))
+        host = replace(measured.host, disk_gb_s=disk_rate(Path(folder), QUICK))
+        return replace(measured, host=host, busy=measured.busy or not is_quiet())
     except (TriforceError, OSError) as error:
         terminal.warn(f"the disk of {folder} was not measured: {error}")
         return measured
@@ -84,21 +84,38 @@ def _with_disk(measured: Measured, folder: str, terminal: Terminal) -> Measured:
 def _load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
     measured = load_measured(terminal)
     folder = config_home(os.environ)
-    if measured is not None or (folder / calibration.FILE).exists():
+    if measured is None and (folder / calibration.FILE).exists():  # unusable, as the warning says
+        return None
+    if measured is not None and not _is_outdated(measured, on_gpu):
         return measured
     from offload.hardware.microbenchmarks import QUICK, measure
 
     from .machine import processor_name
 
     try:
-        measured = measure("cuda:0" if on_gpu else "cpu", processor_name(), sizes=QUICK)
-        if on_gpu and (measured.gpu is None or measured.link is None):
-            return None
-        if is_quiet():
-            calibration.save(measured, folder)
+        found = _noted(
+            measure("cuda:0" if on_gpu else "cpu", processor_name(), sizes=QUICK), again=measured is not None
+        )
+        if on_gpu and (found.gpu is None or found.link is None):
+            return measured
+        calibration.save(found, folder)
     except (TriforceError, RuntimeError, AssertionError):  # torch without CUDA, a GPU in use, a read-only folder
-        return None
-    return measured
+        return measured
+    return found
+
+
+def _is_outdated(measured: Measured, on_gpu: bool) -> bool:
+    """Return whether rates of a busy machine can be measured better now; those of a GPU only with that GPU."""
+    return measured.busy and measured.device == ("cuda" if on_gpu else "cpu") and is_quiet()
+
+
+def _noted(measured: Measured, again: bool = False) -> Measured:
+    """Return what was just measured, marked if the machine was busy.
+
+    If it seemed so before and only the load is low `again`, the cores may always get less than their time, as under a
+    quota: that is what the machine gives then.
+    """
+    return replace(measured, busy=(measured.busy and not again) or not is_quiet())
 
 
 def is_quiet() -> bool:
@@ -128,7 +145,7 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
 
     if terminal.stderr_is_terminal:
         terminal.note("measuring this machine, which takes some seconds")
-    measured = measure(device, processor_name())
+    measured = _noted(measure(device, processor_name()))
     if device != "cpu" and (measured.gpu is None or measured.link is None):
         raise TriforceError("the GPU cannot be measured: its memory is in use", "try again when others have left it")
     return measured if disk is None else _with_disk(measured, disk, terminal)
@@ -138,7 +155,8 @@ def rates_text(measured: Measured, chosen: Profile | None, hardware: Hardware | 
     """Return a line for each rate: measured, and in the profile or, for the host, what is assumed without one."""
     rows = [("", "measured", "profile", ""), *_rows(measured, chosen, hardware)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [f"{measured.machine}; measured on {measured.date} with torch {measured.torch}", ""]
+    when = f"measured on {measured.date} with torch {measured.torch}"
+    lines = [f"{measured.machine}; {when}{', while the machine was busy' if measured.busy else ''}", ""]
     for name, rate, sheet, unit in rows:
         lines.append(f"{name:<{widths[0]}}  {rate:>{widths[1]}}  {sheet:>{widths[2]}}  {unit}".rstrip())
     return "".join(f"{line}\n" for line in [*lines, ""])

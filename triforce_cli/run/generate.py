@@ -15,12 +15,14 @@ from offload.metrics import Summary
 from offload.prompt_cache.prefill import PromptCache
 
 from ..exit_codes import DONE
+from ..input.prompt import PromptText
 from ..options.approximate import approximation_warnings
 from ..options.request import OutputOptions, Request
 from ..output.agreement import quantized_warning
 from ..output.renderers import Renderer, StreamRenderer, tokenizing
 from ..output.terminal import Terminal
 from .load import load_engine, plan_longest, print_dry_run
+from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, Prompt, open_request
 from .prompt_cache import LABEL, short_label
 from .text_run import TextRun
@@ -51,8 +53,11 @@ class TextGenerator:
         self.prepare(prompt, renderer)
         return self.run(self.begin(prompt, renderer, label))
 
-    def run(self, run: TextRun) -> str:
-        """Generate for a run that has begun; return and raise as `generate`. The run keeps what Ctrl-C leaves."""
+    def run(self, run: TextRun, keep: Callable[[], None] = lambda: None) -> str:
+        """Generate for a run that has begun; return and raise as `generate`. The run keeps what Ctrl-C leaves.
+
+        `keep` is called with all text written and the end not yet rendered: who sees the end may rely on it.
+        """
         prompt, renderer, settings = run.prompt, run.renderer, self._opened.settings
         tokens = self.engine.generate(prompt.ids, self._opened.sampling, self.config(prompt), settings.speculation)
         events = run.text(tokens)
@@ -64,11 +69,21 @@ class TextGenerator:
         except KeyboardInterrupt:
             events.close()
             run.flush()
-            renderer.interrupt(self.summary(run))
+            try:
+                keep()
+            finally:
+                renderer.interrupt(self.summary(run))
+            raise
+        except Exception:
+            events.close()  # at once: the next request is to have the engine's caches
             raise
         if self._opened.request.verify:
             events.close()  # returns the session to the engine: a second one would double the KV memory
-        return self.finish(run)
+        try:
+            keep()
+        finally:
+            text = self.finish(run)
+        return text
 
     def use(self, opened: ModelRequest) -> None:
         """Generate with the sampling and the limits of another request from here on, for the same model."""
@@ -172,16 +187,17 @@ def run_request(
 
 
 def run_generation(
-    text: str, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
+    text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `run_request`."""
     opened = open_request(request, terminal, output.quiet)
-    ids = opened.encode(text, tokenizing(renderer))
+    ids = opened.encode(text.text, tokenizing(renderer))
     if request.extend_context:
         opened = opened.stretched([ids], terminal)
-    prompt = opened.prompt(ids, text[:LABEL])
-    if output.verbose:
-        opened.print_settings(prompt.new_tokens, terminal)
+    else:
+        opened, ids = fit_prompt(text, opened, ids, Notices(terminal, renderer, output.quiet))
+    prompt = opened.prompt(ids, text.text[:LABEL])
+    opened.print_settings(prompt.new_tokens, terminal, output.verbose)
     return run_request(
         opened, prompt.length, terminal, output, renderer, lambda generator: generator.generate(prompt, renderer)
     )

@@ -10,13 +10,13 @@ from offload.engine import Engine
 from offload.levels import stored_tokens
 from offload.prompt_cache.prefill import PromptCache
 
-from ..options.approximate import is_cacheable, lossy_modes
+from ..options.approximate import lossy_modes
 from ..options.request import OutputOptions
 from ..output.plan import print_plan
 from ..output.terminal import Terminal
 from .model_request import ModelRequest
 from .plan import plan_run, plan_tiers
-from .prompt_cache import open_prompt_cache
+from .prompt_cache import memory_limit, open_prompt_cache
 
 if TYPE_CHECKING:
     from offload.offloading import TierSettings
@@ -62,8 +62,11 @@ def load_engine(opened: ModelRequest, longest: int, tiers: TierSettings | None, 
     model, settings = opened.model, opened.settings
     is_exact = not lossy_modes(settings)
     display.loading(f"loading {settings.engine.model}")
-    prompt_cache = open_prompt_cache(model, settings, opened.request.home) if is_cacheable(settings) else None
+    stored = stored_tokens(settings.speculation, longest)
+    prompt_cache = open_prompt_cache(model, settings, opened.request.home, stored)
     started = time.perf_counter()
+    room = model.kv_room(stored, memory_limit(model, settings, stored), int(opened.request.verify))
     engine = model.load(tiers=tiers, prompts=prompt_cache, capacity=longest if is_exact else 0)
     engine.reserve(longest)
+    engine.limit_batches(room)
     return LoadedEngine(engine, prompt_cache, opened.open_s + time.perf_counter() - started)

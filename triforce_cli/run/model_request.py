@@ -33,6 +33,8 @@ from ..output.settings_text import settings_lines
 from ..output.terminal import Terminal
 from .machine import peak_memory
 
+_COMPARED = ("system", "raw", "think", "verify", "extend_context", "truncate")  # the same on all ranks
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -138,24 +140,29 @@ class ModelRequest:
             "raw": self.request.raw,
             "system": self.request.system,
             "think": self.request.think,
+            "truncate": self.request.truncate,
         }
 
-    def print_settings(self, new_tokens: int, terminal: Terminal) -> None:
-        """Print every setting to stderr, and its origin."""
-        resolved = self.resolved(new_tokens)
-        rows = [(name, value, self._origin(name)) for name, value in resolved.items()]
+    def print_settings(self, new_tokens: int, terminal: Terminal, verbose: int) -> None:
+        """Print settings to stderr, each with its origin: with 1 those that are not defaults, with 2 all."""
+        if not verbose:
+            return
+        rows = [(name, value, self._origin(name)) for name, value in self.resolved(new_tokens).items()]
+        shown = [row for row in rows if verbose > 1 or row[-1] != "default"]
         width = terminal.size()[0] if terminal.stderr_is_terminal else 120
-        for line in settings_lines(rows, width):
+        for line in settings_lines(shown, width):
             terminal.note(line)
+        if len(shown) < len(rows):
+            terminal.note(f"{counted(len(rows) - len(shown), 'more setting')} as by default (-vv lists all)")
 
     def _origin(self, name: str) -> str:
-        """Return what gave a setting its value: flag, environment, profile, model or default."""
+        """Return what gave a setting its value: flag, environment, config, profile, model or default."""
         if name in self.settings.origins:
             return self.settings.origins[name]
-        if name in ("raw", "system", "think", "context"):
+        if name in ("raw", "system", "think", "context", "truncate"):
             request = self.request
             given = {"raw": request.raw, "system": request.system, "context": request.extend_context}
-            given["think"] = request.think != AUTO
+            given |= {"think": request.think != AUTO, "truncate": request.truncate}
             return "flag" if given[name] else "model" if name == "context" else "default"
         if name == "seed":
             return "random"
@@ -181,7 +188,7 @@ def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:
 def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequest:
     """Find and check the model of a request that generates text. Raises TriforceError."""
     settings, started = request.settings, time.perf_counter()
-    compared = {name: getattr(request, name) for name in ("system", "raw", "think", "verify", "extend_context")}
+    compared = {name: getattr(request, name) for name in _COMPARED}
     model = open_shared_model(request, settings.speculation, compared, terminal, quiet)
     open_s = time.perf_counter() - started
     if settings.profile.gpus > 1 and model.group.size == 1 and not ranks_to_start(settings):

@@ -12,6 +12,7 @@ from offload.units import counted, size_text
 from ..options.parallel import AUTO
 from ..options.settings import Settings
 from .model_request import ModelRequest
+from .prompt_cache import memory_limit
 
 MOST = 8  # that `auto` runs together: beyond, a pass of one row each is bound by arithmetic on a CPU
 
@@ -55,7 +56,7 @@ def check_sequences(
     if sequences <= fitting:
         return
     one, two = (model.estimate(tokens).for_sequences(count).total for count in (1, 2))
-    limit = settings.memory_limit(model.device.type)
+    limit = memory_limit(model, settings, tokens)
     room = "the free memory" if limit is None else size_text(limit)
     raise OutOfMemory(
         f"not enough memory for {sequences} sequences of {counted(tokens, 'token')}: about {size_text(one)} "
@@ -73,4 +74,4 @@ def _alone(opened: ModelRequest) -> str:
 
 
 def _fitting(model: OpenModel, settings: Settings, tokens: int) -> int:
-    return max(model.fitting_sequences(tokens, settings.memory_limit(model.device.type)), 1)
+    return max(model.fitting_sequences(tokens, memory_limit(model, settings, tokens)), 1)

@@ -6,10 +6,11 @@ Real runs and dry runs plan here alike. Torch is imported only where a model has
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offload.architecture.dims import Dimensions
 from offload.architecture.parameters import WeightBits
@@ -30,6 +31,7 @@ from ..output.plan import PlanReport, suggestions_text
 from ..output.terminal import Terminal
 from .calibration import load_measured, load_or_measure
 from .placement_checks import check_experts, check_tiers, expert_flags, free_on_disk, refuse_unread_format
+from .prompt_cache import memory_limit
 
 if TYPE_CHECKING:
     import torch
@@ -112,8 +114,19 @@ def plan_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Term
     Ranks that share the model follow the one with the least room. Raises OutOfMemory with the numbers and what would
     fit, SettingsError for tiers that this machine does not have.
     """
-    found = model.group.collect(_plan_own_tiers(model, settings, tokens, terminal))
-    return fewest_on_device([tiers for tiers in found if tiers is not None])
+    found = model.group.collect(packed_tiers(_plan_own_tiers(model, settings, tokens, terminal)))
+    return fewest_on_device([unpacked_tiers(tiers) for tiers in found if tiers is not None])
+
+
+def packed_tiers(tiers: TierSettings | None) -> dict[str, Any] | None:
+    """Return tiers for JSON."""
+    return tiers and asdict(tiers) | {"disk": tiers.disk and str(tiers.disk)}
+
+
+def unpacked_tiers(values: Mapping[str, Any]) -> TierSettings:
+    from offload.offloading import TierSettings
+
+    return TierSettings(**{**values, "disk": values["disk"] and Path(values["disk"])})
 
 
 def fewest_on_device(tiers: list[TierSettings]) -> TierSettings | None:
@@ -161,10 +174,11 @@ def _tier_settings(plan: Plan) -> TierSettings:
 
     where, placement = plan.placed, plan.request.placement
     mode = plan.offload if placement.offload == "auto" else placement.offload
+    mode = "stream" if mode == "none" or where.uses_disk else mode
     return TierSettings(
-        mode="stream" if mode == "none" or where.uses_disk else mode,
+        mode=mode,
         resident_layers=where.resident_layers,
-        share=placement.host_share,
+        share=None if mode == "stream" else placement.host_share,
         by_layers=where.prefill_order == "layers",
         weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
         experts=where.experts,
@@ -202,6 +216,9 @@ def request_on_this_machine(
         weight_bits=model.weight_bits,
         copies=model.copy_bits is not None,
     )
+    if settings.placement.memory is not None:
+        beside_cache = replace(request.placement, memory=memory_limit(model, settings, tokens))
+        request = replace(request, placement=beside_cache)
     return request, profile
 
 

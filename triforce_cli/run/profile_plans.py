@@ -20,7 +20,7 @@ from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
 from offload.loading.hub import describe_source, dimensions, is_quantized, stored_bits
-from offload.planning.plan import Plan, suggested_budget
+from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
 from offload.system import cores, free_host_memory
 from offload.units import counted
@@ -139,9 +139,7 @@ def _plan(
             "`triforce summarize --map-reduce`",
         )
     speculation = settings.speculation
-    if "budget" not in settings.values:
-        speculation = replace(speculation, budget=max(suggested_budget(tokens), 4 * speculation.chunk))
-    settings = replace(settings, engine=replace(settings.engine, model=model), speculation=speculation)
+    settings = replace(settings, engine=replace(settings.engine, model=model))
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     stored = stored_bits(model) if in_bf16 else None
     if settings.placement.disk is not None:

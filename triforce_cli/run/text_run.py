@@ -46,7 +46,5 @@ class TextRun:
 
 def text_layer(opened: ModelRequest, prompt: Prompt) -> TextLayer:
     """Return what turns the tokens after a prompt into text; with --raw, all text is the answer."""
-    tokenizer = opened.model.tokenizer
-    thinking = None if opened.request.raw else tokenizer.thinking(prompt.ids)
-    decode = tokenizer.decoder(() if thinking is None else thinking.marks)
-    return TextLayer(decode, opened.settings.generation.stop, thinking)
+    stops, is_chat = opened.settings.generation.stop, not opened.request.raw
+    return TextLayer.after(opened.model.tokenizer, prompt.ids, stops, is_chat)

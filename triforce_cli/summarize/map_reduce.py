@@ -1,6 +1,6 @@
 """Map-reduce over a document that is longer than the context: notes on its parts, then an answer from the notes.
 
-It loses information, so it runs only with --map-reduce.
+It loses information, so it runs only with --map-reduce, or where the user left the model to the program.
 """
 
 from __future__ import annotations
@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from offload.errors import PromptError, TriforceError
+from offload.errors import PromptError, SettingsError, TriforceError
+from offload.loading.tokenizer import EncodingProgress
 from offload.units import counted
+from offload.weights_digest import file_mark
 
 from ..input.documents import Document
 from ..input.excerpts import split
+from ..output.format import about
+from ..output.plan_text import BUSY
 from ..output.sections import Part
 from ..output.terminal import Terminal
 from ..run.model_request import ModelRequest, Prompt
+from ..run.plan import plan_run
 from .resume import FinishedParts
 from .steps import Job
 from .templates import Template, Templates
@@ -37,36 +42,62 @@ class MapReduce:
         self._quiet = quiet
         self._new_tokens = request.settings.generation.max_new_tokens
         self._note_tokens = min(self._new_tokens, request.context // _SHARE)
+        # The parts that `reduce` is to begin with.
+        self._checked: dict[tuple[Document, str], list[tuple[Part, Prompt]]] = {}
 
-    def check(self, document: Document, note_taking: str, instruction: str) -> None:
-        """Raise PromptError if the instructions leave no room for a part in the context."""
-        self._parts(document.text, note_taking, 1, document.name)
+    def check(
+        self, document: Document, note_taking: str, instruction: str, progress: EncodingProgress
+    ) -> tuple[int, int]:
+        """Return how many parts a document has, and how many of them an earlier run has not finished.
+
+        Raises PromptError if the instructions leave no room for one.
+        """
         self._room(self._templates.notes, instruction, self._new_tokens)
+        parts = self._parts(document.text, note_taking, 1, document.name, progress)
+        self._checked[document, note_taking] = parts
+        return len(parts), sum(self._finished.find(prompt.ids) is None for _, prompt in parts)
+
+    def predicted_time(self, parts: int, terminal: Terminal) -> str | None:
+        """Return about how long `parts`, their notes and the answer take one after the other; None if no one knows."""
+        context = self._request.context
+        try:
+            report = plan_run(self._request.model, self._request.settings, context, terminal)
+        except SettingsError:  # a GPU that no profile describes
+            return None
+        prompts, notes = parts + 1, parts * self._note_tokens
+        while notes > context:  # the notes on the notes
+            prompts, notes = prompts + notes // context, notes // context * self._note_tokens
+        plan = report.plan
+        seconds = prompts * (plan.ttft.seconds + self._note_tokens * plan.chosen.tbt.seconds)
+        is_busy = report.measured is not None and report.measured.busy
+        return about(seconds) + (f" by rates {BUSY}" if is_busy else "")
 
     def reduce(
-        self, document: Document, note_taking: str, instruction: str
+        self, document: Document, note_taking: str, instruction: str, tokens: int
     ) -> Generator[Sequence[Job], list[str], Prompt]:
-        """Take notes until they fit, and return the prompt that asks for the answer.
+        """Take notes on a document until they fit, and return the prompt that asks for the answer.
 
-        Yields the jobs of each round, and is sent their texts. Raises TriforceError if the notes are empty or do not
-        shrink.
+        `tokens`: of the prompt with the whole document. Yields the jobs of each round, and is sent their texts. Raises
+        TriforceError if the notes are empty or do not shrink.
         """
-        text, ids, round = document.text, self._encode_notes(document.text, instruction), 0
-        while len(ids) + self._new_tokens > self._request.context:
-            round, before = round + 1, len(ids)
-            parts = self._parts(text, note_taking, round, document.name)
+        parts, round = self._checked.pop((document, note_taking), None), 1
+        parts = parts or self._parts(document.text, note_taking, round, document.name)
+        while True:
             self._announce_finished(parts)
             notes = yield [Job(prompt, part) for part, prompt in parts]
             text = "\n\n".join(note.strip() for note in notes if note.strip())
             if not text:
                 raise TriforceError("the model wrote no notes on any part", "use another --model, or other sampling")
             ids = self._encode_notes(text, instruction)
-            if len(ids) >= before:
+            if len(ids) >= tokens:
                 raise PromptError(
                     f"the notes on {counted(len(notes), 'part')} are not shorter than the text itself",
                     "use fewer --max-new-tokens or a smaller --length",
                 )
-        return Prompt(ids, self._new_tokens)
+            if len(ids) + self._new_tokens <= self._request.context:
+                return Prompt(ids, self._new_tokens)
+            round, tokens = round + 1, len(ids)
+            parts = self._parts(text, note_taking, round, document.name)
 
     def _encode_notes(self, text: str, instruction: str) -> list[int]:
         return self._request.encode(self._templates.notes.filled(text, instruction))
@@ -80,15 +111,21 @@ class MapReduce:
             total = counted(len(parts), "part")
             self._terminal.note(f"{first.document}: {count} of {total}{which} reused from an earlier run")
 
-    def _parts(self, text: str, note_taking: str, round: int, name: str) -> list[tuple[Part, Prompt]]:
+    def _parts(
+        self, text: str, note_taking: str, round: int, name: str, progress: EncodingProgress = lambda done, total: None
+    ) -> list[tuple[Part, Prompt]]:
         template = self._templates.part if round == 1 else self._templates.notes
         room = self._room(template, note_taking, self._note_tokens)
         overlap = int(_OVERLAP * room) if round == 1 else 0
-        texts = split(text, self._request.model.tokenizer.spans(text), room, overlap)
-        ids = [self._request.encode(template.filled(each, note_taking)) for each in texts]
-        prompts = [Prompt(each, self._note_tokens) for each in ids]
+        texts = split(text, self._request.model.tokenizer.spans(text, progress), room, overlap)
+        ids = []
+        for number, each in enumerate(texts, 1):
+            ids.append(self._request.encode(template.filled(each, note_taking)))
+            progress(len(text) * number // len(texts), len(text))
+        parts = [Part(number, len(ids), round, name) for number in range(1, len(ids) + 1)]
+        prompts = [Prompt(each, self._note_tokens, part.label) for each, part in zip(ids, parts, strict=True)]
         assert all(prompt.length <= self._request.context for prompt in prompts), "a part that does not fit"
-        return [(Part(number, len(prompts), round, name), prompt) for number, prompt in enumerate(prompts, 1)]
+        return list(zip(parts, prompts, strict=True))
 
     def _room(self, template: Template, instruction: str, new_tokens: int) -> int:
         """Return the tokens of text that fit beside an instruction; encoded apart, a part may take a few more.
@@ -110,9 +147,9 @@ def part_facts(request: ModelRequest) -> dict[str, Any]:
     """Return everything that a part's notes depend on beside its prompt. A random seed is left out."""
     settings = request.settings
     seed = settings.generation.seed if "seed" in settings.values else None
-    path = request.model.checkpoint.path
+    path, extents = request.model.checkpoint.path, request.model.checkpoint.extents()
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    model = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files if file.is_file()]
+    model = [(file.name, file_mark(file, extents.get(file, ()))) for file in files if file.is_file()]
     resolved = request.resolved(settings.generation.max_new_tokens) | {"seed": seed}
     unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s", "disk", "disk_limit"}
     unimportant |= {"cache", "cache_limit", "join_timeout"}

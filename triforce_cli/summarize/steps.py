@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ..output.format import time_left
 from ..output.renderers import StreamRenderer
 from ..output.sections import Part, Section
 from ..run.generate import TextGenerator
@@ -32,15 +35,44 @@ class Answer:
     steps: Steps
 
 
+class PartsLeft:
+    """The time that the parts of all documents still take, from those that this run has read."""
+
+    def __init__(self, parts: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`parts` are to be read, besides further rounds."""
+        self._parts, self._clock = parts, clock
+        self._read = 0
+        self._seconds = 0.0
+
+    def label(self, part: Part) -> str:
+        """Return a part's label with the time left, once a part has been read."""
+        left = self._parts - self._read
+        if not self._read or left < 1 or part.round > 1:
+            return part.label
+        return f"{part.label}, {time_left(left * self._seconds / self._read)}"
+
+    @contextmanager
+    def reading(self, part: Part) -> Iterator[None]:
+        """Count a part that is read meanwhile."""
+        started = self._clock()
+        yield
+        if part.round == 1:
+            self._read, self._seconds = self._read + 1, self._seconds + self._clock() - started
+
+
 def generate_in_order(
-    answers: Iterable[Answer], generator: TextGenerator, finished: FinishedParts, renderer: StreamRenderer
+    answers: Iterable[Answer],
+    generator: TextGenerator,
+    finished: FinishedParts,
+    renderer: StreamRenderer,
+    left: PartsLeft,
 ) -> None:
     """Generate one text after the other. Raises what `TextGenerator.generate` and the steps raise."""
     for answer in answers:
         renderer.section(answer.section)
         texts = None
         while (jobs := following(answer.steps, texts)) is not None:
-            texts = [_text(job, generator, finished, renderer) for job in jobs]
+            texts = [_text(job, generator, finished, renderer, left) for job in jobs]
 
 
 def following(steps: Steps, texts: list[str] | None) -> Sequence[Job] | None:
@@ -51,7 +83,9 @@ def following(steps: Steps, texts: list[str] | None) -> Sequence[Job] | None:
         return None
 
 
-def _text(job: Job, generator: TextGenerator, finished: FinishedParts, renderer: StreamRenderer) -> str:
+def _text(
+    job: Job, generator: TextGenerator, finished: FinishedParts, renderer: StreamRenderer, left: PartsLeft
+) -> str:
     """Return the text of a job; notes on a part are those of an earlier run, or new ones, which are saved."""
     if job.part is None:
         return generator.generate(job.prompt, renderer)
@@ -59,6 +93,7 @@ def _text(job: Job, generator: TextGenerator, finished: FinishedParts, renderer:
     if text is not None:
         renderer.taken_over(job.part, text)
         return text
-    text = generator.generate(job.prompt, renderer.for_part(job.part), job.part.label)
+    with left.reading(job.part):
+        text = generator.generate(job.prompt, renderer.for_part(job.part), left.label(job.part))
     finished.save(job.prompt.ids, text)
     return text

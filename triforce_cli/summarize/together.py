@@ -150,4 +150,6 @@ class AnswersTogether:
 def _named(started: _Started) -> TriforceError:
     """Return the error of an answer, with its name."""
     error = started.error
-    return type(error)(f"{started.answer.section.label}: {error.message}", error.hint)
+    named = type(error)(f"{started.answer.section.label}: {error.message}", error.hint)
+    named.__cause__ = error.__cause__
+    return named

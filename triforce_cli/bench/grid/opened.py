@@ -120,7 +120,8 @@ def open_grid(asked: GridRequest, terminal: Terminal, quiet: bool) -> OpenGrid:
     model = open_shared_model(request, widest, compared, terminal, quiet)
     for method in every.values():
         model.check_self_draft(method)
-    prompts = broadcast(request.group, lambda: list(open_prompts(asked, model.tokenizer, terminal.warn)))
+    packed = broadcast(request.group, lambda: [p.packed() for p in open_prompts(asked, model.tokenizer, terminal.warn)])
+    prompts = [GridPrompt.unpacked(*prompt) for prompt in packed]
     longest = max((prompt.ids for prompt in prompts), key=len)
     new_tokens = max(each.generation.max_new_tokens for _, each in by_point)
     if request.extend_context:
@@ -135,7 +136,9 @@ def open_grid(asked: GridRequest, terminal: Terminal, quiet: bool) -> OpenGrid:
     cells, base = _cells(asked, len(prompts), opened)
     places = dict.fromkeys((cell.prompt, cell.context, cell.batch) for cell in cells)
     digests = {place: _digest(prompts[place[0]], *place[1:]) for place in places}
-    weights = Weights() if asked.points is None else broadcast(request.group, lambda: weights_of(model, request.home))
+    weights = Weights()
+    if asked.points is not None:
+        weights = Weights(**broadcast(request.group, lambda: asdict(weights_of(model, request.home))))
     opened_grid = OpenGrid(asked, model, prompts, benchmark, cells, base, digests, weights)
     _check_batches(opened_grid)
     for context in asked.contexts or ():

@@ -27,6 +27,15 @@ class GridPrompt:
     batches: Mapping[int, list[list[int]]] = field(default_factory=dict)
     ending: int = 0
 
+    def packed(self) -> tuple[str, list[int], list[tuple[int, list[list[int]]]], int]:
+        """Return the prompt for JSON."""
+        return self.name, self.ids, list(self.batches.items()), self.ending
+
+    @classmethod
+    def unpacked(cls, name: str, ids: list[int], batches: list[tuple[int, list[list[int]]]], ending: int) -> GridPrompt:
+        """Return a prompt that was packed."""
+        return cls(name, ids, dict(batches), ending)
+
     def first(self, context: int | None) -> list[int]:
         """Return the tokens of the prompt with a context."""
         return self._cut(self.ids, context)

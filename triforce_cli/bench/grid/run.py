@@ -121,7 +121,8 @@ def run_grid(asked: GridRequest, terminal: Terminal, quiet: bool, display: Progr
     file = PointsFile(asked.points, terminal.warn) if is_writer else None
     try:
         # Of rank 0: what identifies a run, such as the path of the model, may differ between ranks.
-        finished = broadcast(group, lambda: _found(grid, by_identity([] if file is None else file.kept)))
+        kept = broadcast(group, lambda: _found(grid, by_identity([] if file is None else file.kept)))
+        finished = {cell: dict(runs) for cell, runs in zip(grid.cells, kept, strict=True) if runs}
         run = GridRun(grid, finished, file)
         if run.pending:
             _load_and_measure(run, terminal, quiet, display)
@@ -132,15 +133,11 @@ def run_grid(asked: GridRequest, terminal: Terminal, quiet: bool, display: Progr
             file.close()
 
 
-def _found(grid: OpenGrid, records: dict[str, Record]) -> dict[Cell, dict[int, Record]]:
-    """Return the finished runs of this grid among the records of a file."""
-    found: dict[Cell, dict[int, Record]] = {}
-    for cell in grid.cells:
-        for repeat in range(grid.asked.repeats):
-            record = records.get(identity(grid.facts(cell, repeat)))
-            if record is not None:
-                found.setdefault(cell, {})[repeat] = record
-    return found
+def _found(grid: OpenGrid, records: dict[str, Record]) -> list[list[tuple[int, Record]]]:
+    """Return the finished runs of each cell among the records of a file, with the number of their repeat."""
+    repeats = range(grid.asked.repeats)
+    rows = [[(repeat, records.get(identity(grid.facts(cell, repeat)))) for repeat in repeats] for cell in grid.cells]
+    return [[(repeat, record) for repeat, record in row if record is not None] for row in rows]
 
 
 def _load_and_measure(run: GridRun, terminal: Terminal, quiet: bool, display: ProgressDisplay) -> None:

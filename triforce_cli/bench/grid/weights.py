@@ -8,7 +8,7 @@ from pathlib import Path
 from offload.config import Speculation
 from offload.levels import has_draft_model
 from offload.opened_model import OpenModel
-from offload.prompt_cache.fingerprint import weights_digest
+from offload.weights_digest import weights_digest
 
 from ...run.prompt_cache import prompt_folder
 
@@ -34,5 +34,5 @@ def weights_of(model: OpenModel, home: Path | None) -> Weights:
     except OSError:
         pass  # the next run reads the files again
     notes = folder / "weights.json"
-    draft = None if model.draft is None else weights_digest(model.draft.files(), notes)
-    return Weights(weights_digest(model.checkpoint.files(), notes), draft)
+    draft = None if model.draft is None else weights_digest(model.draft.extents(), notes)
+    return Weights(weights_digest(model.checkpoint.extents(), notes), draft)

@@ -53,7 +53,7 @@ class OpenMode:
     @property
     def recomputed(self) -> int | None:
         """Return the tokens of the window that is run anew for each token; None for a mode with a cache."""
-        return self.speculation.budget if recomputes(self.name) else None
+        return self.speculation.kept_tokens if recomputes(self.name) else None
 
     def stored(self, length: int) -> int:
         """Return how many tokens the cache stores of a sequence of `length`."""
