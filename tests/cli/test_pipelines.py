@@ -49,6 +49,7 @@ def bash(tiny_model_dir, tmp_path):
     return run
 
 
+@pytest.mark.daily("cat book*")
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: re.sub(r"\W+", " ", recipe)[:40])
 def test_recipes(bash, recipe):
@@ -80,6 +81,7 @@ def test_there_are_recipes():
         assert any(word in recipe for recipe in recipes())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_is_reported_and_a_slow_reader_gets_everything(bash):
     result, _ = bash("triforce summarize book.txt > /dev/full")
@@ -100,7 +102,8 @@ def masked(value, name=""):
         return {} if name in ("acceptance", "time_share") else {key: masked(each, key) for key, each in value.items()}
     if name in VARYING or isinstance(value, float) or name in ("peak_memory_bytes", "tokens", "new_tokens"):
         return "…"
-    return "…" if name in ("verifications", "tokens_per_verification", "tbt_p95_s", "tbt_median_s") else value
+    measured = ("verifications", "tokens_per_verification", "tbt_p95_s", "tbt_median_s")
+    return "…" if name in (*measured, "speedup", "plain_step_s", "cycle_s") else value
 
 
 def test_events_are_those_of_the_golden_file(triforce_here, tmp_path, monkeypatch):
@@ -118,3 +121,27 @@ def test_events_are_those_of_the_golden_file(triforce_here, tmp_path, monkeypatc
     documented = (ROOT / "docs" / "json-events.md").read_text("utf-8")
     for event in map(json.loads, found.splitlines()):
         assert all(f"`{name}`" in documented for name in event)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closing a stream is the shell's")
+@pytest.mark.parametrize("command", ["--version", "cache --help", "profile", "generate Once", "cache prune --json"])
+def test_a_closed_stdout_is_an_error_before_anything_is_loaded(bash, command):
+    result, _ = bash(f"TRIFORCE_MODEL=no-such-model triforce {command} >&-")
+    assert result.returncode == 1
+    lines = result.stderr.decode().splitlines()
+    assert lines[0] == "error: standard output is closed, so the output would be lost"
+    assert len(lines) == 2 and lines[1].startswith("hint: ")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.name != "posix", reason="closing a stream is the shell's")
+def test_other_closed_streams_and_a_stdout_that_nothing_is_written_to_change_nothing(bash):
+    """The file of results must not get the number of a closed stream either."""
+    expected, folder = bash("triforce generate Once")
+    found, _ = bash("triforce generate Once 2>&- <&-")
+    assert (found.returncode, found.stdout, found.stderr) == (0, expected.stdout, b"")
+    assert expected.returncode == 0 and found.stdout.strip()
+    (folder / "lines").write_text('{"prompt": "Once"}')
+    results, _ = bash("triforce generate --batch lines -o results 0<&- >&- 2>&-; cat results")
+    assert results.returncode == 0
+    assert json.loads(results.stdout)["text"] == expected.stdout.decode().removesuffix("\n")

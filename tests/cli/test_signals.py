@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.command import (
     COMMAND,
-    environment,
     start,
     wait_for_the_first_line,
 )
@@ -46,6 +45,7 @@ def test_ctrl_c_while_starting_is_quiet(endless_model_dir, tmp_path, delay):
     assert b"Traceback" not in err
 
 
+@pytest.mark.long
 def test_help_into_a_closed_pipe_and_output_onto_a_full_disk(triforce, tmp_path):
     for args in ("--help", "generate --help", "profile"):
         command = f"{shlex.join(COMMAND)} {args} | true; exit ${{PIPESTATUS[0]}}"
@@ -58,14 +58,7 @@ def test_help_into_a_closed_pipe_and_output_onto_a_full_disk(triforce, tmp_path)
         assert result.stderr.startswith("error: No space left on device")
 
 
-def test_stdout_closed_from_the_start(tiny_model_dir, tmp_path):
-    command = f"{shlex.join(COMMAND)} generate Once -n 5 >&- </dev/null"
-    env = environment(tmp_path, tiny_model_dir)
-    result = subprocess.run(["bash", "-c", command], capture_output=True, env=env, check=False)
-    assert b"Traceback" not in result.stderr
-    assert result.returncode == 0
-
-
+@pytest.mark.long
 def test_sigterm_ends_with_its_own_code(endless_model_dir, tmp_path):
     with start(endless_model_dir, tmp_path) as process:
         assert process.stdout.read(10)

@@ -37,12 +37,14 @@ def imported(args, home):
     return tuple(json.loads(done.stderr.splitlines()[-1]))
 
 
+@pytest.mark.daily("auto")
 @pytest.mark.parametrize("method", ["ar", "lookup", "auto"])
 def test_generating_does_without_transformers(method, tiny_model_dir, tmp_path):
     args = ["generate", "the end", "--model", str(tiny_model_dir), "-n", "2", "--method", method]
     assert imported(args, tmp_path) == (0, ["torch"])
 
 
+@pytest.mark.daily("--version", "generate --prompt-file*", "summarize no-such*", "serve*", "pull*")
 @pytest.mark.parametrize(
     "args",
     [
@@ -65,11 +67,13 @@ def test_generating_does_without_transformers(method, tiny_model_dir, tmp_path):
         ["bench", "--prompt-file", "no-such-file.txt"],
         ["bench", "Hello", "--model", "no-such-model"],
         ["pull", "no-such-model"],
+        ["pull", "--list"],
+        ["generate", "--show-config"],
     ],
     ids=" ".join,
 )
 def test_what_can_be_refused_without_torch_is(args, tmp_path):
-    assert imported(args, tmp_path) == (0 if args == ["--version"] else 2, [])
+    assert imported(args, tmp_path) == (0 if args[-1] in ("--version", "--list", "--show-config") else 2, [])
 
 
 def test_pulling_a_model_that_is_there_needs_no_torch(tiny_model_dir, tmp_path):

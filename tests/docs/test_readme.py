@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from offload.platforms import RUNS_ON
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -30,3 +31,8 @@ def test_pictures_are_small_and_self_contained(image):
         {"script", "image", "foreignObject", "use", "a"}
     )
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "") and "@import" not in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/planning.md"])
+def test_the_platforms_of_the_error_are_those_of_the_pages(page):
+    assert "\n".join(f"- {line}" for line in RUNS_ON) in (ROOT / page).read_text("utf-8")

@@ -6,8 +6,10 @@ import pytest
 
 from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
+from offload.speculation.sampling import Sampler
 from tests.support.command import assert_error
 from triforce_cli.batch.results import ResultFile
+from triforce_cli.run.model_request import ModelRequest
 
 GREEDY = ("-n", "12", "--temperature", "0")
 
@@ -92,6 +94,30 @@ def test_seeds_of_lines_differ_and_stop_strings_end_a_line_alone(triforce, promp
     assert same[0]["text"] == same[1]["text"] and same[0]["sampling"] == "coupled"
 
 
+@pytest.mark.parametrize("where", ["sampling", "encoding"])
+def test_an_exception_ends_its_line_alone(triforce_here, prompts, monkeypatch, where):
+    lines = [{"id": key, "prompt": f"Once {key}", "temperature": 0, "seed": key} for key in range(3)]
+    file, args = prompts(*lines), ("-n", "9", "--parallel", "3")
+    expected = by_id(triforce_here("generate", "--batch", file, *args).stdout)
+    made, encode = Sampler.__init__, ModelRequest._encode
+
+    def new(sampler, sampling, seed, *more, **named):
+        made(sampler, sampling, seed, *more, **named)
+        if where == "sampling" and seed == 1:
+            sampler.distribution = lambda *args, **named: [][seed]
+
+    def encoded(opened, text, progress):
+        return [][0] if where == "encoding" and "Once 1" in text else encode(opened, text, progress)
+
+    monkeypatch.setattr(Sampler, "__init__", new)
+    monkeypatch.setattr(ModelRequest, "_encode", encoded)
+    code, out, err = triforce_here("generate", "--batch", file, *args, env={"TRIFORCE_DEBUG": "1"})
+    found = by_id(out)
+    assert code == 1 and "1 request failed; the first: line 2: IndexError" in err and "Traceback" in err
+    assert (found[1]["type"], found[1]["line"]) == ("error", 2) and "this is a bug" in found[1]["hint"]
+    assert all(found[key]["text"] == expected[key]["text"] for key in (0, 2))
+
+
 def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tmp_path):
     good = {"id": "good", "prompt": "Once"}
     bad = [
@@ -103,12 +129,13 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ({"id": True, "prompt": "a"}, None, "id is True"),
         ({"id": "good", "prompt": "a"}, "good", "line 1 has the same id"),
         ({"prompt": "a", "temperature": -1}, 9, "temperature is -1"),
-        ({"prompt": "a", "top_k": 1.5}, 10, "top_k is 1.5"),
-        ({"prompt": "a", "stop": [1]}, 11, "stop is [1]"),
-        ({"prompt": "a", "max_new_tokens": 10**6}, 12, "context"),
-        ({"prompt": "long " * 4000}, 13, "context"),
-        ({"prompt": "a", "raw": True, "system": "b"}, 14, "contradict"),
-        ('{"prompt": "\\ud800"}', 15, "surrogate"),
+        ({"prompt": "a", "dry_multiplier": 1e-320}, 10, "dry-multiplier is 1e-320"),
+        ({"prompt": "a", "top_k": 1.5}, 11, "top_k is 1.5"),
+        ({"prompt": "a", "stop": [1]}, 12, "stop is [1]"),
+        ({"prompt": "a", "max_new_tokens": 10**6}, 13, "context"),
+        ({"prompt": "long " * 4000}, 14, "context"),
+        ({"prompt": "a", "raw": True, "system": "b"}, 15, "contradict"),
+        ('{"prompt": "\\ud800"}', 16, "surrogate"),
         ('{"prompt": NaN}', None, "NaN"),
         ({"id": None, "prompt": "a"}, None, "id is None"),
     ]
@@ -182,7 +209,6 @@ def test_wrong_use(triforce, prompts, tmp_path):
     assert_error(triforce("generate", "hi", "--batch", file), 2, "the prompt argument")
     assert_error(triforce("generate", "-f", file, "--batch", file), 2, "--prompt-file")
     assert_error(triforce("generate", "--verify", "--temperature", "0", "--batch", file), 2, "--verify")
-    assert_error(triforce("generate", "hi", "-o", tmp_path / "x"), 2, "--output goes with --batch")
     assert_error(triforce("generate", "hi", "--parallel", "2"), 2, "--parallel goes with --batch")
     for wrong in ("0", "-1", "many", "1e3", "99999"):
         assert_error(triforce("generate", "--batch", file, "--parallel", wrong), 2, "parallel is")

@@ -194,7 +194,7 @@ def test_a_plot_that_cannot_be_is_refused_before_any_work(bench, tmp_path, monke
     missing = ("--model", "no-such-model")  # would be said later
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
-        refused(bench(TEXT, *missing, "--plot", tmp_path / "a.png"), "matplotlib", "pip install 'triforce[plot]'")
+        refused(bench(TEXT, *missing, "--plot", tmp_path / "a.png"), "matplotlib", "pip install '.[plot]'")
     if find_spec("matplotlib"):
         refused(bench(TEXT, *missing, "--plot", tmp_path / "none" / "a.png"), "no folder", "none")
         refused(bench(TEXT, *missing, "--plot", tmp_path), "is a folder")
@@ -209,6 +209,7 @@ def test_a_plot(bench, tmp_path):
     assert [file.name for file in tmp_path.iterdir() if file.suffix] == ["bench.png"]
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_the_table_of_what_is_done(settings):
     tty = Pty(80, 24)
     args = ("bench", TEXT, "--new", "40", "--repeats", "1000", "--methods", "lookup")

@@ -340,8 +340,8 @@ class TwoRanks:
 
     def broadcast(self, value):
         if self.rank == 0:
-            self.sent = value
-        return self.sent
+            self.sent = json.dumps(value)
+        return json.loads(self.sent)
 
 
 def test_rank_0_knows_what_is_finished(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from offload import EngineConfig, GenerationConfig, Sampling, open_model
 from offload.events import Tokens
 from offload.loading.conversation import ASSISTANT, USER, ChatMessage
 from tests.support.command import assert_error
+from triforce_cli.output.renderers import StreamRenderer
 
 TEXT = "The end of the other thing was in the hat of the one that went to the other end. " * 4
 
@@ -100,6 +101,20 @@ def test_commands_over_a_pipe(chat, tmp_path):
         "/retry",
     ):
         assert said in result.stderr, said
+
+
+def test_other_programs_commands_and_settings(chat):
+    lines = ("/set parameter num_predict 3", "/?", "/show", "/set num_ctx 4096", "/reset", "/bye", "Unasked?")
+    result = chat(*lines)
+    assert result.stdout == ""
+    assert "max-new-tokens  3" in result.stderr and "list the commands" in result.stderr
+    assert "0 questions" in result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
+    assert [line.split()[1:5] for line in errors[::2]] == [
+        ["there", "is", "no", "command"],
+        ["there", "is", "no", "setting"],
+    ]
+    assert "/set shows the settings" in errors[1] and "memory is planned" in errors[3]
 
 
 def test_a_wrong_line_is_an_error_and_the_others_go_on(chat):
@@ -201,3 +216,16 @@ def test_the_plan_of_a_conversation(chat, book):
     result = chat(args=("-f", book, "--dry-run", "--json"))
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["plan"]["context"] == 2048  # all of the model's, as it has less than 8K
+
+
+def test_an_answer_is_saved_before_its_end_is_shown(chat, tmp_path, monkeypatch):
+    """Who sees the end, and kills the process, has the answer in the file."""
+    path, shown, finish = tmp_path / "saved.json", [], StreamRenderer.finish
+
+    def finished(renderer, summary):
+        shown.append(len(json.loads(path.read_text())["turns"]))
+        finish(renderer, summary)
+
+    monkeypatch.setattr(StreamRenderer, "finish", finished)
+    chat("Who?", "Where?", args=("--session", path))
+    assert shown == [1, 2]

@@ -60,14 +60,6 @@ class Typist(threading.Thread):
 
 
 @pytest.fixture
-def interruptible():
-    """Let SIGINT interrupt, which a shell has its background jobs ignore."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
 def at_a_terminal(triforce_here, endless_model_dir, interruptible):
     """Return a function that chats while somebody types; it returns the exit code and the screen at the end."""
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.folder import PromptFolder, Stored
@@ -114,6 +117,7 @@ def test_rm_removes_entries_and_keeps_shared_blocks(ask, triforce_here, tmp_path
     assert listed() == []
 
 
+@pytest.mark.long
 def test_the_shell_completes_ids(ask, triforce_here, tmp_path):
     ask("Who?")
     (entry,) = json.loads(triforce_here("cache", "list", "--json")[1])["entries"]
@@ -199,3 +203,30 @@ def test_cache_commands_import_no_torch(tmp_path):
     )
     env = os.environ | {"TRIFORCE_HOME": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
+
+
+def test_a_folder_that_others_can_write_to_is_warned_of(ask, tmp_path):
+    (folder := tmp_path / "home" / "prompts").mkdir(parents=True)
+    folder.chmod(0o777)
+    _, err = ask("Who?")
+    assert err.count("warning") == 1 and "other users can write to" in err
+    folder.chmod(0o755)
+    assert "other users" not in ask("Who?")[1]
+
+
+def test_blocks_of_another_version_are_counted_ignored_and_removed(ask, triforce_here, tmp_path):
+    """An older one has the same headers, under another fingerprint; a newer one may have any."""
+    ask("Who?")
+    folder = PromptFolder(tmp_path / "home" / "prompts")
+    first = next(folder.blocks()).path.parent
+    older, newer = (shutil.copytree(first, folder.path / name) for name in ("older", "newer"))
+    for path in newer.glob("*.safetensors"):
+        save_file(load_file(path), path, {"format": "9"})
+    *_, err = ask("Where?", "--cache", "-v")
+    assert "warning" not in err
+    code, out, _ = triforce_here("cache", "list")
+    assert code == 0 and len(out.splitlines()) == 4
+    assert re.search(r"prompts, [\d.]+ KiB of it damaged or of another version", " ".join(out.split()))
+    assert triforce_here("cache", "prune", "--to", "0")[0] == 0
+    assert list(folder.blocks()) == []
+    assert not older.exists() and not newer.exists()

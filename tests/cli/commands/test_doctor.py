@@ -184,6 +184,7 @@ def test_the_read_rate_is_measured_where_memory_is_free():
     assert read_rate(2**20) is None
 
 
+@pytest.mark.long
 def test_without_the_kernel_torch_is_used_unless_a_level_is_asked_for(without_kernel, tiny_model_dir):
     command = ("generate", "Once", "--model", tiny_model_dir, "-n", "4", "--temperature", "0", "--json")
     text, used_torch, refused = without_kernel(("doctor", "--no-measure"), command, (*command, "--kernel", "portable"))

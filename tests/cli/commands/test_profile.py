@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 
+import pytest
 from gguf import GGMLQuantizationType
 
 from tests.support.command import assert_error, environment
@@ -150,6 +151,7 @@ def test_quantised_weights_need_bf16(triforce):
     assert "rounded to q6 (--quantize): 6." in compared.stdout
 
 
+@pytest.mark.long
 def test_profile_compares_all_profiles(triforce):
     result = triforce("profile", "--compare", "--model", "llama-3.1-8b", "--context", "32K")
     assert result.returncode == 0
@@ -222,10 +224,10 @@ def test_profile_refuses_what_does_not_fit_and_suggests_changes(triforce):
 
 
 def test_wrong_use_of_profile(triforce):
-    assert_error(triforce("profile", "--gpu", "rtx-4900"), 2, "rtx-4900", "did you mean rtx-4090?")
+    assert_error(triforce("profile", "--gpu", "rtx-4900"), 2, "rtx-4900", "did you mean rtx-4090")
     assert_error(triforce("profile", "--gpu", "rtx"), 2, "it may mean", "rtx-4090", "rtx-3060")
     assert_error(triforce("profile", "--gpu", "4090", "--compare"), 2, "--gpu 4090", "leave out")
-    assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-9b"), 2, "did you mean Llama-3.1-8B?")
+    assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-9b"), 2, "did you mean Llama-3.1-8B")
     assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-8b", "--context", "1M"), 2, "1,048,576")
     assert_error(triforce("profile", "--context", "long"), 2, "128K")
     assert_error(triforce("profile", "--memory", "lots"), 2, "22GiB")

@@ -1,14 +1,32 @@
 """Hints for mistyped commands and options."""
 
+import json
+from pathlib import Path
+
 import pytest
+import typer
 
 from tests.support.command import refused
+from tests.support.paths import ROOT
+from triforce_cli.commands.bench import bench
+from triforce_cli.commands.chat import chat
+from triforce_cli.commands.generate import generate
+from triforce_cli.commands.serve import serve
+from triforce_cli.commands.summarize import summarize
+from triforce_cli.options.other_names import BY_NAME, COMMANDS, FIELDS, NAMES
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("generate", "hi", "--temp", "0"), ("no option --temp", "did you mean --temperature?")),
+        (("generate", "hi", "--temprature", "0"), ("no option --temprature", "did you mean --temperature?")),
+        (("generate", "hi", "--no-stream"), ("no option --no-stream", "text is written as it comes")),
+        (("generate", "hi", "--ctx-size", "9"), ("no option --ctx-size", "--extend-context")),
+        (("generate", "-ngl", "9", "hi"), ("no option -ngl", "--memory 22GiB")),
+        (("summarize", "a", "--repeat-penalty", "1.1"), ("use --repetition-penalty",)),
+        (("serve", "--system-prompt", "a"), ("each request",)),
+        (("generate", "hello", "you"), ('quote the prompt: triforce generate "hello you"', "-f FILE")),
+        (("chat", "README.md"), ("triforce chat -f README.md",)),
         (("generate", "hi", "--promt-file", "a"), ("--promt-file", "did you mean --prompt-file?")),
         (("generate", "hi", "--zzz"), ("no option --zzz", "triforce generate --help")),
         (("genrate", "hi"), ("no command 'genrate'", "did you mean triforce generate?")),
@@ -21,3 +39,58 @@ from tests.support.command import refused
 )
 def test_the_hint_names_what_was_meant(triforce_here, args, words):
     refused(triforce_here(*args), *words)
+
+
+def test_a_file_that_is_given_as_the_prompt(triforce_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my book.txt").write_text("The cat sat.")
+    refused(triforce_here("generate", "my book.txt", "Who?"), "triforce generate -f 'my book.txt' \"Who?\"")
+    refused(triforce_here("generate", "Who?", "my book.txt"), "triforce generate -f 'my book.txt' \"Who?\"")
+    code, out, err = triforce_here("generate", "my book.txt", "-n", "3")
+    assert code == 0 and out
+    assert err.startswith("warning: the prompt is the text 'my book.txt'; to read the file of that name: triforce gen")
+    assert "warning" not in triforce_here("generate", "-f", "my book.txt", "Who?", "-n", "1").stderr
+
+
+def options_of(command):
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    params = typer.main.get_command(app).params
+    return {name for param in params for name in (*param.opts, *param.secondary_opts)}
+
+
+def test_other_names_are_accepted(triforce_here):
+    names = (
+        "--num_predict",
+        "3",
+        "--temp=0",
+        "--model-draft",
+        "none",
+        "--stop-sequences",
+        "x",
+        "--torch_dtype",
+        "float32",
+    )
+    code, out, err = triforce_here("generate", "hi", *names, "--json")
+    settings = json.loads(out.splitlines()[-1])["settings"]
+    assert code == 0, err
+    assert settings["max_new_tokens"] == 3 and settings["temperature"] == 0 and settings["draft"] == "none"
+    assert settings["stop"] == ["x"]
+
+
+def test_the_table_of_other_names_is_whole():
+    commands = {"generate": generate, "summarize": summarize, "chat": chat, "bench": bench, "serve": serve}
+    options = {name: options_of(command) for name, command in commands.items()}
+    everywhere = set.union(*options.values())
+    rows = (*NAMES, *COMMANDS)
+    assert len(BY_NAME) == len(rows)  # no name twice
+    for row in NAMES:
+        assert row.hint or row.ours, row
+        assert not row.ours or f"--{row.ours}" in everywhere, row
+        typed = row.name if row.name.startswith("-") else f"--{row.name}"
+        own = [name for name, found in options.items() if typed in found]
+        assert own == (["summarize"] if row.name in ("prompt", "question") else []), f"{typed} is an option of {own}"
+    text = (ROOT / "docs" / "names.md").read_text("utf-8")
+    shown = [row.name if row.name.startswith("-") else f"--{row.name}" for row in NAMES]
+    missing = [name for name in [*shown, *FIELDS] if f"`{name}`" not in text]
+    assert missing == []

@@ -59,7 +59,7 @@ def test_settings_are_resolved_flag_environment_profile_default(triforce, tmp_pa
     mine.write_text("name: mine\ndescription: x\ndevice: cpu\noptions: {top_k: 5, top_p: 0.5, min_p: 0.1}\n")
     args = ("generate", "hi", "-n", "2", "--json", "--profile", str(mine))
     env = {"TRIFORCE_TOP_K": "6", "TRIFORCE_TOP_P": "0.6"}
-    result = triforce(*args, "--top-k", "7", "--verbose", env=env)
+    result = triforce(*args, "--top-k", "7", "-vv", env=env)
     settings = json.loads(result.stdout.splitlines()[-1])["settings"]
     assert (settings["top_k"], settings["top_p"], settings["min_p"]) == (7, 0.6, 0.1)
     lines = [re.split(r" {2,}", line) for line in result.stderr.splitlines()]

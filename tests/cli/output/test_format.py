@@ -2,7 +2,7 @@
 
 import pytest
 
-from triforce_cli.output.format import duration
+from triforce_cli.output.format import about, duration, time_left
 
 
 @pytest.mark.parametrize(
@@ -11,3 +11,16 @@ from triforce_cli.output.format import duration
 )
 def test_a_duration_is_in_the_unit_that_reads_best(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "predicted", "left"),
+    [
+        (5.2, "about 6 s", "0:06 left"),
+        (61, "about 2 min", "1:01 left"),
+        (7199, "about 120 min", "119:59 left"),
+        (11160, "about 3.1 h", "3.1 h left"),
+    ],
+)
+def test_predicted_times(seconds, predicted, left):
+    assert (about(seconds), time_left(seconds)) == (predicted, left)

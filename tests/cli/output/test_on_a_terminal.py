@@ -5,6 +5,7 @@ import re
 from itertools import count
 
 import pytest
+from rich.text import Text
 
 from offload.events import Prefilled, Restored
 from offload.metrics import Meter
@@ -15,10 +16,14 @@ from tests.support.command import (
     uncolored,
 )
 from tests.support.terminal import Pty, Screen
+from triforce_cli.output.download_bar import DownloadBar
 from triforce_cli.output.prefill_bar import PrefillBar
+from triforce_cli.output.progress import ProgressDisplay, RunFacts
+from triforce_cli.output.segments import Segment, fitted
 from triforce_cli.output.terminal import Terminal
 
 
+@pytest.mark.long
 def test_a_terminal_shows_the_bar_and_keeps_only_text_and_statistics(endless_model_dir, tmp_path, triforce):
     code, output = on_a_terminal(endless_model_dir, tmp_path, *STORY)
     assert code == 0
@@ -102,3 +107,32 @@ def test_the_prefill_bar_moves_within_a_chunk_and_names_restored_tokens(columns)
     if columns >= 80:
         assert "reading the cache" in reading and "reading the cache" not in computed
         assert "1,000 from the cache" in computed and " left" in computed
+
+
+HOSTILE = "a\x1b]52;c;aGk=\x07\x9b2J\u202e[b]"
+
+
+def test_nothing_that_names_something_controls_the_terminal():
+    """Names of models and of files, and errors, come from others."""
+    pty = Pty(columns=80, rows=24)
+    terminal = Terminal(
+        stdout=pty.stream(),
+        stderr=pty.stream(),
+        environ={"TERM": "xterm-256color", "TRIFORCE_DEBUG": "1"},
+        color="always",
+    )
+    display = ProgressDisplay(terminal)
+    display.loading(f"loading {HOSTILE}")
+    display.loading(f"really {HOSTILE}")
+    with DownloadBar(terminal) as bar:
+        bar(f"downloading {HOSTILE}", 1, 2)
+    display.status(lambda: fitted([Segment(HOSTILE)], 79))
+    display.start(RunFacts("tiny", "none", 1000, Meter(2), label=HOSTILE))
+    display.event(Prefilled(1, 2))
+    display.close()
+    terminal.print(Text(f"{HOSTILE}\n", style="bold"))
+    terminal.trace(ValueError(HOSTILE))
+    output = pty.output()
+    assert output.count("␛]52;c;") >= 6
+    for raw in ("\x1b]", "\x07", "\x9b", "\u202e"):
+        assert raw not in output

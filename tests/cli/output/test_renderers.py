@@ -244,6 +244,24 @@ def test_statistics_line():
     assert statistics_line(summary(tokens_per_s=1.25, seed=7)).endswith(" · 200 written at 1.2/s")
 
 
+@pytest.mark.parametrize(
+    ("speedup", "claim"),
+    [
+        (1.44, "about 1.4 times plain decoding"),
+        (1.049, "as fast as plain decoding"),
+        (0.951, "as fast as plain decoding"),
+        (0.9, "about 0.9 times plain decoding"),
+        (12.4, "about 12 times plain decoding"),
+    ],
+)
+def test_statistics_say_what_was_gained(speedup, claim):
+    found = summary(speedup=speedup, plain_step_s=0.05, cycle_s=0.062)
+    assert statistics_line(found).endswith(f" · 200 written at 21/s, {claim}")
+    parts = f"{speedup:.2f} times plain decoding · a plain step 50 ms · a draft and its verification 62 ms"
+    assert f"gain      {parts}" in detail_lines(found)
+    assert not any(line.startswith("gain") for line in detail_lines(summary()))
+
+
 @pytest.mark.parametrize("columns", range(20, 121))
 def test_statistics_are_never_wrapped_within_a_word(columns):
     tty = Pty(columns, 40)

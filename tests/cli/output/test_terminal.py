@@ -76,7 +76,7 @@ def test_messages_are_single_lines():
     terminal.warn("odd\nname \x1b[31m")
     terminal.error("it\n  broke\n", "do\nthis")
     terminal.error("no hint")
-    lines = ["a note", "warning: odd name ␛[31m", "error: it broke", "hint: do this", "error: no hint"]
+    lines = ["a note", "warning: odd name ␛[31m", "error: it broke", "hint: do", "hint: this", "error: no hint"]
     assert written(err).splitlines() == lines
     assert written(out) == ""
 

@@ -28,6 +28,7 @@ def test_an_exact_run_says_nothing(triforce):
     assert "approximate" not in result.stderr
 
 
+@pytest.mark.long
 def test_a_prompt_beyond_the_context_is_read_and_nothing_of_it_is_kept_on_disk(triforce, tmp_path):
     text = "the cat and the dog " * 900
     wanted = ("-n", "4", "--raw", *SMALL, "--json")

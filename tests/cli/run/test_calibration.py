@@ -83,6 +83,7 @@ def triforce(tiny_model_dir, config, machine, monkeypatch, capsys):
     monkeypatch.setattr(measure, "QUICK", SMALL)
     monkeypatch.setattr(measure, "measure", partial(measure.measure, sizes=SMALL))
     monkeypatch.setattr(measuring, "is_quiet", lambda: True)
+    monkeypatch.setattr(measure, "process_time", lambda: before * measure.perf_counter())  # undisturbed
 
     def call(*args):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
@@ -131,10 +132,22 @@ def test_plans_for_this_machine_measure_it_once(triforce, config, args):
     assert file.stat().st_mtime_ns == before
 
 
-def test_a_busy_machine_is_measured_but_not_remembered(triforce, config, monkeypatch):
+def test_a_busy_machine_is_measured_again_when_it_is_quiet(triforce, config, monkeypatch):
     monkeypatch.setattr(measuring, "is_quiet", lambda: False)
-    assert "measured   on" in triforce("profile")[1]
-    assert load(config) is None
+    assert "times      predicted from rates measured while the machine was busy" in triforce("profile")[1]
+    assert load(config).busy
+    save(replace(HOST, busy=True), config)
+    assert f"{HOST.host.bf16_gflops} GFLOP/s" in triforce("profile")[1]  # still busy: not measured each time
+    monkeypatch.setattr(measuring, "is_quiet", lambda: True)
+    monkeypatch.setattr(measure, "process_time", lambda: 0.0)  # a quota: not measured at every start
+    assert "was busy" not in triforce("profile")[1]
+    assert load(config).date > HOST.date and not load(config).busy
+
+
+def test_rates_of_a_gpu_are_not_replaced_by_those_of_its_host_alone(triforce, config):
+    save(replace(MACHINE, busy=True), config)
+    assert triforce("profile")[0] == 0
+    assert load(config) == replace(MACHINE, busy=True)
 
 
 def test_a_folder_that_cannot_be_written_leaves_data_sheets(triforce, config):
@@ -143,6 +156,7 @@ def test_a_folder_that_cannot_be_written_leaves_data_sheets(triforce, config):
     assert code == 0 and "(assumed)" in out
 
 
+@pytest.mark.long
 def test_other_hardware_is_not_measured(triforce, config):
     for args in (["--gpu", "4090"], ["--compare"]):
         assert triforce("profile", *args, *SMALL_MODEL)[0] == 0
@@ -181,8 +195,8 @@ def test_wrong_use_of_measuring(triforce, machine, config):
     assert_error(
         triforce("profile", "--measure", "--gpu", "4090"), 2, "which has no GPU", "1 x NVIDIA GeForce RTX 4090"
     )
-    assert_error(triforce("profile", "--measure", "--gpu", "409O"), 2, "did you mean rtx-4090?")
-    assert_error(triforce("profile", "--measure", "--model", "qwen3-9b"), 2, "did you mean Qwen3-8B?")
+    assert_error(triforce("profile", "--measure", "--gpu", "409O"), 2, "did you mean rtx-4090")
+    assert_error(triforce("profile", "--measure", "--model", "qwen3-9b"), 2, "did you mean Qwen3-8B")
     assert_error(triforce("profile", "--gpu", "atuo"), 2, "did you mean auto?")
     machine("NVIDIA GeForce RTX 4090")
     assert_error(triforce("profile", "--measure", "--gpu", "2x4090"), 2, "not 2 x NVIDIA GeForce RTX 4090")
@@ -216,6 +230,7 @@ def test_a_dry_run_uses_saved_rates(triforce, config, command):
     assert "measured   on 2026-01-31: the rates above, of some CPU, 4 cores" in triforce(*args)[1]
 
 
+@pytest.mark.long
 def test_a_known_gpu_takes_its_measured_rates(triforce, machine, config, measures):
     machine("NVIDIA GeForce RTX 4090")
     asked = measures(MACHINE)
@@ -246,6 +261,7 @@ def test_a_gpu_that_is_in_use_or_hidden_from_torch(triforce, machine, measures, 
     assert_error(triforce("profile", "--measure"), 1, "torch does not see", "triforce doctor")
 
 
+@pytest.mark.long
 def test_a_gpu_without_a_profile_is_planned_once_measured(triforce, machine, config, measures, monkeypatch):
     monkeypatch.setattr("triforce_cli.run.profile_plans.free_host_memory", lambda: 2**35)  # else two plans may differ
     machine("NVIDIA Strange")

@@ -21,11 +21,17 @@ PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens 
 GREEDY = ("--raw", "-n", "16", "--temperature", "0", "--no-cache")
 
 
+def set_page(monkeypatch, tokens):
+    """Make pages of so many tokens, whatever a model's keys and values take."""
+    for name in ("architecture.footprint.LEAST_PAGE", "architecture.footprint._MOST"):
+        monkeypatch.setattr(f"offload.{name}", tokens)
+    monkeypatch.setattr("offload.offloading.settings.TierSettings.page_unit", tokens)
+
+
 @pytest.fixture
 def args(tmp_path, monkeypatch):
     """Arguments for a model whose KV is many small pages."""
-    for name in ("_LEAST", "_MOST"):
-        monkeypatch.setattr(f"offload.architecture.footprint.{name}", 64)
+    set_page(monkeypatch, 64)
     make_hf_model("llama", num_hidden_layers=6).save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "disk").mkdir()
@@ -90,8 +96,7 @@ def test_beside_a_device_the_disk_takes_what_host_memory_has_no_room_for(
     """Over a simulated link: the text is that of memory. What passes through host memory does so in small pieces."""
     for module in ("planning.tier_bytes", "offloading.staged_link"):
         monkeypatch.setattr(f"offload.{module}.DISK_READ_BYTES", 4096)
-    for name in ("_LEAST", "_MOST"):  # pages of quantised ones are whole windows
-        monkeypatch.setattr(f"offload.architecture.footprint.{name}", 128)
+    set_page(monkeypatch, 128)  # pages of quantised ones are whole windows
     _, plain, _ = triforce_here(*args, "--kv", kv)
     more = ("--kv", kv, "--link", "5", "--resident-layers", "1")
     roomy = json.loads(triforce_here(*args, *more, "--dry-run", "--json")[1])["plan"]["memory"]["host"]["total"]
@@ -122,13 +127,14 @@ def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, m
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["measured.yaml"]
 
 
-def test_rates_of_a_busy_machine_are_not_saved_with_those_of_the_disk(tmp_path, monkeypatch):
+def test_the_disk_s_rate_on_a_busy_machine_is_saved_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr("offload.hardware.microbenchmarks.QUICK", BenchmarkSizes(disk=2**23, seconds=0))
     monkeypatch.setattr("triforce_cli.run.calibration.is_quiet", lambda: False)
     monkeypatch.setenv("TRIFORCE_CONFIG", str(tmp_path / "config"))
-    unsaved = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
-    measured = measure_disk(str(tmp_path), unsaved, Terminal(io.StringIO(), io.StringIO(), io.StringIO(), {}))
-    assert measured.host.disk_gb_s is not None and not (tmp_path / "config").exists()
+    known = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
+    measured = measure_disk(str(tmp_path), known, Terminal(io.StringIO(), io.StringIO(), io.StringIO(), {}))
+    assert measured.host.disk_gb_s is not None and measured.busy
+    assert load(tmp_path / "config") == measured
 
 
 def test_a_folder_in_memory_is_a_warning(triforce_here, tmp_path, monkeypatch):

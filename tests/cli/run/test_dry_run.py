@@ -63,6 +63,7 @@ def test_a_dry_run_ends_with_its_own_command(triforce, tmp_path, command):
     assert done.stdout
 
 
+@pytest.mark.long
 def test_the_command_of_a_plan_extends_the_context_and_names_the_draft(triforce, tmp_path, tiny_model_dir):
     book = tmp_path / "book.txt"
     book.write_text("The cat sat on the mat. " * 900)
@@ -97,3 +98,15 @@ def test_a_draft_that_no_method_uses_is_a_warning(triforce, tmp_path):
     done = triforce("bench", *text, "--methods", "ar", "--repeats", "1")
     assert "--draft someone/draft is not used" in done.stderr
     assert "not used" not in triforce("generate", "Once", "-n", "2", "--method", "ar").stderr
+
+
+def test_profile_and_generate_take_the_same_budget(triforce, tmp_path, tiny_model_dir):
+    for file in tiny_model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 80_000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shared = ("--model", tmp_path, "--method", "retrieval", "--json")
+    run = json.loads(triforce("generate", "Once", "-n", "45000", "--dry-run", *shared).stdout)["plan"]
+    plan = json.loads(triforce("profile", "--gpu", "cpu", "--context", str(run["context"]), *shared).stdout)["plan"]
+    assert run["budget"] == plan["budget"] == 2048
+    assert "--budget" not in [*run["flags"], *plan["flags"]]

@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.daily("more0-*")
 @pytest.mark.parametrize("way", ["host", "stream"])
 @pytest.mark.parametrize(
     "more", [(), ("--offload", "none"), ("--expert-layers", "1", "--offload", "hybrid", "--method", "lookup")]

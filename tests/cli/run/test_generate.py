@@ -57,6 +57,8 @@ def test_a_plan_s_command_line_repeats_the_kind_of_sampling(triforce):
 def test_reported_seed_reproduces_the_text(triforce):
     first = triforce("generate", "Once", *PLAIN, "-v")
     seed = re.search(r"^seed +(\d+)", first.stderr, re.M)[1]
+    assert re.search(r"^setting .*more settings as by default \(-vv lists all\)$", first.stderr, re.M | re.S)
+    assert not re.search(r" default$", first.stderr, re.M)
     assert triforce("generate", "Once", *PLAIN, "--seed", seed, "--sampling", "fastest").stdout == first.stdout
     assert triforce("generate", "Once", *PLAIN).stdout != first.stdout
 

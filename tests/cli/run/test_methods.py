@@ -40,7 +40,7 @@ def test_impossible_combinations_are_refused(triforce):
     refused(triforce("generate", "hi", "--method", "naive"), "draft model", "--draft")
     refused(triforce("generate", "hi", "--method", "naive", "--draft", "lookup"), "draft model")
     refused(triforce("generate", "hi", "--method", "speculative"), "'speculative'", "lookup")
-    refused(triforce("generate", "hi", "--chunk", "512"), "1024", "512")
+    refused(triforce("generate", "hi", "--chunk", "512", "--budget", "1024"), "1024", "512")
     refused(triforce("generate", "hi", "--budget", "2"), "budget is 2")
     refused(triforce("generate", "hi", "--gamma2", "0"), "gamma2")
 

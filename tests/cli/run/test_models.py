@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -42,6 +43,7 @@ def test_a_system_message_needs_a_chat_template(triforce, tiny_model_dir, tmp_pa
     assert_error(triforce("generate", "hi", "--think", "on", "--model", tmp_path), 2, "no chat template, which --think")
 
 
+@pytest.mark.long
 def test_unreachable_hub(process):
     """Processes, because the hub's library reads the environment when it is imported."""
     args = ("generate", "hi", "--model", "someone/some-model")

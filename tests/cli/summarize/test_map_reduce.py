@@ -1,7 +1,9 @@
 """Map-reduce over documents longer than the context: finished parts on disk, and resuming from them."""
 
 import json
+import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -36,7 +38,8 @@ def test_parts_then_their_notes(triforce_here, book, tmp_path):
     labels = re.findall(r"^book\.txt, part (\d+) of (\d+): .*tokens read", err, re.MULTILINE)
     count = int(labels[0][1])
     assert count >= 4 and labels == [(str(number), str(count)) for number in range(1, count + 1)]
-    assert len(err.splitlines()) == count + 1
+    assert re.match(rf"book\.txt \([\d,]+ tokens\): read in {count} parts, in about \d+ s", err)
+    assert len(err.splitlines()) == count + 2
     assert finished_parts(tmp_path / "home") == []
     found = triforce_here("summarize", book, *ARGS, "--json")[1]
     kinds = [json.loads(line)["type"] for line in found.splitlines()]
@@ -49,11 +52,12 @@ def test_a_terminal_shows_which_part_is_read(on_a_terminal_here, triforce_here, 
     with (tmp_path / "out.md").open("w") as out:
         code, output = on_a_terminal_here("summarize", book, *ARGS, stdout=out)
     assert code == 0, output
-    assert re.search(r"part 2 of \d+ · prefill", uncolored(output))
-    assert re.search(r"part 2 of \d+ · decode", uncolored(output))
+    assert re.search(r"part 2 of \d+, \d+:\d\d left · prefill", uncolored(output))
+    assert re.search(r"part 2 of \d+, \d+:\d\d left · decode", uncolored(output))
     assert (tmp_path / "out.md").read_text() == triforce_here("summarize", book, *ARGS)[1]
 
 
+@pytest.mark.long
 def test_notes_that_are_still_too_long_are_read_again(triforce_here, tmp_path):
     (tmp_path / "long.txt").write_text(BOOK + BOOK[:4000])
     args = ("summarize", tmp_path / "long.txt", "--map-reduce", "--temperature", "0", "-n", "300", "--json")
@@ -69,6 +73,7 @@ def test_an_interrupted_run_is_resumed(triforce_here, tiny_model_dir, book, tmp_
     command = [sys.executable, "-m", "triforce_cli", "summarize", str(book), *ARGS, "--dtype", "float32"]
     env = environment(tmp_path, tiny_model_dir) | {"TRIFORCE_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        process.stderr.readline()  # how many parts, and how long they take
         line = process.stderr.readline()
         process.stderr.readline()  # by now the first part is saved
         process.send_signal(signal.SIGINT)
@@ -89,6 +94,21 @@ def test_an_interrupted_run_is_resumed(triforce_here, tiny_model_dir, book, tmp_
     assert f"{len(files)} of {len(taken)} parts reused from an earlier run" in err
     assert "".join(e["text"] for e in map(json.loads, out.splitlines()) if e["type"] == "text") + "\n" == whole
     assert finished_parts(tmp_path / "home") == []
+
+
+def test_parts_of_a_model_whose_weights_were_replaced_are_not_reused(
+    triforce_here, tiny_model_dir, book, tmp_path, monkeypatch
+):
+    """By others of the same size and time."""
+    shutil.copytree(tiny_model_dir, folder := tmp_path / "model")
+    os.utime(weights := folder / "model.safetensors", (1e9, 1e9))
+    monkeypatch.setattr(FinishedParts, "clear", lambda parts: None)  # as if the run had been killed before its end
+    asked = ("summarize", book, *ARGS, "-n", "4", "--json", "--model", folder)
+    triforce_here(*asked)
+    assert all(part["taken_over"] for part in parts_of(triforce_here(*asked)[1]))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"1")
+    os.utime(weights, (1e9, 1e9))
+    assert not any(part["taken_over"] for part in parts_of(triforce_here(*asked)[1]))
 
 
 def test_finished_parts_survive_damage_and_expiry(tmp_path):

@@ -181,7 +181,7 @@ def test_one_word_and_a_template_from_standard_input(triforce, story):
 
 def test_wrong_use(triforce, story, tmp_path):
     path = story()
-    refused(triforce("summarize"), "FILE")
+    refused(triforce("summarize"), "standard input is empty")
     refused(triforce("summarize", tmp_path / "stroy.txt"), "did you mean", "story.txt")
     refused(triforce("summarize", "-"), "standard input", "empty")
     refused(triforce("summarize", "-", "-"), "twice")

@@ -1,0 +1,110 @@
+"""A second Ctrl-C ends the process at once, whatever it is doing; processes of their own, some on a terminal."""
+
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from tests.support.command import COMMAND, environment
+from tests.support.terminal import Pty
+from triforce_cli import signals
+
+needs_library = pytest.mark.skipif(signals._library() is None, reason="interrupt.c was not built")
+
+NATIVE = "sum(range(10**12))"  # keeps the interpreter's lock, and answers no signal
+LOOP = """
+while True:
+    try:
+        time.sleep(30)
+    except KeyboardInterrupt:
+        if IS_ANSWERED:
+            answered()
+        print("answered", flush=True)
+"""
+PROGRAM = """
+import time
+from triforce_cli.signals import answered, listen
+IS_ANSWERED = False
+listen()
+print("ready", flush=True)
+"""
+
+
+def run_until_ready(program, **streams):
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM + program], stdout=subprocess.PIPE, **streams)
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(0.1)  # the call has begun
+    return process
+
+
+@needs_library
+@pytest.mark.parametrize("program", [NATIVE, LOOP], ids=["native", "swallowed"])
+def test_a_second_ctrl_c_ends_a_native_call_that_keeps_the_lock(program):
+    with run_until_ready(program, stderr=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(2) == 130
+        assert process.stderr.read() == b""
+
+
+def test_one_ctrl_c_that_is_sent_twice_is_one():
+    """`timeout` signals the process, and then its group."""
+    with run_until_ready(LOOP) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"answered\n"
+        process.send_signal(signal.SIGINT)  # within a tenth of a second
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(2) == 130
+
+
+def test_a_ctrl_c_after_one_that_was_answered_is_a_first_one():
+    with run_until_ready("IS_ANSWERED = True\n" + LOOP) as process:
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == b"answered\n"
+            time.sleep(0.15)
+        process.kill()
+
+
+@needs_library
+def test_the_terminal_is_as_it_was_after_a_second_ctrl_c():
+    pty = Pty(80, 24)
+    stream = pty.stream()
+    before = termios.tcgetattr(stream)
+    program = "import sys, termios\nm = termios.tcgetattr(2); m[3] &= ~termios.ECHO; termios.tcsetattr(2, 0, m)\n"
+    program += "sys.stderr.write('\\x1b[?25l'); sys.stderr.flush()\n" + NATIVE
+    with run_until_ready(program, stderr=stream) as process:
+        time.sleep(0.3)
+        assert termios.tcgetattr(stream) != before
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        assert process.wait(2) == 130
+    assert termios.tcgetattr(stream) == before
+    written = pty.output()
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    assert written.endswith("\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("delay", [1.5, 3, 5, 8, 12])
+def test_one_ctrl_c_ends_each_phase_of_a_long_document(tiny_model_dir, tmp_path, delay):
+    """Reading, encoding for the length and for the parts, prefill, decoding and saving of five megabytes."""
+    book, out = tmp_path / "book.txt", tmp_path / "out.txt"
+    book.write_text("The cat went to the house by the sea and said what it had seen there.\n" * 70_000)
+    command = [*COMMAND, "summarize", str(book), "--map-reduce", "-o", str(out)]
+    env = environment(tmp_path, tiny_model_dir)
+    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        time.sleep(delay)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(1.5) == 130  # far more than it takes on an idle machine
+        assert b"Traceback" not in process.stderr.read()
+    assert {path.name for path in tmp_path.iterdir()} <= {"book.txt", "home", "out.txt"}  # and nothing half-written
