@@ -6,9 +6,12 @@ where they are needed: scripts/check_gpu.py runs the GPU's tests without them.
 
 import io
 import os
+import re
+import signal
 import sys
 import warnings
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -34,6 +37,37 @@ with suppress(ImportError):
     settings.register_profile("repeatable", derandomize=True, deadline=None)
     settings.register_profile("explore", derandomize=False, deadline=None)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_configure(config):
+    """Leave long tests out, whatever else -m selects, unless it asks for them or a test is named.
+
+    In addopts, `-m "not long"` would be replaced by the -m of the command line.
+    """
+    chosen = config.option.markexpr
+    if not re.search(r"\blong\b", chosen) and not _names_a_test(config):
+        config.option.markexpr = f"({chosen}) and not long" if chosen else "not long"
+
+
+def _names_a_test(config) -> bool:
+    return any("::" in argument for argument in config.args)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Make cases long that `daily` does not name. Fails for a pattern that names none."""
+    unused = set()
+    for item in items:
+        if daily := item.get_closest_marker("daily"):
+            unused |= {(item.nodeid.partition("[")[0], pattern) for pattern in daily.args}
+    for item in items:
+        if daily := item.get_closest_marker("daily"):
+            matching = {each for each in daily.args if fnmatchcase(item.callspec.id, each)}
+            unused -= {(item.nodeid.partition("[")[0], pattern) for pattern in matching}
+            if not matching:
+                item.add_marker(pytest.mark.long)
+    if unused and not _names_a_test(config):
+        raise pytest.UsageError(f"daily names no case: {sorted(unused)}")
 
 
 @pytest.fixture(scope="session")
@@ -72,8 +106,10 @@ def named_build(variable: str) -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def emulated_library(tmp_path_factory) -> Path:
-    return named_build("TRIFORCE_TEST_EMULATED") or build_emulated(tmp_path_factory.mktemp("emulated"))
+def emulated_library(request, tmp_path_factory) -> Path:
+    cache = getattr(request.config, "cache", None)  # None with -p no:cacheprovider
+    folder = cache.mkdir("kernel") if cache else tmp_path_factory.mktemp("kernel")
+    return named_build("TRIFORCE_TEST_EMULATED") or build_emulated(folder)
 
 
 @pytest.fixture(scope="session")
@@ -90,18 +126,33 @@ def _has_level(level: str) -> bool:
     return True
 
 
-@pytest.fixture(scope="session", params=[*LEVELS, "emulated amx", "emulated avx512"])
+def _tested_levels() -> list[str]:
+    """Return the kernel's levels that this processor has, and emulations of the others."""
+    own = [level for level in LEVELS if _has_level(level)]
+    emulated = (
+        LEVELS[:2] if os.environ.get("TRIFORCE_TEST_EMULATED") else [each for each in LEVELS[:2] if each not in own]
+    )
+    return [*own, *(f"emulated {level}" for level in emulated)]
+
+
+@pytest.fixture(scope="session", params=_tested_levels())
 def kernel(request, library) -> Kernel:
-    """The native kernel at each level that this machine has."""
+    """The native kernel at each level."""
     level = request.param.removeprefix("emulated ")
     if level != request.param:
-        if os.environ.get("TRIFORCE_TEST_EMULATED") is None and _has_level(level):
-            pytest.skip("this processor has the level itself")
         library = request.getfixturevalue("emulated_library")
     try:
         return find_kernel(level, library)
     except KernelUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def interruptible():
+    """Let SIGINT interrupt, which a shell has its background jobs ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from offload.events import Finished, LevelStatistics, Prefilled, Restored, Speculated, Text, Tokens
+from offload.events import Finished, Gain, LevelStatistics, Prefilled, Restored, Speculated, Text, Tokens
 from offload.metrics import Meter, percentile
 
 
@@ -65,6 +65,7 @@ def test_what_never_happened_is_none():
         *("seed", "sampling", "method", "model", "peak_memory_bytes", "link_bytes", "link_utilisation", "experts"),
         *("verifications", "tokens_per_verification", "verify", "load_s", "restore_s", "restored_tokens_per_s"),
         *("quantize", "agreement", "self_draft", "self_agreement", "approximate", "kv", "batch_size"),
+        *("speedup", "plain_step_s", "cycle_s"),
     }
     assert summary.acceptance == summary.time_share == {}
 
@@ -82,6 +83,18 @@ def test_one_level_of_speculation():
     assert summary.tokens_per_verification == pytest.approx((8 + 5) / 5)
     assert summary.acceptance == {"lookup -> full": pytest.approx(0.8)}
     assert summary.time_share == pytest.approx({"draft": 0.5 / 4, "middle": 0, "verify": 3.5 / 4})
+
+
+def test_the_gain_over_plain_decoding_is_that_of_a_sequence_alone():
+    drafted = (
+        LevelStatistics("lookup", "full", 3, 12, 10, 8, 0.5, 2.5),
+        LevelStatistics("none", "full", 2, verify_s=1.0),
+    )
+    events = [(1, Speculated("auto", "lookup", drafted, Gain(4.0, 6.0, 0.5))), (1, Tokens((1,) * 12))]
+    summary = run(events).summary("length")
+    assert (summary.speedup, summary.plain_step_s, summary.cycle_s) == (1.5, 0.5, 1.0)
+    assert run(events).summary("length", batch_size=1.5).speedup is None
+    assert run([(1, levels(("none", "full", 2, 0, 0, 0, 0.0, 1.0)))]).summary("length").cycle_s is None
 
 
 def test_the_time_of_a_lower_level_is_not_counted_twice():

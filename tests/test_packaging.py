@@ -86,8 +86,9 @@ def test_the_wheel_holds_the_packages_and_the_profiles(wheel):
     assert {name for name in names if name.endswith(".yaml")} == shipped
     templates = {f"triforce_cli/templates/{name}.txt" for name in ("document", "notes", "part")}
     assert {name for name in names if name.endswith(".txt") and "/templates/" in name} == templates
-    page = {f"triforce_cli/serve/page/{name}" for name in ("index.html", "page.css", "page.js")}
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "triforce_cli/serve/page").iterdir()}
     assert {name for name in names if "/page/" in name} == page
+    assert {name for name in names if name.endswith("py.typed")} == {f"{package}/py.typed" for package in PACKAGES}
     assert any(name.endswith("/LICENSE") for name in names)
     compiled = {path.relative_to(ROOT).as_posix() for path in NATIVE.glob("_kernel*")}
     assert {name for name in names if "/_kernel" in name} == compiled
@@ -112,6 +113,7 @@ def test_the_program_runs_from_the_wheel(installed, tmp_path):
     assert shown["profile"]["name"] == "rtx-4090"
 
 
+@pytest.mark.long
 def test_the_program_generates_from_the_wheel(installed, tiny_model_dir, tmp_path):
     command = [installed / "triforce", "generate", "Once", "--model", tiny_model_dir, "-n", "12", "--temperature", "0"]
     text = run([*command, "--device", "cpu", "--json"], tmp_path)
@@ -120,6 +122,7 @@ def test_the_program_generates_from_the_wheel(installed, tiny_model_dir, tmp_pat
     assert last["new_tokens"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("false") is None, reason="there is no program that fails")
 def test_without_a_compiler_all_but_the_native_kernel_is_installed(tmp_path):
     """And what went wrong is not lost: it is in the wheel, and in what find_kernel raises."""

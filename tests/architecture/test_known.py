@@ -51,6 +51,12 @@ PUBLISHED = {
     "Qwen2.5-72B": (72.71, 320),
     "Qwen2.5-7B-1M": (7.616, 56),
     "Qwen2.5-14B-1M": (14.77, 192),
+    "DeepSeek-R1-Distill-Qwen-1.5B": (1.777, 28),
+    "DeepSeek-R1-Distill-Qwen-7B": (7.616, 56),
+    "DeepSeek-R1-Distill-Qwen-14B": (14.77, 192),
+    "DeepSeek-R1-Distill-Qwen-32B": (32.76, 256),
+    "DeepSeek-R1-Distill-Llama-8B": (8.03, 128),
+    "DeepSeek-R1-Distill-Llama-70B": (70.55, 320),
     "Qwen3-0.6B": (0.596, 112),
     "Qwen3-1.7B": (1.721, 112),
     "Qwen3-4B": (4.022, 144),
@@ -71,6 +77,7 @@ PUBLISHED = {
     "Gemma-3-27B": (27.01, 496),
     "gpt-oss-20b": (20.91, 48),
     "gpt-oss-120b": (116.8, 72),
+    "Mistral-7B": (7.248, 128),
     "Mistral-Nemo": (12.25, 160),
     "Mistral-Small-24B": (23.57, 160),
     "Mistral-Small-3.1-24B": (23.57, 160),
@@ -137,6 +144,12 @@ def test_experts_in_mxfp4_take_about_the_bytes_of_their_files(name, gigabytes):
         ("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B"),
         ("mistralai/Mistral-Small-24B-Instruct-2501", "Mistral-Small-24B"),
         ("microsoft/Phi-4-mini-instruct", "Phi-4-mini"),
+        ("mistral 7b", "Mistral-7B"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", None),  # has a window
+        ("mistralai/Mistral-7B-v0.2", None),  # has a smaller vocabulary
+        ("R1-Distill-Qwen-7B", "DeepSeek-R1-Distill-Qwen-7B"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "DeepSeek-R1-Distill-Llama-8B"),
     ],
 )
 def test_names_are_forgiving(asked, name):
@@ -163,6 +176,7 @@ def test_the_models_of_a_vocabulary_may_draft_for_each_other():
         assert all(compatible(one, other) for one in models for other in models)
     assert compatible("Qwen3-8B", "Qwen2.5-0.5B")
     assert not compatible("Llama-3.1-8B", "Llama-68M")
+    assert compatible("DeepSeek-R1-Distill-Llama-70B", "Llama-3.2-1B")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +186,7 @@ def test_the_models_of_a_vocabulary_may_draft_for_each_other():
         ("Llama-3.1-8B", "Llama-3.2-1B"),
         ("Qwen2.5-7B-1M", "Qwen2.5-0.5B"),
         ("Qwen3-32B", "Qwen3-0.6B"),
+        ("DeepSeek-R1-Distill-Qwen-14B", "DeepSeek-R1-Distill-Qwen-1.5B"),
         ("Qwen3-1.7B", None),  # a third of its weights
         ("Llama-68M", None),
         ("Phi-4", None),

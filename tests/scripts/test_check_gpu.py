@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -14,10 +15,10 @@ import torch
 from offload.errors import Degraded
 from offload.sequence import TokenSequence
 from offload.speculation.estimators import expected_tokens
-from tests.support.paths import SCRIPTS
+from tests.support.paths import ROOT, SCRIPTS
 
-PARTS = ["tests", "rates", "link", "overlap", "decoding", "resident steps", "quantised linears", "experts"]
-PARTS += ["quantised KV", "prefill", "long context", "verification", "retrieval", "triforce"]
+PARTS = ["kernel", "tests", "rates", "link", "overlap", "decoding", "resident steps", "pages", "quantised linears"]
+PARTS += ["experts", "quantised KV", "prefill", "long context", "verification", "retrieval", "triforce"]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def check(monkeypatch):
 
 def of_parts(monkeypatch, check, *parts):
     """Let the check have these parts: functions of its rows."""
-    monkeypatch.setattr(check.module, "parts", lambda device: [(part.__name__, 5, part) for part in parts])
+    monkeypatch.setattr(check.module, "parts", lambda device, log: [(part.__name__, 5, part) for part in parts])
 
 
 def on_a_gpu(monkeypatch, check):
@@ -44,11 +45,13 @@ def on_a_gpu(monkeypatch, check):
     monkeypatch.setattr(check.module, "hardware", lambda device: facts)
 
 
+@pytest.mark.long
 def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_path, capsys):
     has_triton = importlib.util.find_spec("triton") is not None
     assert check("--device", "cpu", tmp_path / "results") == 0
     table = capsys.readouterr().out
-    kept, written = sorted((tmp_path / "results").iterdir())
+    tests, kept, lines, written = sorted((tmp_path / "results").iterdir())
+    assert "passed" in tests.read_text("utf-8")
     assert written.suffix == ".md" and written.read_text("utf-8") == table
     results = json.loads(kept.read_text("utf-8"))
     assert list(results) == ["machine", *PARTS]
@@ -57,6 +60,8 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
     assert results["machine"]["date"] in table and "wanted below 1.15" in table
     methods = results["decoding"]["methods"]
     assert methods["retrieval"]["ids"] == methods["auto"]["ids"] == methods["ar"]["ids"]
+    told = [json.loads(line) for line in lines.read_text("utf-8").splitlines()[1:]]
+    assert told == [[part, *row] for part in PARTS for row in results[part]["rows"]]
     compared = {part: [each["what"] for each in results[part]["comparisons"]] for part in PARTS}
     modes = ("stream", "host", "hybrid")
     assert compared["verification"] == [f"{mode}, {rows} rows" for mode in modes for rows in (1, 8, 22)]
@@ -75,7 +80,108 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
 
 
 def test_the_parts_take_less_than_ten_minutes(check):
-    assert sum(seconds for _, seconds, _ in check.module.parts("cpu")) < 600
+    assert sum(seconds for _, seconds, _ in check.module.parts("cpu", None)) < 600
+
+
+def in_a_process(code, *arguments):
+    """Run code that has `scripts` on its path."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=SCRIPTS,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPTS), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def test_every_part_starts_without_the_packages_that_a_bare_machine_lacks():
+    code = """
+import gpu_bare, check_gpu
+gpu_bare.hide()
+assert all(map(gpu_bare.is_missing, gpu_bare.HIDDEN)) and not any(map(gpu_bare.is_missing, check_gpu.NEEDED))
+for name, _, run in check_gpu.parts("cpu", None):
+    assert getattr(run, "func", None) is not check_gpu._raise, (name, run.args)
+    print(name)
+"""
+    run = in_a_process(code)
+    assert run.stdout.splitlines() == PARTS and run.returncode == 0, run.stderr
+
+
+@pytest.mark.long
+def test_every_part_runs_without_the_packages_that_a_bare_machine_lacks(tmp_path):
+    run = in_a_process("import check_gpu, sys; sys.exit(check_gpu.main())", "--device", "cpu", "--bare", tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "| tests |  | skipped | THERE IS NO PYTEST: no test marked cuda was run |" in run.stdout
+    assert run.stdout.count("skipped") == 1 + (importlib.util.find_spec("triton") is None)
+    assert "| pages | hybrid, 22 rows | error" in run.stdout and "| triforce | speed-up |" in run.stdout
+
+
+@pytest.mark.parametrize("damage", ["missing", "repeated"])
+def test_a_page_that_is_wrong_is_found(check, monkeypatch, damage):
+    """Planted faults: the reference was read before them."""
+    import gpu_pages
+    from gpu_machine import Machine
+
+    read = gpu_pages.same_cache
+
+    def read_and_damage(model, cache):
+        copied, pages = read(model, cache), cache.store.tiers.pages
+        pages[1, 3] = 0 if damage == "missing" else pages[1, 2]
+        return copied
+
+    monkeypatch.setattr(gpu_pages, "same_cache", read_and_damage)
+    result = check.module.attempt("pages", 60, lambda rows: gpu_pages.pages(Machine("cpu"), rows))
+    assert result["state"] == "failed" and "streamed, 1 rows: an error of" in result["rows"][-1][2]
+
+
+def test_no_two_pages_of_a_filled_cache_are_alike(check):
+    from gpu_models import _fill_pages
+
+    pages = torch.empty(3, 20, 640)
+    _fill_pages(pages, torch.float32)
+    assert len(pages.flatten(0, 1).unique(dim=0)) == 60
+    assert pages.std().item() == pytest.approx(0.5, rel=0.05)
+
+
+def test_another_output_is_an_error_unless_rounding_explains_it(check):
+    from gpu_models import llama, random_model
+    from gpu_parts import _verdict
+
+    model = random_model(llama(1, 64, 2, 128, 512, 64), torch.float32, torch.device("cpu"))
+    ids, plain = [5, 6, 7], []
+    for _ in range(3):
+        cache = model.new_cache(16)
+        hidden = model.forward(torch.tensor([*ids, *plain]), cache)
+        plain.append(int(model.logits(hidden[-1:])[0].argmax()))
+    assert _verdict(model, ids, plain, plain, 1e-3) == "same output"
+    other = [*plain[:2], (plain[2] + 1) % 512]
+    with pytest.raises(RuntimeError, match="wrong text at token 2"):
+        _verdict(model, ids, plain, other, 1e-3)
+    with pytest.raises(RuntimeError, match="wrong text at token 2"):
+        _verdict(model, ids, other, plain, 1e-3)  # plain decoding itself is wrong
+    assert _verdict(model, ids, plain, other, 100.0).startswith("output differs at token 2")
+    with pytest.raises(RuntimeError, match="2 tokens where plain decoding has 3"):
+        _verdict(model, ids, plain, plain[:2], 1e-3)
+
+
+def test_the_kernel_is_built_by_a_compiler_alone_or_the_reason_is_told(check, monkeypatch, tmp_path):
+    import gpu_kernel
+    from gpu_rows import Rows
+
+    level = lambda: "avx2" if (tmp_path / "_kernel.abi3.so").exists() else ""  # noqa: E731
+    monkeypatch.setattr(gpu_kernel, "_level", level)
+    monkeypatch.setattr(gpu_kernel, "is_missing", lambda name: True)
+    monkeypatch.setattr(gpu_kernel, "FOLDER", tmp_path)
+    (tmp_path / "kernel.c").write_text("int triforce_layout(void) { return 1; }\n")
+    found = Rows()
+    if shutil.which("gcc"):
+        assert gpu_kernel.build_kernel(found) == {"level": "avx2"} and "by compiler" in found[0][2]
+        (tmp_path / "_kernel.abi3.so").unlink()
+    (tmp_path / "kernel.c").write_text("this is not C\n")
+    with pytest.raises(RuntimeError, match="there is no setuptools; "):
+        gpu_kernel.build_kernel(found)
+    assert [path.name for path in tmp_path.iterdir()] == ["kernel.c"]
 
 
 def test_experts_on_the_host_that_are_wrong_are_found(check, monkeypatch):
@@ -112,11 +218,12 @@ def test_a_part_that_raises_or_times_out_does_not_stop_the_others(check, tmp_pat
             pass
 
     parts = [("first", 5, first), ("second", 1, second), ("third", 5, lambda rows: rows.append(("x", "1", "")) or {})]
-    monkeypatch.setattr(check.module, "parts", lambda device: parts)
+    monkeypatch.setattr(check.module, "parts", lambda device, log: parts)
+    monkeypatch.setitem(check.module.PATIENCE, "cpu", 1)
     assert check("--device", "cpu", tmp_path) == 1
     lines = capsys.readouterr().out.splitlines()[-4:]
     assert lines[:2] == ["| first |  | failed | OSError: a loose cable |", "| second | so far | 2 |  |"]
-    assert lines[2:] == ["| second |  | skipped | took longer than 1 s |", "| third | x | 1 |  |"]
+    assert lines[2:] == ["| second |  | failed | took longer than 1 s |", "| third | x | 1 |  |"]
 
 
 @pytest.mark.parametrize(("measured", "code"), [(0.011, 0), (0.0126, 1), (0.0079, 1), (0.0081, 0)])
@@ -176,14 +283,15 @@ def test_a_planted_verdict_accepts_the_first_tokens_of_a_draft_and_refuses_the_n
     assert rows.argmax(1).tolist() == [4, 5, 0, 1] and rows.sum() == 4
 
 
-def test_a_part_says_what_ran_slower_than_it_could(check):
+def test_a_part_fails_where_something_ran_slower_than_it_could(check):
     def part(rows):
         for _ in range(2):
             warnings.warn("steps cannot be recorded", Degraded, stacklevel=1)
         warnings.warn("something else", UserWarning, stacklevel=1)
         return {}
 
-    assert check.module.attempt("retrieval", 5, part)["rows"] == [("warning", "", "steps cannot be recorded")]
+    result = check.module.attempt("retrieval", 5, part)
+    assert result["rows"] == [("warning", "slower", "steps cannot be recorded")] and result["state"] == "failed"
 
 
 def test_a_long_context_that_was_not_built_skips_what_needs_it(check):

@@ -33,6 +33,7 @@ def fuzzer(fuzz, tiny_model_dir, tmp_path_factory):
     return fuzz.Fuzzer(str(tiny_model_dir), str(draft), 0, text, LENGTHS)
 
 
+@pytest.mark.daily("0", "1")
 @pytest.mark.parametrize("number", range(12))
 def test_no_combination_changes_the_text(fuzz, fuzzer, number, triforce_here):
     with fuzz.isolated_home():

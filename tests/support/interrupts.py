@@ -6,8 +6,8 @@ from itertools import count
 
 
 @contextmanager
-def interrupted(at, *modules, event="opcode"):
-    """Raise KeyboardInterrupt before instruction (or line) number `at` of the modules; yield a list that has its line.
+def interrupted(at, *modules, event="opcode", error=KeyboardInterrupt):
+    """Raise an error before instruction (or line) number `at` of the modules; yield a list that has its line.
 
     Python answers signals between lines, and where something is called; not between the targets of an assignment.
     """
@@ -19,14 +19,14 @@ def interrupted(at, *modules, event="opcode"):
         frame.f_trace_opcodes = event == "opcode"
         if traced == event and next(numbers) == at:
             hit.append(frame.f_lineno)
-            raise KeyboardInterrupt
+            raise error
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
         yield hit
-    except KeyboardInterrupt:
+    except error:
         pass
     finally:
         sys.settrace(before)

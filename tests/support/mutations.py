@@ -3,6 +3,7 @@
 import json
 import random
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 VALUES = [
@@ -66,12 +67,51 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
+def mutated_nested_json(text: str, seed: int) -> bytes:
+    """Return JSON with up to two values at any depth changed, more often near the top, or with damaged text."""
+    draw = random.Random(seed)
+    if draw.random() < 0.2:
+        return damaged(text.encode(), draw)
+    whole = json.loads(text)
+    for _ in range(draw.choice([1, 1, 2])):
+        places = list(_places(whole))
+        values, key = draw.choice(places[:60] if draw.random() < 0.5 else places)
+        if isinstance(values, dict) and draw.random() < 0.2:
+            values.pop(key)
+        else:
+            values[key] = draw.choice([*VALUES, [values[key]]])
+    return json.dumps(whole).encode()
+
+
+def _places(values: dict | list) -> Iterator[tuple[dict | list, str | int]]:
+    """Yield each place of a value, those near the top first."""
+    keys = list(values) if isinstance(values, dict) else range(min(len(values), 20))
+    yield from ((values, key) for key in keys)
+    for key in keys:
+        if isinstance(values[key], dict | list):
+            yield from _places(values[key])
+
+
 def mutated_safetensors(data: bytes, seed: int) -> bytes:
     """Return a safetensors file with another header length, damaged header bytes, or changed header entries."""
     draw = random.Random(seed)
     (length,) = struct.unpack("<Q", data[:8])
     header, rest = data[8 : 8 + length], data[8 + length :]
-    kind = draw.randrange(4)
+    kind = draw.randrange(5)
+    if kind == 4:  # duplicate keys, deep nesting, what is no JSON
+        entries = header.strip().decode()[1:]
+        odd = [
+            "a" * 10**6,
+            "[" * 10**5 + "]" * 10**5,
+            "NaN",
+            entries.partition("}")[0] + "}",
+            '{"shape": [-1]}',
+            "null",
+        ]
+        header = ('{"a": ' + draw.choice(odd) + ", " + entries).encode()
+        if draw.random() < 0.3:
+            header = b"{" + entries[:-1].encode() + b"," + entries.encode()
+        return struct.pack("<Q", len(header)) + header + rest
     if kind == 0:
         wrong = draw.choice([0, 1, length - 1, length + 1, length * 2, len(data), 2**31, 2**63, 2**64 - 1])
         return struct.pack("<Q", wrong) + header + rest

@@ -1,12 +1,14 @@
 """Helpers of the native kernel's tests: an emulated build, blocks filled by torch, and attention in fp64."""
 
 import ctypes
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from offload.kernels.native.calls import partial_count
 from offload.kernels.native.library import BLOCK, Attention
@@ -15,17 +17,31 @@ from tests.support.paths import ROOT
 SOURCE = ROOT / "offload" / "kernels" / "native" / "kernel.c"
 DTYPES = [torch.bfloat16, torch.float32]
 NAN = float("nan")
+BUILD_SECONDS = 600  # by the wall: 19 s of a processor, which a busy machine may not give for minutes
 
 
-def build_emulated(folder: Path) -> Path:
-    """Build a library whose AVX-512 and AMX code runs on any x86 processor: special instructions are plain C."""
+def build_emulated(cache: Path) -> Path:
+    """Return a library whose AVX-512 and AMX code runs on any x86 processor: special instructions are plain C.
+
+    It is built once for the sources that it is built from, and kept in a folder that all test processes share.
+    """
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    compiled, library = folder / "kernel.o", folder / "kernel.so"
     flags = ["-DTRIFORCE_EMULATE", "-std=gnu11", "-O1", "-pthread", "-fPIC", "-Wno-psabi"]
-    subprocess.run([compiler, *flags, "-c", SOURCE, "-o", compiled], check=True, timeout=120)
-    subprocess.run([compiler, "-shared", compiled, "-lm", "-o", library], check=True, timeout=60)
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
+    digest = hashlib.sha256(repr((flags, version)).encode())
+    for source in sorted(SOURCE.parent.glob("*.[ch]")):
+        digest.update(source.name.encode() + source.read_bytes())
+    library = cache / f"emulated-{digest.hexdigest()[:16]}.so"
+    with FileLock(cache / "emulated.lock", timeout=BUILD_SECONDS):
+        if not library.exists():
+            for old in cache.glob("emulated-*"):
+                old.unlink()
+            compiled, linked = cache / "emulated-new.o", cache / "emulated-new.so"
+            subprocess.run([compiler, *flags, "-c", SOURCE, "-o", compiled], check=True, timeout=BUILD_SECONDS)
+            subprocess.run([compiler, "-shared", compiled, "-lm", "-o", linked], check=True, timeout=BUILD_SECONDS)
+            linked.replace(library)
     return library
 
 

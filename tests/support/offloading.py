@@ -20,6 +20,12 @@ PAGE, CAPACITY = 64, 700
 SHAPE = {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 3, "hidden_size": 96}
 
 
+class SmallPages(TierSettings):
+    """Tiers with pages of any size, so that a short sequence has several; the bits are not those of a single store."""
+
+    page_unit = 1
+
+
 def native_kernel():
     try:
         return find_kernel()
@@ -58,4 +64,4 @@ def tiered_cache(model, settings, link=None, capacity=CAPACITY):
 
 
 def settings(mode="stream", resident=0, **rest):
-    return TierSettings(mode=mode, resident_layers=resident, **{"page_tokens": PAGE} | rest)
+    return SmallPages(mode=mode, resident_layers=resident, **{"page_tokens": PAGE} | rest)

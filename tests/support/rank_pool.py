@@ -8,6 +8,8 @@ import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -33,10 +35,10 @@ class RankPool:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
-        port, self._pipes, self.processes = free_port(), [], []
+        self._folder, self._pipes, self.processes = TemporaryDirectory(), [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank, size, self._folder.name), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -67,13 +69,13 @@ class RankPool:
         for process in self.processes:
             process.join(10)
             assert not process.is_alive(), "a rank did not end"
+        self._folder.cleanup()
 
 
-def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
-    os.environ.update({name: str(value) for name, value in where.items()})
+def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size)})
     torch.set_num_threads(1)
-    group = Ranks(CPU, timeout=60)
+    group = Ranks(CPU, timeout=60, folder=Path(folder))
     while True:
         try:
             function, args = pipe.recv()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -16,6 +17,7 @@ from triforce_cli.options.settings import resolve
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.run.model_request import ModelRequest, open_request
 from triforce_cli.serve.app import create_app
+from triforce_cli.serve.descriptors import ConnectionLimits
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.keys import ApiKeys
 from triforce_cli.serve.metrics import ServerMetrics
@@ -52,20 +54,35 @@ def listener() -> socket.socket:
     return found
 
 
+def raw_connection(served: Served, data: bytes = b"") -> socket.socket:
+    """Return a connection on which some bytes have been sent."""
+    address = urlsplit(served.url)
+    found = socket.create_connection((address.hostname, address.port), timeout=60)
+    found.sendall(data)
+    return found
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """Return what is received until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
 def connected(served: Served) -> httpx.Client:
     """Return a client; it loads no certificates, which takes longer than a request."""
     return httpx.Client(base_url=served.url, verify=False, timeout=60)
 
 
 @contextmanager
-def serving(opened: ModelRequest, engine: Engine, options: ServeOptions) -> Iterator[Served]:
+def serving(
+    opened: ModelRequest, engine: Engine, options: ServeOptions, limits: ConnectionLimits | None = None
+) -> Iterator[Served]:
     """Serve in a thread until the context is left."""
     metrics = ServerMetrics()
     reported: list[Exception] = []
     thread = EngineThread(engine, options.parallel, options.queue, metrics.ended, reported.append)
     metrics.watch(thread)
     app, listening, bound = (
-        create_app(served_model(opened, CONTEXT), thread, metrics, options, reported.append),
+        create_app(served_model(opened, CONTEXT), thread, metrics, options, reported.append, limits),
         threading.Event(),
         listener(),
     )

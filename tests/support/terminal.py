@@ -9,9 +9,13 @@ import re
 import struct
 import termios
 import threading
+import time
 from typing import IO
 
 from rich.cells import cell_len
+
+
+_END = b"\x00end of output\x00"
 
 
 class Pty:
@@ -45,10 +49,18 @@ class Pty:
     def output(self) -> str:
         for stream in self._streams:
             stream.close()
+        self._drain()
         os.close(self._slave)
         self._reader.join(timeout=10)
         os.close(self._master)
-        return self.written().decode().replace("\r\n", "\n")
+        return self.written().removesuffix(_END).decode().replace("\r\n", "\n")
+
+    def _drain(self) -> None:
+        """Wait until everything written is read: of what is on its way when the last writer closes, some can be lost."""
+        os.write(self._slave, _END)
+        give_up = time.monotonic() + 30
+        while not self.written().endswith(_END) and time.monotonic() < give_up:
+            time.sleep(0.001)
 
     def _read(self) -> None:
         while True:

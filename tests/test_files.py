@@ -1,0 +1,51 @@
+"""Files that are written whole or not at all, and what killed processes leave of them."""
+
+import os
+import subprocess
+import sys
+import time
+
+from offload.files import TEMPORARY, remove_leftovers, temporary_for
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+from offload import files
+files.os.fsync = lambda handle: os.kill(os.getpid(), 9)
+files.replace_file(Path(sys.argv[1]), b"new")
+"""
+
+
+def parts(folder):
+    return sorted(folder.glob(f"{TEMPORARY}*"))
+
+
+def aged(path, hours):
+    moment = time.time() - 3600 * hours
+    os.utime(path, (moment, moment))
+
+
+def test_what_a_killed_process_left_is_removed_after_an_hour(tmp_path):
+    target, other = tmp_path / "chat.json", tmp_path / "other.json"
+    target.write_bytes(b"old")
+    for path in (target, other):
+        assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False).returncode == -9
+        remove_leftovers(path)
+    assert len(parts(tmp_path)) == 2, "they are too recent"
+    assert target.read_bytes() == b"old"
+    for path in parts(tmp_path):
+        aged(path, 2)
+    remove_leftovers(target)
+    assert len(parts(tmp_path)) == 1, "that of the other file is not this one's to remove"
+    remove_leftovers(other)
+    assert parts(tmp_path) == []
+
+
+def test_a_file_that_is_being_written_is_left_alone(tmp_path):
+    handle, name = temporary_for(tmp_path / "out.txt")
+    aged(name, 100)  # a prompt may take hours to read
+    remove_leftovers(tmp_path / "out.txt")
+    assert os.path.exists(name)
+    os.close(handle)
+    remove_leftovers(tmp_path / "out.txt")
+    assert not os.path.exists(name)
