@@ -13,7 +13,8 @@ an interrupted one goes on with the cells that are missing.
 The methods are interleaved, so that drift of the machine's speed affects all. Every run selects the retrieval cache
 anew, as a first request does. A figure is the median over the repeats of seconds a token after the first; a ratio is of
 rates. Wanted: at least 0.97 of plain decoding and 0.90 of the best fixed method in every cell, and 0.95 of the best in
-the geometric mean. `--cpu-time` counts what one thread computes, on machines whose cores are shared.
+the geometric mean. `claimed` is the speed-up that `auto` reports of itself. `--cpu-time` counts what one thread
+computes, on machines whose cores are shared.
 """
 
 from __future__ import annotations
@@ -63,12 +64,16 @@ class Cell:
 
 @dataclass
 class Result:
-    """Seconds a token of every method, a value for each repeat, and the drafts of the last run of `auto`."""
+    """Seconds a token of every method, and the speed-ups that `auto` reports, a value for each repeat.
+
+    `drafts` are those of the last run of `auto`.
+    """
 
     cell: Cell
     seconds: dict[str, list[float]] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
     new_tokens: int = 0
+    claimed: list[float] = field(default_factory=list)
 
     def rate(self, method: str) -> float:
         """Return the median rate of a method in tokens a second."""
@@ -148,6 +153,7 @@ def measure(bench: Bench, cell: Cell, options: argparse.Namespace) -> Result:
         seconds, state = bench.timed(cell.text, Sampling(temperature=cell.temperature), seed, settings)
         result.seconds.setdefault(method, []).append(seconds)
         if method == "auto":
+            result.claimed += [] if state.gain is None else [state.gain.speedup]
             result.drafts = {
                 f"{row.drafter} -> {row.verifier}": [row.verifications, row.drafted, row.accepted]
                 for row in state.levels
@@ -172,15 +178,18 @@ def results(options: argparse.Namespace, known: Container[Cell]) -> Iterator[Res
 
 def table(rows: list[Result]) -> str:
     """Format the results: rates of plain decoding, of the best fixed method, and the ratios of `auto` to them."""
-    lines = [f"{'cell':34} {'plain ms':>9} {'auto ms':>8} {'best fixed':>16} {'auto/plain':>11} {'auto/best':>10}"]
+    head = f"{'cell':34} {'plain ms':>9} {'auto ms':>8} {'best fixed':>16} {'auto/plain':>11}"
+    lines = [f"{head} {'claimed':>8} {'auto/best':>10}"]
     for row in rows:
         to_plain, to_best = row.ratios
+        claimed = f"{statistics.median(row.claimed):.2f}" if row.claimed else "-"
         plain, auto, best = (1e3 / row.rate(name) for name in ("ar", "auto", row.best))
         lines.append(
-            f"{row.cell!s:34} {plain:9.1f} {auto:8.1f} {row.best:>10} {best:5.1f} {to_plain:11.2f} {to_best:10.2f}"
+            f"{row.cell!s:34} {plain:9.1f} {auto:8.1f} {row.best:>10} {best:5.1f} {to_plain:11.2f} "
+            f"{claimed:>8} {to_best:10.2f}"
         )
     means = [math.exp(statistics.fmean(math.log(row.ratios[i]) for row in rows)) for i in (0, 1)]
-    lines.append(f"{'geometric mean':34} {'':9} {'':8} {'':16} {means[0]:11.2f} {means[1]:10.2f}")
+    lines.append(f"{'geometric mean':34} {'':9} {'':8} {'':16} {means[0]:11.2f} {'':8} {means[1]:10.2f}")
     return "\n".join(lines)
 
 
@@ -190,7 +199,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--texts", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--links", type=float, nargs="+", default=[0.0, 0.25], help="GB/s; 0 is KV in memory")
-    parser.add_argument("--methods", nargs="+", choices=FIXED, default=list(FIXED), help="beside plain and auto")
+    parser.add_argument("--methods", nargs="*", choices=FIXED, default=list(FIXED), help="beside plain and auto")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--new", type=int, default=192)
     parser.add_argument("--quick", action="store_true", help="2K in memory, 64 new tokens, one repeat")

@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -87,25 +86,24 @@ def decode(engine: Engine, prompt: list[int], method: str, new: int) -> tuple[li
     return tokens, statistics.median(times[1:] or times)  # the first event comes before any pass
 
 
-def serve(pipe: Any, rank: int, size: int, port: int, folder: str, args: argparse.Namespace) -> None:
+def serve(pipe: Any, rank: int, size: int, meeting: str, folder: str, args: argparse.Namespace) -> None:
     """Run one rank in this process and send its measurements to the parent."""
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
-    os.environ.update({name: str(value) for name, value in where.items()})
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size)})
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
-    pipe.send(measure(Ranks(torch.device("cpu")) if size > 1 else ALONE, folder, args))
+    group = Ranks(torch.device("cpu"), folder=Path(meeting)) if size > 1 else ALONE
+    pipe.send(measure(group, folder, args))
     pipe.recv()  # wait until every rank is done
     os._exit(0)
 
 
 def run(size: int, folder: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Start `size` ranks and return the measurements of each."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     context, pipes = multiprocessing.get_context("spawn"), []
+    (Path(folder) / str(size)).mkdir()  # where they meet
     for rank in range(size):
         ours, theirs = context.Pipe()
-        context.Process(target=serve, args=(theirs, rank, size, port, folder, args), daemon=True).start()
+        arguments = theirs, rank, size, f"{folder}/{size}", folder, args
+        context.Process(target=serve, args=arguments, daemon=True).start()
         pipes.append(ours)
     found = [pipe.recv() for pipe in pipes]
     for pipe in pipes:

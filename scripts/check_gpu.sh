@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Checks triforce on a CUDA GPU in under 10 minutes: tests marked cuda under torch's sanitizer, a long prefill, and the
-# steps of every level at 128K tokens, each beside its prediction. Leaves JSON and a Markdown table in FOLDER, and prints
-# the table last. docs/gpu.md says what is in it.
+# Checks triforce on a CUDA GPU in under 10 minutes: builds the native kernel, runs the tests marked cuda under torch's
+# sanitizer, a long prefill, and the steps of every level at 128K tokens, each beside its prediction. Leaves JSON and a
+# Markdown table in FOLDER, and prints the table last. docs/gpu.md says what is in it.
 #
-#   scripts/check_gpu.sh [FOLDER]              default: docs/benchmarks
-#   scripts/check_gpu.sh --device cpu FOLDER   everything at a small size over a simulated link, without a GPU
+#   scripts/check_gpu.sh [FOLDER]                     default: docs/benchmarks
+#   scripts/check_gpu.sh --device cpu FOLDER          a rehearsal: everything at a small size, without a GPU
+#   scripts/check_gpu.sh --device cpu --bare FOLDER   the same as if only the packages below were installed
 #
-# Needs torch, transformers, typer, rich, pyyaml, psutil and safetensors in $PYTHON (else .venv's python, else python3),
-# and pytest for the tests. Installs and downloads nothing. Exit code 1: no GPU, a part failed, or a measurement is more
-# than 25 % from its prediction.
+# Needs torch (with Triton), transformers, safetensors, psutil and numpy in $PYTHON (else .venv's python, else python3),
+# gcc for the native kernel, and pytest for the tests. Installs and downloads nothing. Exit code 1: no GPU, a part failed
+# or took too long, something ran slower than it could, or a measurement is more than 25 % from its prediction.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"

@@ -7,11 +7,11 @@ The CPU is a desktop with 8 cores and two channels of DDR4-3200, the rates that 
 
 from offload.architecture.known import KNOWN
 from offload.architecture.weight_formats import rounded_bits
-from offload.config import EngineConfig, Speculation
+from offload.config import EngineConfig
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.loading.hub_models import HUB_MODELS
-from offload.planning.plan import make_plan, suggested_budget
+from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
 from offload.units import GIB
 
@@ -47,9 +47,8 @@ def row(memory: str, profile: str, asked: str, tokens: int) -> str:
     )
     sheet = profiles.load(profile)
     hardware = describe(sheet, host_memory=16 * GIB, cores=8) if profile == "cpu" else describe(sheet)
-    speculation = Speculation(budget=max(suggested_budget(tokens), 4 * Speculation().chunk))
     chunk = sheet.options.get("prefill_chunk", EngineConfig().prefill_chunk)
-    request = PlanRequest(model, shape, tokens, hardware, speculation=speculation, prefill_chunk=chunk, **options)
+    request = PlanRequest(model, shape, tokens, hardware, prefill_chunk=chunk, **options)
     plan = make_plan(request)
     if not plan.fits:
         raise SystemExit(f"{model} does not fit {profile}: {plan.shortage()}")

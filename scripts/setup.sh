@@ -49,7 +49,12 @@ make_venv() {
 
 # What an installation depends on. The path is part of it: an editable installation and its scripts contain it.
 fingerprint() {
-    { version_of "$venv/bin/python"; printf '%s\n' "$root" "$torch_requirement"; cat "$root/pyproject.toml"; } | cksum
+    {
+        version_of "$venv/bin/python"
+        printf '%s\n' "$root" "$torch_requirement"
+        # The kernel is built by the installation: an edited or pulled source would be tested in its old build.
+        cat "$root"/{pyproject.toml,setup.py} "$root"/offload/kernels/native/*.[ch]
+    } | cksum
 }
 
 stamp_of() { printf '%s' "$venv/installed-for-$1"; }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs triforce with its test extras into .venv, then lints and runs the whole suite.
 #
-#   scripts/test.sh                          everything
-#   scripts/test.sh -m "not slow" -k cache   arguments go to pytest; paths are relative to the repository
+#   scripts/test.sh                          everything that runs daily
+#   scripts/test.sh -k cache                 arguments go to pytest; paths are relative to the repository
+#   scripts/test.sh -m long                  the rest: run it when a kernel or an architecture changes, and for a release
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -15,6 +16,7 @@ fi
 "$venv/bin/python" -m ruff check .
 "$venv/bin/python" -m ruff format --check .
 "$venv/bin/lint-imports"
+"$venv/bin/python" "$root/scripts/check_types.py"
 # One process per core with one thread each: small models and short-lived processes are slower with more threads.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # A test that hangs fails after ten times what the slowest takes; should it hang outside Python, its stack is printed.
