@@ -14,7 +14,6 @@ from typing import IO
 
 from rich.cells import cell_len
 
-
 _END = b"\x00end of output\x00"
 
 
@@ -56,7 +55,7 @@ class Pty:
         return self.written().removesuffix(_END).decode().replace("\r\n", "\n")
 
     def _drain(self) -> None:
-        """Wait until everything written is read: of what is on its way when the last writer closes, some can be lost."""
+        """Wait until everything written is read: what is on its way when the last writer closes can be lost."""
         os.write(self._slave, _END)
         give_up = time.monotonic() + 30
         while not self.written().endswith(_END) and time.monotonic() < give_up:
