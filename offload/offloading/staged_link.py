@@ -80,7 +80,18 @@ class StagedLink(BackgroundLink):
             self._transfer_pair(ticket, *pair)
         if not ticket.pairs:
             self._submit(ticket, ())
-        ticket.seconds = time.perf_counter() - start
+        ticket.seconds = time.perf_counter() - start if any(map(self._is_done_here, ticket.pairs)) else 0.0
+
+    def seconds(self, ticket: _StagedTicket) -> float | None:
+        """Return how long this link's own work took, or the other link's copies where they took longer."""
+        if ticket.seconds is None:
+            return None
+        copies = [self._link.seconds(each) for each in ticket.inner]
+        return None if None in copies else max(ticket.seconds, sum(copies))
+
+    def _is_done_here(self, pair: Pair) -> bool:
+        """Return whether this link's thread itself reads, writes or copies, instead of the other link alone."""
+        return any(isinstance(each, FileRange) for each in pair) or all(map(self._is_here, pair))
 
     def _transfer_pair(self, ticket: _StagedTicket, target: Tensor | FileRange, source: Tensor | FileRange) -> None:
         if isinstance(source, FileRange):

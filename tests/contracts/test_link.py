@@ -126,6 +126,16 @@ def test_a_finished_copy_knows_its_seconds(ends):
     assert ends.link.seconds(ticket) > 0
 
 
+@pytest.mark.parametrize("beside_a_disk", [False, True])
+def test_the_seconds_of_a_copy_are_those_on_the_slow_link(beside_a_disk):
+    """Not of handing it over: they say how fast the link is."""
+    slow = SimulatedLink(bandwidth=1e8)
+    link = StagedLink(slow, CPU, allocator(CPU)) if beside_a_disk else slow
+    ticket = link.copy([(torch.empty(NUMBERS), torch.ones(NUMBERS))])
+    link.finish(ticket)
+    assert link.seconds(ticket) >= 0.99 * 4 * NUMBERS / slow.bandwidth
+
+
 def test_statistics_count_bytes_both_ways_and_the_seconds_they_took(ends):
     link, host, device = ends.link, ends.on_host(1), ends.on_device(2)
     assert (link.statistics.bytes, link.statistics.busy_s) == (0, 0)
