@@ -14,9 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with _HOMES
-    from .answer import Answer, BatchAnswer
-    from .ask_options import AskOptions
-    from .config import EngineConfig, Speculation
+    from .api.answer import Answer, BatchAnswer
+    from .api.ask_options import AskOptions
+    from .api.llm import LLM, DocumentSession
+    from .api.loader import open_model
+    from .api.opened_model import OpenModel
     from .engine import Engine
     from .errors import (
         CheckpointError,
@@ -30,12 +32,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
         UsageError,
     )
     from .events import Event, Finished, Prefilled, Speculated, Text, Thought, Tokens
-    from .generation_config import GenerationConfig, Sampling
-    from .llm import LLM, DocumentSession
-    from .loader import open_model
-    from .loading.tokenizer import Tokenizer
-    from .offloading.settings import TierSettings
-    from .opened_model import OpenModel
+    from .loading.tokenizers.tokenizer import Tokenizer
+    from .memory.tier_settings import TierSettings
+    from .settings.config import EngineConfig, Speculation
+    from .settings.generation import GenerationConfig, Sampling
 
 _HOMES = {
     "LLM": "llm",

@@ -11,14 +11,21 @@ from .batching.batch import Batch, BatchEvent
 from .batching.lane import Lane
 from .batching.memory import BatchMemory
 from .batching.request import BatchRequest, Events
-from .config import EXACT, QUANTIZE, GenerationConfig, Sampling, Speculation
-from .decoder import Model, QuantizedCopy
 from .errors import UsageError
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
-from .kv_cache.store import Store
-from .levels import (
+from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
+from .loading.quantized_copy import QuantizedCopies
+from .memory.store import Store
+from .memory.tiered_factory import TieredStoreFactory
+from .model.decoder import Model, QuantizedCopy
+from .planning.self_draft import best_level, expected_agreements, relative_costs
+from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
+from .prompt_cache.prefill import PromptCache
+from .session import Session
+from .settings.config import EXACT, QUANTIZE, GenerationConfig, Sampling, Speculation
+from .settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
@@ -28,20 +35,13 @@ from .levels import (
     tree_nodes,
     uses_copy,
 )
-from .loading.quantized_copy import QuantizedCopies
-from .offloading import TieredStoreFactory
-from .planning.self_draft import best_level, expected_agreements, relative_costs
-from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
-from .prompt_cache.prefill import PromptCache
-from .prompt_checks import check_prompt, check_vocabulary, token_ids
-from .session import Session
+from .settings.tree_settings import MOST_NODES
+from .settings.validation import require, require_instance
 from .short_repr import short_repr
-from .speculation.lossless import Replay, replay
-from .speculation.runner import Runner
-from .speculation.sampling import Sampler
-from .speculation.steps import AT_ONCE, Executor
-from .tree_config import MOST_NODES
-from .validation import require, require_instance
+from .speculation.levels.lossless import Replay, replay
+from .speculation.passes.runner import Runner
+from .speculation.passes.steps import AT_ONCE, Executor
+from .speculation.sampling.warp import Sampler
 
 _Result = TypeVar("_Result")
 Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]

@@ -1,6 +1,6 @@
 """The events that the engine yields, in order: prefill, tokens, finished.
 
-Events carry tokens, not text; `loading/text_stream.py` adds `Text` and `Thought` events.
+Events carry tokens, not text; `loading/tokenizers/text_stream.py` adds `Text` and `Thought` events.
 """
 
 from __future__ import annotations

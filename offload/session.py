@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Hashable, Sequence
 from typing import Any
 
-from .config import EXACT, GenerationConfig, Sampling, Speculation
-from .decoder import Model, QuantizedCopy
 from .events import Event, Finished, Pinned, Tokens
-from .kv_cache.store import Store
-from .levels import (
+from .memory.store import Store
+from .memory.tiered_factory import TieredStoreFactory
+from .model.decoder import Model, QuantizedCopy
+from .prompt_cache.prefill import PromptCache
+from .sequence import TokenSequence
+from .settings.config import EXACT, GenerationConfig, Sampling, Speculation
+from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
     forgets,
@@ -20,18 +23,15 @@ from .levels import (
     sized,
     tail_tokens,
 )
-from .methods import LOOKUP, METHODS, STREAMING
-from .offloading import TieredStoreFactory
-from .prompt_cache.prefill import PromptCache
-from .sequence import TokenSequence
-from .speculation.approximate import approximate_runner, approximation
-from .speculation.draft_runner import DraftRunner
-from .speculation.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
-from .speculation.logprobs import LogprobsRecorder
-from .speculation.ngram import LookupDrafter
-from .speculation.runner import Runner, SelectedRunner
-from .speculation.sampling import Sampler
-from .speculation.steps import AT_ONCE, Executor
+from .settings.methods import LOOKUP, METHODS, STREAMING
+from .speculation.drafters.draft_runner import DraftRunner
+from .speculation.drafters.ngram import LookupDrafter
+from .speculation.levels.approximate import approximate_runner, approximation
+from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
+from .speculation.passes.runner import Runner, SelectedRunner
+from .speculation.passes.steps import AT_ONCE, Executor
+from .speculation.sampling.logprobs import LogprobsRecorder
+from .speculation.sampling.warp import Sampler
 
 
 class Session:

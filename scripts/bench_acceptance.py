@@ -20,15 +20,15 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, Sampling, Speculation, open_model
-from offload.config import KERNELS
-from offload.kv_cache.chunk_scores import KeptMeanKeys, LayerScores
-from offload.kv_cache.full import FullCache
-from offload.kv_cache.selected import SelectedCache
-from offload.kv_cache.selection import RetrievalSelector
+from offload.caches.chunk_scores import KeptMeanKeys, LayerScores
+from offload.caches.full import FullCache
+from offload.caches.selected import SelectedCache
+from offload.caches.selection import RetrievalSelector
 from offload.sequence import TokenSequence
-from offload.speculation import hierarchy
-from offload.speculation.runner import Runner, SelectedRunner
-from offload.speculation.sampling import Sampler, sample
+from offload.settings.config import KERNELS
+from offload.speculation.levels import hierarchy
+from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.sampling.warp import Sampler, sample
 
 ROOT = Path(__file__).parents[1]
 SCORES = {16: KeptMeanKeys, 8: partial(LayerScores, resident=0)}  # by the bits of mean keys; a CPU's own are 16

@@ -24,16 +24,16 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, Finished, GenerationConfig, Sampling, Speculation, Tokens, open_model
+from offload.api.opened_model import OpenModel
 from offload.batching.batch import Batch, Failed
 from offload.batching.lane import Lane
 from offload.batching.request import BatchRequest
-from offload.decoder import Model
 from offload.engine import Engine
 from offload.kernels.native import torch_on_one_thread
-from offload.opened_model import OpenModel
+from offload.model.decoder import Model
 from offload.prompt_cache.folder import PromptFolder
-from offload.speculation.runner import Runner
-from offload.speculation.steps import AT_ONCE
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.steps import AT_ONCE
 
 TICKS = 100  # a second, of /proc/stat
 GREEDY = Sampling(temperature=0)

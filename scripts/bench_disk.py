@@ -22,15 +22,15 @@ from typing import Any
 from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
-from offload.config import Placement
 from offload.engine import Engine
 from offload.hardware.microbenchmarks import BenchmarkSizes, disk_rate, measure
 from offload.hardware.profiles import load
 from offload.hardware.rates import describe
-from offload.offloading import TierSettings
+from offload.memory.tier_settings import TierSettings
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.prompt_cache.folder import PromptFolder
+from offload.settings.config import Placement
 from offload.units import GIB, parse_size
 
 ROOT = Path(__file__).parents[1]

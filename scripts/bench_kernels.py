@@ -24,11 +24,11 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, open_model
-from offload.decoder import Model
+from offload.caches.full import FullCache
 from offload.kernels.native import Kernel
 from offload.kernels.native.threads import torch_on_one_thread
-from offload.kv_cache.full import FullCache
-from offload.speculation.recorded_passes import recorded_passes
+from offload.model.decoder import Model
+from offload.speculation.passes.recorded_passes import recorded_passes
 
 Row = dict[str, float | int | str]
 ROWS = (1, 2, 4, 8, 16)

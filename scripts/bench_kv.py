@@ -21,11 +21,12 @@ from bench_kernels import attention, fill, medians
 from bench_peers import machine
 
 from offload import EngineConfig, open_model
-from offload.config import EXACT
-from offload.decoder import Model
-from offload.kv_cache.full import FullCache
-from offload.offloading import TieredStoreFactory, TierSettings
+from offload.caches.full import FullCache
+from offload.memory.tier_settings import TierSettings
+from offload.memory.tiered_factory import TieredStoreFactory
+from offload.model.decoder import Model
 from offload.prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
+from offload.settings.config import EXACT
 
 SCORED = 512
 

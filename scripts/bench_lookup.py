@@ -15,7 +15,7 @@ import psutil
 from offload import EngineConfig, open_model
 from offload.metrics import percentile
 from offload.sequence import TokenSequence
-from offload.speculation.ngram import LookupDrafter
+from offload.speculation.drafters.ngram import LookupDrafter
 
 ROOT = Path(__file__).parents[1]
 NEW = 2000  # tokens appended one by one

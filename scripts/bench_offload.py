@@ -24,8 +24,10 @@ from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.engine import Engine
-from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
-from offload.offloading.balance import Balance
+from offload.memory.balance import Balance
+from offload.memory.link import SimulatedLink
+from offload.memory.tier_settings import TierSettings
+from offload.memory.tiered_factory import TieredStoreFactory
 from offload.sequence import common_prefix
 
 ROOT = Path(__file__).parents[1]

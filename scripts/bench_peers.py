@@ -27,11 +27,11 @@ from pathlib import Path
 import torch
 
 from offload import EngineConfig, open_model
-from offload.loading.hub import open_checkpoint
-from offload.offloading import TierSettings
+from offload.loading.hub.download import open_checkpoint
+from offload.memory.tier_settings import TierSettings
 from offload.sequence import TokenSequence
 from offload.session import Session
-from offload.speculation.runner import Runner
+from offload.speculation.passes.runner import Runner
 from triforce_cli.run.machine import processor
 
 ROOT = Path(__file__).parents[1]

@@ -26,8 +26,8 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
+from offload.api.opened_model import OpenModel
 from offload.events import Restored
-from offload.opened_model import OpenModel
 from offload.prompt_cache.block import Buffer
 from offload.prompt_cache.chain import Prompt
 from offload.prompt_cache.fingerprint import TOKENS
@@ -35,7 +35,7 @@ from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prefill import PromptCache, SequencePrompts
 from offload.prompt_cache.writer import BlockWriter
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner
+from offload.speculation.passes.runner import Runner
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = ("Who writes the letters?", "Where does the writer want to travel, and why?")

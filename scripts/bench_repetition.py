@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
+from offload.api.opened_model import OpenModel
 from offload.engine import Engine
-from offload.opened_model import OpenModel
 
 QUESTION = "Summarize the text above in a few sentences."
 GRAM = 8

@@ -46,11 +46,11 @@ def instrumented() -> None:
     imports("command line", "triforce_cli.entry", "triforce_cli.app")
     imports("torch", "torch")
     imports("engine", "triforce_cli.run.generate")
+    from offload.api.opened_model import OpenModel
     from offload.engine import Engine
     from offload.events import Tokens
-    from offload.loading.safetensors import FolderCheckpoint
-    from offload.loading.tokenizer import Tokenizer
-    from offload.opened_model import OpenModel
+    from offload.loading.formats.safetensors import FolderCheckpoint
+    from offload.loading.tokenizers.tokenizer import Tokenizer
     from triforce_cli.app import run, settle_libraries
 
     FolderCheckpoint.__init__ = timed("config", FolderCheckpoint.__init__)

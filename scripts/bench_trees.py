@@ -28,7 +28,7 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Token
 from offload.engine import Engine
 from offload.events import LevelStatistics, Speculated
 from offload.level_metrics import acceptance, tokens_per_verification, trees
-from offload.offloading import TierSettings
+from offload.memory.tier_settings import TierSettings
 
 ROOT = Path(__file__).parents[1]
 SHAPES = ("chain", "chain:8", "chain:16", "16", "64", "256", "auto")

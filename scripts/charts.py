@@ -10,11 +10,11 @@ from typing import Any
 from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Picture, Plot, Scale, spread
 
 from offload.architecture.known import KNOWN
-from offload.config import Placement, Speculation
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
+from offload.settings.config import Placement, Speculation
 
 BENCHMARKS = Path(__file__).parents[1] / "docs" / "benchmarks"
 COLOURS = {

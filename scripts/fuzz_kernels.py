@@ -47,7 +47,7 @@ from offload.kernels.native.library import BLOCK
 from offload.kernels.native.panels import format_struct, pack_quantized
 from offload.kernels.native.rounding import round_weight
 from offload.kernels.quantized import QuantizedFormat, QuantizedTensor
-from offload.loading.quantization import quantize_by_torch
+from offload.loading.formats.quantization import quantize_by_torch
 
 DTYPES = (torch.bfloat16, torch.float32)
 OTHERS = (torch.float16, torch.float64, torch.int32, torch.int64, *DTYPES)

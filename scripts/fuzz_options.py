@@ -136,7 +136,7 @@ class Fuzzer:
     """Compares combinations of options with plain decoding."""
 
     def __init__(self, model: str, draft: str, seed: int, book: str, lengths: Sequence[int] = LENGTHS) -> None:
-        from offload.diagnosis import kernel_state
+        from offload.api.diagnosis import kernel_state
 
         self._model, self._draft, self._seed = model, draft, seed
         self._book, self._lengths = book, lengths
@@ -188,7 +188,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this combination alone")
     asked = parser.parse_args()
-    from offload.loading.hub import locate
+    from offload.loading.hub.download import locate
     from triforce_cli.app import settle_libraries
 
     settle_libraries()

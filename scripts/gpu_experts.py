@@ -13,13 +13,14 @@ from transformers import Qwen3MoeConfig
 
 from offload.architecture.config import ModelShape
 from offload.architecture.hf_config import shape_from_config
-from offload.config import Speculation
-from offload.decoder import Model
 from offload.kernels.ops import choose_operations
-from offload.offloading import ExpertTier, WeightTier
+from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.placement import Placed, place
 from offload.planning.request import PlanRequest
+from offload.settings.config import Speculation
+from offload.weight_offloading.expert_tier import ExpertTier
+from offload.weight_offloading.layer_stream import WeightTier
 
 ROWS = (1, 8)
 CHUNK = 512  # rows of a pass that copies all experts, and reads ahead

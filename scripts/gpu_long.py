@@ -22,15 +22,15 @@ from gpu_rows import GIB, Rows, Skipped
 from gpu_steps import ROWS, draft_shape
 
 from offload.architecture.config import ModelShape
-from offload.config import Placement, Speculation
-from offload.decoder import Model
-from offload.kv_cache.full import FullCache
-from offload.offloading import TieredStoreFactory
-from offload.offloading.balance import Balance
+from offload.caches.full import FullCache
+from offload.memory.balance import Balance
+from offload.memory.tiered_factory import TieredStoreFactory
+from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.plan import Plan, make_plan
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.runner import Runner, SelectedRunner
+from offload.settings.config import Placement, Speculation
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import Runner, SelectedRunner
 
 ACCEPTANCE, DRAFT_ACCEPTANCE = 0.9, 0.5  # planted
 ROOM = 512  # tokens that are decoded

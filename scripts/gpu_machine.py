@@ -15,12 +15,12 @@ from gpu_bare import is_missing
 from gpu_rows import GIB, Rows, Skipped
 
 from offload.architecture.config import ModelShape
-from offload.config import Placement, Speculation
 from offload.hardware.rates import Hardware
-from offload.offloading import SimulatedLink, TierSettings
-from offload.offloading.link import Link
+from offload.memory.link import Link, SimulatedLink
+from offload.memory.tier_settings import TierSettings
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
+from offload.settings.config import Placement, Speculation
 
 CAP = 24 * GIB  # of device memory: that of the cards that most people have
 SIMULATED = 2e9  # bytes a second, of the link in miniature
@@ -124,7 +124,7 @@ class Machine:
         """Return the link of the device, or a simulated one on the CPU."""
         if self.small:
             return SimulatedLink(SIMULATED)
-        from offload.offloading.cuda_link import CudaLink
+        from offload.memory.cuda_link import CudaLink
 
         return CudaLink(self.device)
 
@@ -164,7 +164,7 @@ class Machine:
 def free_memory() -> int:
     """Return the free bytes of host memory."""
     try:
-        from offload.system import free_host_memory
+        from offload.system.machine import free_host_memory
     except ImportError:  # without psutil
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return free_host_memory()

@@ -13,14 +13,15 @@ from transformers import LlamaConfig
 
 from offload.architecture.config import ModelShape
 from offload.architecture.hf_config import shape_from_config
-from offload.decoder import Model
+from offload.caches.full import FullCache
 from offload.kernels.ops import TorchOperations
-from offload.kv_cache.full import FullCache
-from offload.loading.tensor_checks import expected_sizes
+from offload.loading.formats.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.offloading import TieredStoreFactory, WeightTier
+from offload.memory.tiered_factory import TieredStoreFactory
+from offload.model.decoder import Model
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner
+from offload.speculation.passes.runner import Runner
+from offload.weight_offloading.layer_stream import WeightTier
 
 _STEP = 37  # numbers between the windows of two pages: no multiple of a head or of a block
 

@@ -14,16 +14,17 @@ from gpu_models import filled_cache, llama, random_model, run_rows
 from gpu_rows import Rows
 from torch import Tensor
 
-from offload.config import GenerationConfig, Sampling, Speculation
-from offload.decoder import Model
 from offload.engine import Engine
 from offload.events import Tokens
 from offload.kernels.ops import TorchOperations
-from offload.kv_cache.block_store import host_memory
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import TieredStoreFactory, TierSettings
-from offload.offloading.link import Link, Pair
+from offload.memory.block_store import host_memory
+from offload.memory.link import Link, Pair
+from offload.memory.tier_settings import TierSettings
+from offload.memory.tiered_factory import TieredStoreFactory
+from offload.model.decoder import Model
+from offload.settings.config import GenerationConfig, Sampling, Speculation
 
 ROOT = Path(__file__).parents[1]
 WANTED_OVERLAP = 1.15
@@ -46,7 +47,7 @@ class WithoutCopies:
 
 def link_rates(machine: Machine, rows: Rows) -> dict:
     """Measure the bandwidth to the device, to the host and both at once, from pinned and from pageable memory."""
-    from offload.offloading.cuda_link import pinned_memory
+    from offload.memory.cuda_link import pinned_memory
 
     size, piece = (2**22, 2**20) if machine.small else (2**29, 2**23)
     link, rates = machine.link(), {}

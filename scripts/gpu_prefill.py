@@ -10,11 +10,12 @@ from gpu_models import llama, random_model, smaller
 from gpu_rows import GIB, Rows
 
 from offload.architecture.config import ModelShape
-from offload.config import Speculation
-from offload.offloading import TieredStoreFactory, TierSettings
+from offload.memory.tier_settings import TierSettings
+from offload.memory.tiered_factory import TieredStoreFactory
 from offload.planning.plan import Plan, make_plan
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner
+from offload.settings.config import Speculation
+from offload.speculation.passes.runner import Runner
 
 
 def long_prefill(machine: Machine, rows: Rows) -> dict:

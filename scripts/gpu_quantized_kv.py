@@ -15,21 +15,21 @@ from torch import Tensor
 from offload.architecture.config import ModelShape
 from offload.architecture.footprint import page_tokens
 from offload.architecture.kv_formats import GROUP
-from offload.config import EXACT, Speculation
-from offload.decoder import Model
+from offload.caches.full import FullCache
 from offload.kernels import triton
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
 from offload.kernels.triton.group_accumulator import GroupAccumulator
-from offload.kv_cache.device_quantized_store import DeviceQuantizedStore
-from offload.kv_cache.full import FullCache
-from offload.kv_cache.store import Store
-from offload.offloading import TieredStoreFactory
-from offload.offloading.host_memory import allocator
-from offload.offloading.staged_link import StagedLink
+from offload.memory.device_quantized_store import DeviceQuantizedStore
+from offload.memory.host_memory import allocator
+from offload.memory.staged_link import StagedLink
+from offload.memory.store import Store
+from offload.memory.tiered_factory import TieredStoreFactory
+from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.placement import place
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.runner import SelectedRunner
+from offload.settings.config import EXACT, Speculation
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import SelectedRunner
 
 MOST_ERROR = 1e-2  # of a pass in 16 bits, beside another order of its sums
 RESIDENT = 1  # layers

@@ -10,17 +10,17 @@ from gpu_models import filled_cache, filled_runner, llama, random_model, residen
 from gpu_rows import Rows
 
 from offload.architecture.config import ModelShape
-from offload.config import Sampling, Speculation
-from offload.decoder import Model
-from offload.levels import draft_chunk
-from offload.offloading import TieredStoreFactory
+from offload.memory.tiered_factory import TieredStoreFactory
+from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.plan import make_plan
 from offload.sequence import TokenSequence
-from offload.speculation.draft_runner import DraftRunner
-from offload.speculation.drafter import ModelDrafter
-from offload.speculation.hierarchy import draft_cache
-from offload.speculation.sampling import Sampler
+from offload.settings.config import Sampling, Speculation
+from offload.settings.method_sizes import draft_chunk
+from offload.speculation.drafters.draft_runner import DraftRunner
+from offload.speculation.drafters.drafter import ModelDrafter
+from offload.speculation.levels.hierarchy import draft_cache
+from offload.speculation.sampling.warp import Sampler
 
 ROWS = (1, 8, 22)
 SAMPLING = Sampling(temperature=0.6, top_p=0.9)  # the paper's

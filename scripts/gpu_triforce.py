@@ -15,12 +15,12 @@ from torch import Tensor
 
 from offload.planning.latency import Decoding, predict
 from offload.sequence import TokenSequence
-from offload.speculation.adaptive import AdaptiveScheduler
-from offload.speculation.drafter import ModelDrafter
-from offload.speculation.level import Level, speculate
-from offload.speculation.runner import Runner
-from offload.speculation.sampling import Sampler
-from offload.speculation.verifier import ModelVerifier
+from offload.speculation.auto.adaptive import AdaptiveScheduler
+from offload.speculation.drafters.drafter import ModelDrafter
+from offload.speculation.levels.level import Level, speculate
+from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.passes.runner import Runner
+from offload.speculation.sampling.warp import Sampler
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 

@@ -17,13 +17,15 @@ import torch
 from safetensors.torch import save_file
 
 from offload import EngineConfig, open_model
-from offload.config import EXACT, Sampling, Speculation
-from offload.decoder import Model
+from offload.api.opened_model import OpenModel
 from offload.events import Prefilled, Tokens
 from offload.kernels.native.threads import torch_on_one_thread
+from offload.loading.prompt_checks import token_ids
+from offload.memory.link import SimulatedLink
+from offload.memory.tier_settings import TierSettings
+from offload.memory.tiered_factory import TieredStoreFactory
 from offload.metrics import Meter
-from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
-from offload.opened_model import OpenModel
+from offload.model.decoder import Model
 from offload.parallel import ALONE
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.chain import Prompt, Storage
@@ -31,12 +33,12 @@ from offload.prompt_cache.entries import entries
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.header import Header
-from offload.prompt_checks import token_ids
 from offload.sequence import TokenSequence, common_prefix
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.ngram import LookupDrafter
-from offload.speculation.penalties import Penalties
-from offload.speculation.runner import Runner, SelectedRunner
+from offload.settings.config import EXACT, Sampling, Speculation
+from offload.speculation.drafters.ngram import LookupDrafter
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.sampling.penalties import Penalties
 
 ROOT = Path(__file__).parents[1]
 LAYERS = 4

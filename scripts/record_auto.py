@@ -21,10 +21,10 @@ from bench_peers import machine
 
 from offload import EngineConfig, Sampling, Speculation
 from offload.sequence import TokenSequence
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.ngram import LookupDrafter
-from offload.speculation.runner import Runner, SelectedRunner
-from offload.speculation.sampling import Sampler, sample
+from offload.speculation.drafters.ngram import LookupDrafter
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.sampling.warp import Sampler, sample
 
 _BETWEEN = 48  # tokens between two selections
 ROWS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 17, 21, 25)

@@ -18,7 +18,7 @@ from pathlib import Path
 from pyte import Screen
 from record_terminal import ROOT, draw, record
 
-from offload.system import default_home
+from offload.system.machine import default_home
 
 WIDTHS = (50, 80, 120)
 ROWS = 75

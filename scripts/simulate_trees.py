@@ -24,11 +24,11 @@ from torch import Tensor
 
 from offload import EngineConfig, open_model
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner
-from offload.speculation.tree import chain, k_ary, tree_of
-from offload.speculation.tree_sampling import Siblings, draw_children
-from offload.speculation.tree_shape import best_tree, expected_tokens
-from offload.tree_config import TreeSampling
+from offload.settings.tree_settings import TreeSampling
+from offload.speculation.passes.runner import Runner
+from offload.speculation.trees.shape import best_tree, expected_tokens
+from offload.speculation.trees.tree import chain, k_ary, tree_of
+from offload.speculation.trees.without_replacement import Siblings, draw_children
 
 ROOT = Path(__file__).parents[1]
 CHILDREN = 16  # whose acceptance is measured

@@ -89,8 +89,8 @@ def llama_dir(tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def embedded_model_dir() -> Path:
     """The embedded model, fetched into the user's cache if it is not there yet, or as earlier versions had it."""
-    from offload.loading.bundled import fetch_embedded, is_outdated
-    from offload.loading.hub import locate
+    from offload.loading.hub.bundled import fetch_embedded, is_outdated
+    from offload.loading.hub.download import locate
 
     home = os.environ.get("TRIFORCE_HOME")
     path = locate("smollm2-135m", Path(home) if home else None)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offload.bounded import Unbounded, read_bounded
 from offload.errors import PromptError, SettingsError
 from offload.hardware import profiles
+from offload.system.bounded_yaml import Unbounded, read_bounded
 from triforce_cli.input import documents
 from triforce_cli.summarize.templates import load_templates
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from offload.architecture.hf_config import shape_from_config
-from offload.decoder import Model
 from offload.errors import CheckpointError
-from offload.loading.safetensors import FolderCheckpoint
-from offload.loading.tensor_checks import check_tensors
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
+from offload.model.decoder import Model
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner
+from offload.speculation.passes.runner import Runner
 from tests.support.models import make_hf_model
 
 CPU = torch.device("cpu")

@@ -14,20 +14,20 @@ from offload.architecture.families import FAMILIES
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.layer_spec import LayerSpec
 from offload.architecture.parameters import WeightBits
-from offload.decoder_layer import LayerPass
 from offload.errors import CheckpointError, UnsupportedModel
-from offload.experts import ExpertWeights, route
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.loading.hf_quantization.stored import Header
-from offload.loading.quantized_checkpoint import QuantizedCheckpoint
-from offload.loading.safetensors import FolderCheckpoint
-from offload.loading.stacked_experts import ExpertReader, expert_headers, expert_views, packed_bits
-from offload.loading.tensor_checks import check_tensors
+from offload.loading.formats.hf_quantization.stored import Header
+from offload.loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.formats.stacked_experts import ExpertReader, expert_headers, expert_views, packed_bits
+from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
-from offload.offloading import WeightTier
+from offload.model.experts import ExpertWeights, route
+from offload.model.layer import LayerPass
 from offload.parallel import ALONE
-from offload.speculation.recorded_passes import recorded_passes
+from offload.speculation.passes.recorded_passes import recorded_passes
+from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.models import FAMILY_CASES, id_tensor, make_hf_model
 from tests.support.offloading import CPU, make_link, native_kernel
 

@@ -20,26 +20,26 @@ from transformers import (
 )
 
 from offload import GenerationConfig, Speculation, Tokens
+from offload.api.loader import open_model
 from offload.architecture.families import FAMILIES
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.known import read_shape
 from offload.architecture.layer_spec import LayerSpec
 from offload.batching.request import BatchRequest
-from offload.config import METHODS, EngineConfig
-from offload.decoder_layer import LayerPass
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.native.ops import NativeOperations, why_not
 from offload.kernels.ops import TorchOperations, choose_operations
-from offload.kv_cache.tree import tree_of
-from offload.loader import open_model
-from offload.loading.gguf import GGUFCheckpoint
-from offload.loading.layer_tensors import TensorPlaces
-from offload.loading.safetensors import FolderCheckpoint
-from offload.loading.tensor_checks import check_tensors
+from offload.loading.formats.gguf import GGUFCheckpoint
+from offload.loading.formats.layer_tensors import TensorPlaces
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
-from offload.methods import APPROXIMATIONS
+from offload.memory.tree_attention import tree_of
+from offload.model.layer import LayerPass
 from offload.prompt_cache.fingerprint import fingerprint
+from offload.settings.config import METHODS, EngineConfig
+from offload.settings.methods import APPROXIMATIONS
 from tests.support.engine import GREEDY, run, tokens
 from tests.support.gguf import write_family
 from tests.support.models import FAMILY_CASES, MERGES, id_tensor, ids, make_hf_model, make_tokenizer

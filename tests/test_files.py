@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from offload.files import TEMPORARY, remove_leftovers, temporary_for
+from offload.system.files import TEMPORARY, remove_leftovers, temporary_for
 
 KILLED = """
 import os, sys, time

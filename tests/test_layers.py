@@ -50,7 +50,7 @@ def test_only_the_model_finder_imports_the_module_that_reads_pickles():
 
 
 def test_start_up_imports_no_torch():
-    modules = ("triforce_cli.app", "offload", "offload.config", "offload.hardware.profiles")
+    modules = ("triforce_cli.app", "offload", "offload.settings.config", "offload.hardware.profiles")
     code = f"import sys, {', '.join(modules)}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from offload.limited_process import LimitedProcesses, LimitExceeded, Limits
+from offload.system.limited_process import LimitedProcesses, LimitExceeded, Limits
 
 FEW = Limits(memory=64 * 2**20, seconds=0.1)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems limit less")

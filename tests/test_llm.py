@@ -22,7 +22,7 @@ from offload import (
     Tokens,
     open_model,
 )
-from offload.ask_options import AskOptions
+from offload.api.ask_options import AskOptions
 from tests.support.paths import ROOT
 
 TEXT = "the quick brown fox " * 20
@@ -93,7 +93,7 @@ def test_a_batch_answers_as_single_questions_do_and_an_error_ends_one(llm):
 
 
 def test_what_does_not_fit_is_refused_before_weights_are_loaded(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr("offload.llm.free_memory", lambda device: 2**20)
+    monkeypatch.setattr("offload.api.llm.free_memory", lambda device: 2**20)
     llm = LLM(tiny_model_dir)
     with pytest.raises(OutOfMemory, match="not enough memory"):
         llm.ask(TEXT)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.system import free_in_groups
+from offload.system.machine import free_in_groups
 
 FILES = {
     2: ("memory.max", "memory.current", "memory.stat", "inactive_file"),

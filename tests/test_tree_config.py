@@ -3,7 +3,7 @@
 import pytest
 
 from offload.errors import SettingsError
-from offload.tree_config import MOST_NODES, TreeShape
+from offload.settings.tree_settings import MOST_NODES, TreeShape
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
-from offload import weights_digest as module
-from offload.loading.hub import open_checkpoint
-from offload.weights_digest import are_unchanged, file_mark, file_state, weights_digest
+from offload.loading import weights_digest as module
+from offload.loading.hub.download import open_checkpoint
+from offload.loading.weights_digest import are_unchanged, file_mark, file_state, weights_digest
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
 

@@ -106,7 +106,7 @@ def _deliver_again(number: int) -> None:
 def _exit_at_once(code: int) -> None:
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it
-    if (files := sys.modules.get("offload.files")) is not None and hasattr(files, "remove_temporaries"):
+    if (files := sys.modules.get("offload.system.files")) is not None and hasattr(files, "remove_temporaries"):
         files.remove_temporaries()
     os._exit(code)
 

@@ -60,7 +60,7 @@ class LinearAttention:
         return self.values * self.key_dim
 
     def state_bytes(self, itemsize: int) -> int:
-        """Return the bytes that all layers keep for one sequence: see kv_cache/states.py.
+        """Return the bytes that all layers keep for one sequence: see caches/recurrent_states.py.
 
         These are states at three places, two of them with the inputs of STATE_ROOM tokens behind, for rollbacks.
         """

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from ..config import EXACT, Speculation
-from ..levels import KEPT_QUERIES, PADDING, TAIL, has_alternative, selected_chunk, selected_format, sized, tail_tokens
+from ..settings.config import EXACT, Speculation
+from ..settings.method_sizes import (
+    KEPT_QUERIES,
+    PADDING,
+    TAIL,
+    has_alternative,
+    selected_chunk,
+    selected_format,
+    sized,
+    tail_tokens,
+)
 from .dims import Dimensions
 from .kv_formats import GROUP, format_bytes
 from .tier_footprint import GATHERED_BYTES
@@ -107,7 +116,7 @@ def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_p
 
 
 def kept_mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: str, offloaded: int) -> int:
-    """Return the bytes of the mean keys that a selector keeps; see kv_cache/chunk_scores.py."""
+    """Return the bytes of the mean keys that a selector keeps; see caches/chunk_scores.py."""
     if device == "cpu":
         return shape.kv_bytes(chunks, itemsize) // 2
     return offloaded * shape.kv_heads * chunks * (shape.head_dim + 4)  # 8 bits, and a scale in fp32

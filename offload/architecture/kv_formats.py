@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import EXACT
+from ..settings.config import EXACT
 from .dims import Dimensions
 
 GROUP = 32  # tokens of keys and values that share their scales

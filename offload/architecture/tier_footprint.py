@@ -1,11 +1,11 @@
 """Bytes that an offloaded full cache takes on the device and in pinned host memory. Imports nothing heavy.
 
-Tests hold them against what offload/offloading allocates.
+Tests hold them against what offload/memory allocates.
 """
 
 from __future__ import annotations
 
-from ..config import EXACT
+from ..settings.config import EXACT
 from .dims import Dimensions
 from .kv_formats import WINDOW, format_bytes
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ..decoder import Model
 from ..errors import TriforceError, typed_error
 from ..events import Event
-from ..levels import KEPT_QUERIES
-from ..speculation.steps import Step
+from ..model.decoder import Model
+from ..settings.method_sizes import KEPT_QUERIES
+from ..speculation.passes.steps import Step
 from .cost import PassCosts, divide
 from .lane import Answer, Ended, Lane, LogitsRequest, Pause, Start
 from .passes import JointPasses, Result, logits

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from ..levels import KEPT_QUERIES
-from ..speculation.estimators import ATTENTION_COST, ROW_COST
-from ..speculation.steps import Step
+from ..settings.method_sizes import KEPT_QUERIES
+from ..speculation.passes.estimators import ATTENTION_COST, ROW_COST
+from ..speculation.passes.steps import Step
 from .lane import LogitsRequest
 
 _FORGET = 1.01  # a plain pass may take so much longer than the one before: contexts grow

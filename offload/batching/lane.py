@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..decoder import Model
 from ..events import Event
-from ..speculation.steps import Step
+from ..model.decoder import Model
+from ..speculation.passes.steps import Step
 from .request import Events, never
 
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..decoder import Model
 from ..errors import OutOfMemory
 from ..kernels.native.library import BLOCK
-from ..kv_cache.page_pool import PagePool
-from ..kv_cache.paged_store import PagedStore, pages_for
+from ..memory.page_pool import PagePool
+from ..memory.paged_store import PagedStore, pages_for
+from ..model.decoder import Model
 from ..sequence import common_prefix
-from ..speculation.runner import Runner
-from ..system import free_host_memory
+from ..speculation.passes.runner import Runner
+from ..system.machine import free_host_memory
 from ..units import size_text
 
 LEAST_SHARED = 256  # tokens: to wait until another sequence has run fewer is not worth it

@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..decoder import Model
 from ..kernels.delta_rule import DeltaRule
-from ..kv_cache.store import given
-from ..levels import KEPT_QUERIES
-from ..speculation.recorded_passes import PassRecorder
-from ..speculation.steps import Step
+from ..memory.store import given
+from ..model.decoder import Model
+from ..settings.method_sizes import KEPT_QUERIES
+from ..speculation.passes.recorded_passes import PassRecorder
+from ..speculation.passes.steps import Step
 from .lane import LogitsRequest
 
 _Wanted = TypeVar("_Wanted", Step, LogitsRequest)

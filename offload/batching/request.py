@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from ..config import GenerationConfig, Sampling, Speculation
 from ..events import Event
+from ..settings.config import GenerationConfig, Sampling, Speculation
 
 Events = Generator[Event, int | None]
 

@@ -13,12 +13,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ..caches.full import FullCache
+from ..caches.selection import Selector, choose
 from ..errors import SettingsError
 from ..events import Prefilled
-from ..kv_cache.full import FullCache
-from ..kv_cache.selection import Selector, choose
 from ..sequence import TokenSequence
-from ..speculation.runner import Runner
+from ..speculation.passes.runner import Runner
 
 Name = TypeVar("Name", bound=Hashable)
 

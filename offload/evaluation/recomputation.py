@@ -10,10 +10,10 @@ from collections.abc import Generator, Sequence
 
 from torch import Tensor
 
-from ..decoder import Model
 from ..events import Prefilled
+from ..model.decoder import Model
 from ..sequence import TokenSequence
-from ..speculation.runner import Runner
+from ..speculation.passes.runner import Runner
 from .teacher_forcing import Predictor
 
 

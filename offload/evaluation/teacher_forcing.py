@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..decoder import Model
 from ..events import Prefilled
+from ..model.decoder import Model
 from ..sequence import TokenSequence
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from ..errors import SettingsError, TriforceError, UnusableMeasurement
-from ..files import replace_file
 from ..short_repr import short_repr
+from ..system.files import replace_file
 from .profile_file import build, read
 from .profiles import same_gpu
 from .schema import Gpu, Host, InvalidValue, Link, Profile

@@ -14,8 +14,8 @@ import psutil
 import torch
 
 from ..kernels.linear import TorchLinear
-from ..scratch_file import ScratchFile
-from ..system import free_memory
+from ..system.machine import free_memory
+from ..system.scratch_file import ScratchFile
 from ..units import GIB, counted
 from .calibration import Measured
 from .schema import Gpu, Host, Link

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import yaml
 
-from ..bounded import Unbounded, read_bounded
 from ..errors import SettingsError
 from ..short_repr import short_repr, short_text
+from ..system.bounded_yaml import Unbounded, read_bounded
 from ..units import parse_size
 from .schema import UNITS, InvalidValue, Key, dotted, refuse_unknown, type_hints
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..config import Placement
 from ..errors import SettingsError
+from ..settings.config import Placement
 from ..units import GIB
 from .profiles import Profile
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from ..config import GROUPS, check_part
 from ..errors import SettingsError
+from ..settings.config import GROUPS, check_part
 from ..short_repr import short_repr, short_text
 
 type_hints = cache(get_type_hints)  # evaluates every annotation anew: most of the time of reading a profile

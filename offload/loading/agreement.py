@@ -7,10 +7,10 @@ from copy import copy
 
 import torch
 
-from ..decoder import Model
 from ..kernels.ops import Operations
+from ..model.decoder import Model
 from ..parallel import Share
-from .quantized_checkpoint import QuantizedCheckpoint
+from .formats.quantized_checkpoint import QuantizedCheckpoint
 from .weights import streamed_model
 
 TOKENS = 256  # at the end of a prompt, that are compared

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..architecture.config import ModelShape
-from ..config import EXACT, Speculation
 from ..kernels import triton
-from ..validation import require
+from ..settings.config import EXACT, Speculation
+from ..settings.validation import require
 
 
 def missing_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, level: str) -> str | None:

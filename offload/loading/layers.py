@@ -6,13 +6,13 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.layer_spec import LayerSpec
-from ..decoder_layer import Layer, LayerPass
-from ..experts import ExpertWeights, SharedExpert
 from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import LocalLinear
-from ..linear_attention import DeltaWeights
-from ..offloading import ExpertMover
-from .layer_tensors import layer_sizes
+from ..model.experts import ExpertWeights, SharedExpert
+from ..model.layer import Layer, LayerPass
+from ..model.linear_attention import DeltaWeights
+from ..weight_offloading.expert_tier import ExpertMover
+from .formats.layer_tensors import layer_sizes
 from .weight_reader import WeightReader
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ..config import EngineConfig, Speculation
 from ..errors import SettingsError
 from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
-from .quantized_checkpoint import QuantizedCheckpoint
-from .safetensors import Checkpoint
+from ..settings.config import EngineConfig, Speculation
+from .formats.quantized_checkpoint import QuantizedCheckpoint
+from .formats.safetensors import Checkpoint
 
 
 def check_quantize(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..decoder import Layer, Model, QuantizedCopy
+from ..model.decoder import Layer, Model, QuantizedCopy
 from ..parallel import Share
 from .agreement import choices
-from .quantized_checkpoint import QuantizedCheckpoint
-from .safetensors import Checkpoint
+from .formats.quantized_checkpoint import QuantizedCheckpoint
+from .formats.safetensors import Checkpoint
 from .weights import load_head, load_layers
 
 _SAMPLE = 4  # layers that are rounded to estimate what rounding all of them would change

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..parallel.group import Group
-from .safetensors import Checkpoint
+from .formats.safetensors import Checkpoint
 
 _SAMPLE = 2**16  # bytes at the beginning, in the middle and at the end of a file
 _FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "*.safetensors")

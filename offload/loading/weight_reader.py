@@ -14,8 +14,8 @@ from ..kernels.quantized import QuantizedTensor
 from ..parallel import Group, Share
 from ..parallel.linear import GatheredLinear, SummedLinear, Table
 from ..parallel.norm import JoinedNorm
-from .layer_tensors import TensorPlaces
-from .safetensors import TensorReader
+from .formats.layer_tensors import TensorPlaces
+from .formats.safetensors import TensorReader
 
 
 class WeightReader:

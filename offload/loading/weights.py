@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..decoder import Model
-from ..decoder_layer import Layer
 from ..kernels.ops import Linear, Operations, TorchOperations
-from ..offloading import ExpertMover, StreamedLayers, WeightTier
+from ..model.decoder import Model
+from ..model.layer import Layer
+from ..model.row_inputs import LayerEmbeddings
 from ..parallel import ALONE, Group, Share
-from ..row_inputs import LayerEmbeddings
+from ..weight_offloading.expert_tier import ExpertMover
+from ..weight_offloading.layer_stream import StreamedLayers, WeightTier
+from .formats.safetensors import Checkpoint
 from .layers import load_layer, load_layer_apart
-from .safetensors import Checkpoint
 from .weight_reader import WeightReader
 
 Progress = Callable[[int, int], None]  # layers done, layers in all

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..architecture.footprint import PAGE_GRAIN
 from ..architecture.kv_formats import stored_bytes
 from ..hardware.rates import READ
-from ..levels import has_middle, selected_chunk
+from ..settings.method_sizes import has_middle, selected_chunk
 from .pass_work import attention_flops
 from .passes import Passes
 from .request import PlanRequest

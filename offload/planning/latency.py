@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..config import LONGEST_GAMMA, Speculation
-from ..levels import TAIL, drafter_kind, has_draft_model, has_middle
-from ..methods import CHOSEN, LOOKUP, METHODS, STREAMING
-from ..speculation.estimators import expected_tokens
+from ..settings.config import LONGEST_GAMMA, Speculation
+from ..settings.method_sizes import TAIL, drafter_kind, has_draft_model, has_middle
+from ..settings.methods import CHOSEN, LOOKUP, METHODS, STREAMING
+from ..speculation.passes.estimators import expected_tokens
 from .lock_step import draft_rounds
 from .passes import Passes
 from .request import PlanRequest
@@ -107,9 +107,9 @@ def _selects_by_score(settings: Speculation, method: str) -> bool:
 
 def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
     """Predict decoding with token trees, whose first children are accepted at a rate; a draft step a depth."""
-    from ..speculation.tree import tree_of
-    from ..speculation.tree_estimators import ChildAcceptance
-    from ..speculation.tree_size import sized_tree  # imports numpy, which takes a tenth of a second
+    from ..speculation.trees.acceptance import ChildAcceptance
+    from ..speculation.trees.best_size import sized_tree  # imports numpy, which takes a tenth of a second
+    from ..speculation.trees.tree import tree_of
 
     def verify(rows: int) -> float:
         return passes.full(rows)[0].seconds + 2 * passes.sample_s

@@ -18,9 +18,9 @@ from ..architecture.footprint import (
 from ..architecture.kv_formats import quantized_layer_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
-from ..config import EXACT, Speculation
 from ..errors import OutOfMemory
-from ..levels import (
+from ..settings.config import EXACT, Speculation
+from ..settings.method_sizes import (
     draft_capacity,
     draft_chunk,
     drafter_kind,
@@ -31,7 +31,7 @@ from ..levels import (
     tree_nodes,
     uses_copy,
 )
-from ..methods import LOOKUP
+from ..settings.methods import LOOKUP
 from ..units import GIB, counted, size_text
 from .self_draft import copy_bytes
 
@@ -40,7 +40,7 @@ CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
 # measurement stands behind it.
 GRAPH_BYTES = 12 * 2**20
 GRAPHS = 7  # of each level: passes of 1, 2, 4, ... 64 rows
-LOOKUP_BYTES = 175  # a token of the lookup index (speculation/ngram.py), measured on text and on random tokens
+LOOKUP_BYTES = 175  # a token of the lookup index (speculation/drafters/ngram.py), measured on text and on random tokens
 USABLE = 0.97  # of a memory: the rest is lost to fragmentation in the allocator
 
 

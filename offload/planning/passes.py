@@ -7,9 +7,9 @@ from dataclasses import replace
 from ..architecture.footprint import page_tokens
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
-from ..config import EXACT
 from ..hardware.rates import READ
-from ..levels import has_draft_model, selected_format
+from ..settings.config import EXACT
+from ..settings.method_sizes import has_draft_model, selected_format
 from .pass_work import attention_flops, linear_pass, with_experts_away
 from .placement import Placed
 from .request import PlanRequest

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from ..config import EXACT
+from ..settings.config import EXACT
 from .memory import USABLE
 from .request import PlanRequest
 from .tier_bytes import TierBytes

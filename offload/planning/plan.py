@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import OutOfMemory
-from ..levels import has_middle
+from ..settings.method_sizes import has_middle
 from ..units import counted, size_text
 from .expert_times import ExpertTimes, expert_times
 from .first_token import first_token

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from ..architecture.dims import Dimensions
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
-from ..config import EXACT, Placement, Speculation
 from ..hardware.rates import Hardware
-from ..levels import selected_format, sized
+from ..settings.config import EXACT, Placement, Speculation
+from ..settings.method_sizes import selected_format, sized
 from .self_draft import copy_bits
 
 

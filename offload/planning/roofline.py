@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import EXACT
 from ..hardware.rates import READ, Hardware
+from ..settings.config import EXACT
 
 # Quantised weights: the share of the bandwidth at which a GPU reads them. gpt-fast decodes on an A100 (its README) with
 # 4 bits in groups of 32, 5 bits a weight: Llama-2-7B at 196.8 tokens/s, Llama-2-70B at 25.25. Without LAYER_S that is
@@ -28,7 +28,7 @@ LAYER_S = {"cuda": 55e-6, "cpu": 70e-6}  # on a CPU: norms, RoPE and residuals o
 SAMPLE_S = {"cuda": 0.12e-3, "cpu": 0.3e-3}
 # An eager operation of PyTorch: its dispatch in Python and C++, and the launch. 5 to 10 us on desktop CPUs.
 LAUNCH_S = 7e-6
-LAUNCHES = 32  # of a layer without a graph: norms, linears, RoPE, attention (tests/offloading/test_gpu_launches.py)
+LAUNCHES = 32  # of a layer without a graph: norms, linears, RoPE, attention (tests/memory/test_gpu_launches.py)
 SEQUENCE_LAUNCHES = 15  # of them, those of each sequence's attention in a batch, with RoPE and storing its token
 EXPERT_LAUNCHES = 6  # of an expert that runs: its two products, and its part of the routing (experts.py)
 # An expert that runs on a CPU: calls of two products, and its part of the routing. Of 64 x 32 numbers, 8 for one token

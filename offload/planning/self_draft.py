@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from ..architecture.dims import Dimensions
 from ..architecture.parameters import WeightBits
-from ..config import QUANTIZE, Speculation
-from ..levels import uses_copy
-from ..speculation.estimators import ATTENTION_COST, StepTimes, expected_tokens
+from ..settings.config import QUANTIZE, Speculation
+from ..settings.method_sizes import uses_copy
+from ..speculation.passes.estimators import ATTENTION_COST, StepTimes, expected_tokens
 
-# Bits of a weight, scales included, and the inputs that lie together: as in loading/quantization.py.
+# Bits of a weight, scales included, and the inputs that lie together: as in loading/formats/quantization.py.
 _BITS = {"q4": 5.0, "q5": 6.0, "q6": 6.5625, "q8": 8.5}
 _BLOCKS = {"q4": 32, "q5": 32, "q6": 256, "q8": 32}
 # The step between rounded weights, relative to that of q4, for normally distributed ones. The share of tokens that

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..architecture.weight_formats import rounded_bits
-from ..config import QUANTIZE, SELF
 from ..hardware.rates import Hardware
-from ..levels import has_draft_model, has_middle
-from ..methods import LOOKUP
+from ..settings.config import QUANTIZE, SELF
+from ..settings.method_sizes import has_draft_model, has_middle
+from ..settings.methods import LOOKUP
 from ..units import GIB, counted
 from .placement import place
 from .request import PlanRequest

@@ -13,8 +13,8 @@ from ..architecture.tier_footprint import (
     open_slots,
     staging_bytes,
 )
-from ..config import EXACT
-from ..levels import selected_chunk, tree_nodes
+from ..settings.config import EXACT
+from ..settings.method_sizes import selected_chunk, tree_nodes
 from .memory import MemoryEstimate, estimate
 from .request import PlanRequest
 

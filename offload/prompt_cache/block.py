@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files import replace_file
+from ..system.files import replace_file
 from .header import Header, UnusableBlock
 
 _DTYPES = {

@@ -9,14 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from ..architecture.layer_spec import LayerSpec
-from ..config import EXACT
+from ..settings.config import EXACT
 
 if TYPE_CHECKING:
     from ..architecture.config import ModelShape
-    from ..decoder import Model
+    from ..caches.full import FullCache
+    from ..caches.retrieval_target import RetrievedCache
     from ..kernels.native import Kernel
-    from ..kv_cache.full import FullCache
-    from ..kv_cache.retrieved import RetrievedCache
+    from ..model.decoder import Model
 
 TOKENS = 128  # per block; a shared prefix is reused in whole blocks, which are whole windows of quantised ones
 LEAST = 2000  # tokens; shorter prompts are not saved
@@ -34,7 +34,7 @@ def fingerprint(model: Model, cache: FullCache | RetrievedCache, chunk: int, wei
     The kernel is part of it because kernels round differently, and torch also rounds differently for other page and
     chunk sizes: the prompt cache must not change the output.
     """
-    from ..kv_cache.retrieved import RetrievedCache  # it needs torch
+    from ..caches.retrieval_target import RetrievedCache  # it needs torch
 
     shape = _shape_facts(model.shape)
     kernel = model.operations.kernel

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import Caching
-from ..files import TEMPORARY
+from ..settings.config import Caching
+from ..system.files import TEMPORARY
 
 SUFFIX = ".safetensors"
 LATEST = 32503680000.0  # the year 3000, in seconds: the largest time that is believed

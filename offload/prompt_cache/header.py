@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from ..config import EXACT
+from ..settings.config import EXACT
 from .folder import LATEST
 
 

@@ -11,10 +11,10 @@ from threading import Semaphore
 
 from ..errors import Degraded
 from ..events import Prefilled, Restored
+from ..loading.weights_digest import State, are_unchanged
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
-from ..speculation.runner import Runner
-from ..weights_digest import State, are_unchanged
+from ..speculation.passes.runner import Runner
 from .chain import Prompt, Storage
 from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all
 from .folder import PromptFolder

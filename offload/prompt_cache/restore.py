@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import Degraded
 from ..events import Prefilled, Restored
 from ..sequence import TokenSequence
-from ..speculation.runner import Runner
+from ..speculation.passes.runner import Runner
 from .chain import Prompt
 from .fingerprint import TOKENS
 from .header import Header, UnusableBlock

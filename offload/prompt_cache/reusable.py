@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from ..kv_cache.retrieved import RetrievedCache
-from ..speculation.runner import Runner
+from ..caches.retrieval_target import RetrievedCache
+from ..speculation.passes.runner import Runner
 from .fingerprint import TOKENS, rounds_by_row
 
 

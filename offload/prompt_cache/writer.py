@@ -16,8 +16,8 @@ from threading import Semaphore
 from torch import Tensor
 
 from ..errors import Degraded
-from ..files import sync_folder
-from ..speculation.runner import Runner
+from ..speculation.passes.runner import Runner
+from ..system.files import sync_folder
 from ..units import size_text
 from .block import write_block
 from .chain import Prompt

@@ -6,8 +6,8 @@ import pytest
 
 from offload.architecture.rope import check_frequencies
 from offload.errors import CheckpointError, UnsupportedModel
-from offload.loading.safetensors import FolderCheckpoint
-from offload.loading.tensor_checks import check_tensors
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.formats.tensor_checks import check_tensors
 from tests.support.checkpoints import edit_config
 from tests.support.models import make_hf_model
 

@@ -13,7 +13,7 @@ from offload.architecture.hf_config import shape_from_config
 from offload.architecture.known import KNOWN, known_name, read_shape
 from offload.architecture.known_models import VOCABULARIES, compatible, draft_for, draft_models, published_bits
 from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
-from offload.loading.hub import dimensions
+from offload.loading.hub.download import dimensions
 from tests.support.paths import ROOT
 
 DIMENSIONS = (
@@ -259,8 +259,9 @@ def test_a_folder_without_a_config(tmp_path):
 
 def test_planning_imports_no_torch():
     code = (
-        "import sys, offload.planning.plan, offload.planning.suggestions, offload.hardware.rates, offload.system;"
-        "from offload.loading.hub import dimensions; dimensions('llama-3.1-8b');"
+        "import sys, offload.planning.plan, offload.planning.suggestions;"
+        "import offload.hardware.rates, offload.system.machine;"
+        "from offload.loading.hub.download import dimensions; dimensions('llama-3.1-8b');"
         "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ from offload import EngineConfig, GenerationConfig, Sampling, Tokens, open_model
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.yarn import factor_for, stretched
 from offload.errors import PromptError, UnsupportedModel
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from tests.support.models import make_hf_model, make_tokenizer
 
 LENGTH = 64

@@ -13,8 +13,8 @@ from offload.batching.batch import Batch, Cancelled, Failed
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import PromptError, SettingsError
-from offload.kv_cache.tree import tree_of
-from offload.speculation.steps import Step
+from offload.memory.tree_attention import tree_of
+from offload.speculation.passes.steps import Step
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, tokens
 from tests.support.models import ids
 

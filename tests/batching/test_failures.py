@@ -11,7 +11,7 @@ from offload.batching.batch import Batch, Failed
 from offload.batching.passes import JointPasses
 from offload.errors import InternalError, OutOfMemory
 from offload.session import Session
-from offload.speculation.sampling import Sampler
+from offload.speculation.sampling.warp import Sampler
 from tests.batching.test_batch import COUPLED, alone, collect, request
 from tests.support.engine import fresh, tokens
 from tests.support.models import ids

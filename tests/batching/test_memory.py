@@ -14,8 +14,8 @@ from offload.batching.memory import BatchMemory
 from offload.engine import Engine
 from offload.errors import OutOfMemory
 from offload.events import Restored
-from offload.kv_cache.page_pool import PagePool
-from offload.kv_cache.paged_store import PagedStore, pages_for
+from offload.memory.page_pool import PagePool
+from offload.memory.paged_store import PagedStore, pages_for
 from tests.batching.test_batch import alone, collect, request
 from tests.support.engine import ALL, fresh, tokens
 from tests.support.models import ids, make_hf_model

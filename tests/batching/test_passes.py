@@ -10,8 +10,8 @@ from offload.batching import batch as batches
 from offload.batching.batch import Batch
 from offload.batching.cost import PassCosts, shares
 from offload.batching.lane import LogitsRequest
-from offload.kv_cache.tree import tree_of
-from offload.speculation.steps import Step
+from offload.memory.tree_attention import tree_of
+from offload.speculation.passes.steps import Step
 from tests.support.models import ids
 
 PROMPT = 9

@@ -1,11 +1,11 @@
-"""The contract of `Drafter` (offload/speculation/drafter.py), for lookup, a draft model, and levels of speculation."""
+"""The contract of `Drafter` (offload/speculation/drafters/drafter.py): lookup, a draft model, and levels."""
 
 import pytest
 import torch
 
 from offload.sequence import TokenSequence
-from offload.speculation.draft import DraftedTree
-from offload.speculation.tree import tree_of
+from offload.speculation.trees.draft import DraftedTree
+from offload.speculation.trees.tree import tree_of
 from tests.support.drafters import DRAFTERS, VOCAB, new_subject
 
 # The suffix occurs several times before, so that lookup proposes a draft.

@@ -1,4 +1,4 @@
-"""The contract of `KVCache` (offload/kv_cache/protocol.py), for every cache on every store that it may use."""
+"""The contract of `KVCache` (offload/caches/protocol.py), for every cache on every store that it may use."""
 
 import pytest
 import torch

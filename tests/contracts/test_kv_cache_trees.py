@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.kv_cache.tree import Tree, TreeTensors, tree_of
+from offload.memory.tree_attention import Tree, TreeTensors, tree_of
 from tests.support.caches import new_subject
 from tests.support.stores import SOME_STORES, close
 

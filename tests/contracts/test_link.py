@@ -1,14 +1,14 @@
-"""The contract of `Link` (offload/offloading/link.py), for the simulated link and a GPU's."""
+"""The contract of `Link` (offload/memory/link.py), for the simulated link and a GPU's."""
 
 import threading
 
 import pytest
 import torch
 
-from offload.offloading import SimulatedLink, TransferFailed
-from offload.offloading.cuda_link import CudaLink
-from offload.offloading.host_memory import allocator
-from offload.offloading.staged_link import StagedLink
+from offload.memory.cuda_link import CudaLink
+from offload.memory.host_memory import allocator
+from offload.memory.link import SimulatedLink, TransferFailed
+from offload.memory.staged_link import StagedLink
 from tests.support.offloading import CPU, random_delays
 
 NUMBERS = 2**16

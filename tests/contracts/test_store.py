@@ -1,4 +1,4 @@
-"""The contract of `Store` (offload/kv_cache/store.py), for every store in every placement."""
+"""The contract of `Store` (offload/memory/store.py), for every store in every placement."""
 
 from functools import lru_cache
 

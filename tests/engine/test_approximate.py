@@ -3,9 +3,9 @@
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Prefilled, Sampling, Speculation, open_model
-from offload.config import Placement, check_part
 from offload.errors import PromptError, SettingsError
-from offload.methods import APPROXIMATIONS
+from offload.settings.config import Placement, check_part
+from offload.settings.methods import APPROXIMATIONS
 from tests.support.engine import GREEDY, tokens
 from tests.support.models import ids
 

@@ -8,8 +8,8 @@ import torch
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.kernels.native.ops import NativeOperations
 from offload.sequence import TokenSequence
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.runner import Runner, SelectedRunner
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import Runner, SelectedRunner
 from tests.support.paths import DATA, ROOT
 
 BOOKS = {

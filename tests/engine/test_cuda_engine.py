@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from offload import EngineConfig, Speculation, open_model
-from offload.config import GenerationConfig, Sampling
 from offload.events import Tokens
+from offload.settings.config import GenerationConfig, Sampling
 from tests.support.offloading import SmallPages
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -16,11 +16,11 @@ from offload import (
     Tokens,
     open_model,
 )
-from offload.diagnosis import kernel_state
+from offload.api.diagnosis import kernel_state
 from offload.engine import Engine
 from offload.errors import ModelNotFound, OutOfMemory, PromptError, SettingsError
 from offload.kernels.native import LEVELS, KernelUnavailable, find_kernel
-from offload.offloading import TierSettings
+from offload.memory.tier_settings import TierSettings
 from tests.support.models import make_hf_model, make_tokenizer
 
 GREEDY = Sampling(temperature=0)

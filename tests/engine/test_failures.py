@@ -6,11 +6,14 @@ import pytest
 
 from offload import GenerationConfig, sequence
 from offload import session as session_module
+from offload.caches import full, in_flight, selected, streaming_llm
 from offload.engine import Engine
 from offload.errors import SettingsError
-from offload.kv_cache import block_store, full, in_flight, selected, streaming_llm
-from offload.offloading import TieredStoreFactory
-from offload.speculation import level, runner, verification
+from offload.memory import block_store
+from offload.memory.tiered_factory import TieredStoreFactory
+from offload.speculation.levels import level
+from offload.speculation.passes import runner
+from offload.speculation.trees import verification
 from tests.support.engine import GREEDY, fresh, run, tokens
 from tests.support.interrupts import interrupted
 from tests.support.models import ids

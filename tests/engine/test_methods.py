@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, Tokens, open_model
-from offload.config import METHODS
 from offload.engine import Engine
+from offload.settings.config import METHODS
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, run, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer
 

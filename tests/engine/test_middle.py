@@ -7,7 +7,7 @@ import pytest
 from offload import Speculated
 from offload.engine import Engine
 from offload.errors import SettingsError
-from offload.methods import MIDDLES
+from offload.settings.methods import MIDDLES
 from tests.support.engine import run, tokens
 from tests.support.models import ids
 

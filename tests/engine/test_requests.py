@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from offload import Finished, GenerationConfig, Speculation, Tokens
 from offload.engine import Engine
 from offload.errors import PromptError, SettingsError
-from offload.levels import suggested_budget
-from offload.loading.text_stream import TextLayer, stream_text
+from offload.loading.tokenizers.text_stream import TextLayer, stream_text
+from offload.settings.method_sizes import suggested_budget
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, run, tokens
 from tests.support.models import ids
 

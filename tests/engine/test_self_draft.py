@@ -5,7 +5,7 @@ import pytest
 from offload import EngineConfig, GenerationConfig, Speculated, Speculation, open_model
 from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
-from offload.offloading import TierSettings
+from offload.memory.tier_settings import TierSettings
 from tests.support.engine import GREEDY, SMALL, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from offload.kv_cache import chunk_table
-from offload.kv_cache.chunk_table import ChunkTableCache
-from offload.kv_cache.retrieval import CopiedCache
-from offload.speculation import hierarchy, runner
-from offload.speculation.cuda_graphs import StepGraphs
+from offload.caches import chunk_table
+from offload.caches.chunk_table import ChunkTableCache
+from offload.caches.retrieval import CopiedCache
+from offload.speculation.levels import hierarchy
+from offload.speculation.passes import runner
+from offload.speculation.passes.cuda_graphs import StepGraphs
 from tests.support.engine import fresh, run, tokens
 from tests.support.models import ids
 from tests.support.retrieval import attend_table_by_torch

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from offload import EngineConfig, open_model
+from offload.caches.heavy_hitters import HeavyHitterSelector
+from offload.caches.selection import RecencySelector, RetrievalSelector
 from offload.errors import SettingsError
 from offload.evaluation import Policy, recovered_attention
-from offload.kv_cache.heavy_hitters import HeavyHitterSelector
-from offload.kv_cache.selection import RecencySelector, RetrievalSelector
-from offload.speculation.runner import Runner
+from offload.speculation.passes.runner import Runner
 from tests.support.engine import finished
 from tests.support.models import ids, make_hf_model
 

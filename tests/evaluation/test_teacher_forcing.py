@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from offload import EngineConfig, open_model
+from offload.caches.streaming_llm import StreamingCache
 from offload.errors import PromptError
 from offload.evaluation import (
     equal_tokens,
@@ -17,8 +18,7 @@ from offload.evaluation import (
     top1_agreement,
 )
 from offload.events import Prefilled
-from offload.kv_cache.streaming_llm import StreamingCache
-from offload.speculation.runner import Runner
+from offload.speculation.passes.runner import Runner
 from tests.support.engine import finished
 from tests.support.models import ids, make_hf_model
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload.config import EngineConfig
-from offload.diagnosis import examine
+from offload.api.diagnosis import examine
 from offload.hardware import calibration as kept
 from offload.hardware.microbenchmarks import BenchmarkSizes, measure
+from offload.settings.config import EngineConfig
 
 SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)
 

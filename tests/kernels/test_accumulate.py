@@ -5,7 +5,7 @@ import torch
 
 from offload.architecture.hf_config import shape_from_config
 from offload.kernels.attention import attend_reference
-from offload.offloading.page import NativePageFormat, PlainPageFormat
+from offload.memory.page import NativePageFormat, PlainPageFormat
 from tests.support.models import make_hf_model
 from tests.support.offloading import SHAPE, native_kernel
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-from offload.config import Sampling
 from offload.errors import FetchError
-from offload.loading.bundled import EMBEDDED, fetch_embedded, installed_path
-from offload.loading.hub import locate
+from offload.loading.hub.bundled import EMBEDDED, fetch_embedded, installed_path
+from offload.loading.hub.download import locate
+from offload.settings.config import Sampling
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
 

@@ -8,8 +8,8 @@ import time
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from offload.loading import chat_template
-from offload.loading.chat_template import ChatTemplate, TemplateFailed
+from offload.loading.tokenizers import chat_template
+from offload.loading.tokenizers.chat_template import ChatTemplate, TemplateFailed
 from tests.support.models import TEMPLATE
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -3,8 +3,8 @@
 import pytest
 
 from offload.errors import PromptError
-from offload.loading.conversation import ASSISTANT, SYSTEM, USER, ChatMessage, _marks
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage, _marks
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import TEMPLATE, make_tokenizer
 
 HF = make_tokenizer()

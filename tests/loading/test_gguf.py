@@ -6,9 +6,9 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, quants
 
 from offload.errors import CheckpointError, UnsupportedModel
-from offload.loading.gguf import GGUFCheckpoint
-from offload.loading.hub import open_checkpoint
-from offload.loading.tensor_checks import check_tensors
+from offload.loading.formats.gguf import GGUFCheckpoint
+from offload.loading.formats.tensor_checks import check_tensors
+from offload.loading.hub.download import open_checkpoint
 from tests.support.checkpoints import IDS, logits
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer

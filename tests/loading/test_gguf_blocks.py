@@ -5,7 +5,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from offload.loading.gguf_blocks import FORMATS, split_blocks
+from offload.loading.formats.gguf_blocks import FORMATS, split_blocks
 from tests.support.quantized import random_blocks
 
 

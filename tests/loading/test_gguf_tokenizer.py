@@ -5,7 +5,7 @@ import json
 import pytest
 
 from offload.errors import CheckpointError, UnsupportedModel
-from offload.loading.gguf_tokenizer import tokenizer_from_metadata
+from offload.loading.tokenizers.gguf_tokenizer import tokenizer_from_metadata
 from tests.support.models import SPECIAL, make_tokenizer
 from tests.support.paths import DATA
 

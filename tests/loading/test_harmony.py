@@ -3,9 +3,9 @@
 import pytest
 
 from offload.events import Finished, Text, Thought, Tokens
-from offload.loading.harmony import MARKS, Harmony
-from offload.loading.text_stream import TextLayer, stream_text
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.harmony import MARKS, Harmony
+from offload.loading.tokenizers.text_stream import TextLayer, stream_text
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import SPECIAL, TEMPLATE, make_tokenizer
 
 ANALYSIS = "<|channel|>analysis<|message|> Four <|en d.\n<|end|>"

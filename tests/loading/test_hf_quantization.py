@@ -7,19 +7,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from offload.config import EngineConfig, GenerationConfig, Sampling, Speculation
+from offload.api.loader import open_model
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.events import Tokens
 from offload.kernels.ops import CudaOperations, TorchOperations
-from offload.loader import open_model
-from offload.loading.hf_quantization.choose import layout_of
-from offload.loading.hf_quantization.codes import dequantized
-from offload.loading.hf_quantization.float8 import Float8Layout
-from offload.loading.hf_quantization.stored import Header
-from offload.loading.safetensors import FolderCheckpoint
-from offload.loading.tensor_checks import check_tensors
+from offload.loading.formats.hf_quantization.choose import layout_of
+from offload.loading.formats.hf_quantization.codes import dequantized
+from offload.loading.formats.hf_quantization.float8 import Float8Layout
+from offload.loading.formats.hf_quantization.stored import Header
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
 from offload.parallel.shard import split
+from offload.settings.config import EngineConfig, GenerationConfig, Sampling, Speculation
 from tests.support.checkpoints import edit_config
 from tests.support.engine import SMALL
 from tests.support.hf_quantization import (

@@ -3,7 +3,7 @@
 import pytest
 
 from offload.errors import CheckpointError, ModelNotFound
-from offload.loading.hub import _HUB_FILES, locate, open_checkpoint
+from offload.loading.hub.download import _HUB_FILES, locate, open_checkpoint
 
 
 def test_folder_without_config_or_weights(llama_dir, tmp_path):

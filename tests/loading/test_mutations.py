@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
-from offload.config import EngineConfig, GenerationConfig, Sampling
+from offload.api.loader import open_model
 from offload.errors import CheckpointError, TriforceError
 from offload.events import Tokens
-from offload.loader import open_model
-from offload.loading.tokenizer_files import load_tokenizer
+from offload.loading.tokenizers.tokenizer_files import load_tokenizer
+from offload.settings.config import EngineConfig, GenerationConfig, Sampling
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.mutations import (

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from offload.errors import CheckpointError, FetchError, ModelNotFound, UnsupportedModel
-from offload.loading import pickled
-from offload.loading.hub import locate, open_checkpoint
-from offload.loading.pickled import converted_folder, is_pickled
+from offload.loading.hub import pickled
+from offload.loading.hub.download import locate, open_checkpoint
+from offload.loading.hub.pickled import converted_folder, is_pickled
 from tests.support.checkpoints import logits
 from tests.support.paths import ROOT
 
@@ -229,7 +229,7 @@ def test_a_hub_model_with_pickled_weights(state, llama_dir, tmp_path, home, monk
     with pytest.raises(ModelNotFound) as caught:  # found without asking the hub
         locate("someone/tiny", home)
     assert "triforce pull someone/tiny" in caught.value.hint
-    monkeypatch.setattr("offload.loading.hub._download", lambda name, files: snapshot)
+    monkeypatch.setattr("offload.loading.hub.download._download", lambda name, files: snapshot)
     folder = locate("someone/tiny", home, refresh=True)
     assert folder.name.startswith("someone--tiny-")
     assert locate("someone/tiny", home) == folder

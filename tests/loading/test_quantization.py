@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from offload.loading.gguf_blocks import FORMATS, split_blocks
-from offload.loading.quantization import format_of, quantize
+from offload.loading.formats.gguf_blocks import FORMATS, split_blocks
+from offload.loading.formats.quantization import format_of, quantize
 from tests.support.quantized import random_blocks
 
 SIZE = (48, 512)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from offload.config import QUANTIZE
-from offload.loading.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.quantized_copy import QuantizedCopies
-from offload.loading.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.planning.self_draft import bits_at, copy_bytes
+from offload.settings.config import QUANTIZE
 from tests.support.models import ids, make_hf_model
 from tests.support.native_kernel import distance
 

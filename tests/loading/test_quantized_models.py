@@ -8,14 +8,14 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from offload.config import EngineConfig, GenerationConfig, Sampling, Speculation
+from offload.api.loader import open_model
 from offload.events import Tokens
 from offload.kernels.ops import TorchOperations
-from offload.loader import open_model
-from offload.loading.bundled import copy_tensors
-from offload.loading.gguf import GGUFCheckpoint
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.gguf import GGUFCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.hub.bundled import copy_tensors
 from offload.loading.weights import load_model
+from offload.settings.config import EngineConfig, GenerationConfig, Sampling, Speculation
 from tests.support.engine import SMALL
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer

@@ -6,9 +6,9 @@ import pytest
 
 from offload.architecture.known import KNOWN
 from offload.errors import FetchError, ModelNotFound
-from offload.loading.hub import describe_source, dimensions
-from offload.loading.hub_models import EMBEDDED_KNOWN, HUB_MODELS
-from offload.loading.registry import ModelSource, resolve
+from offload.loading.hub.download import describe_source, dimensions
+from offload.loading.hub.hub_models import EMBEDDED_KNOWN, HUB_MODELS
+from offload.loading.hub.registry import ModelSource, resolve
 
 
 def test_every_known_model_has_a_source():

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from offload.errors import CheckpointError, UnsupportedModel
-from offload.loading.safetensors import FolderCheckpoint
-from offload.loading.tensor_checks import check_tensors, expected_tensors
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.formats.tensor_checks import check_tensors, expected_tensors
 from tests.support.checkpoints import edit_config, logits
 from tests.support.models import make_hf_model
 

@@ -7,10 +7,10 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as RawTokenizer
 
 from offload.events import Finished, Logprobs, Text, Tokens
-from offload.loading.text_stream import TextLayer, stream_text
-from offload.loading.thinking import Thinking
-from offload.loading.token_bytes import TokenBytes
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.text_stream import TextLayer, stream_text
+from offload.loading.tokenizers.thinking import Thinking
+from offload.loading.tokenizers.token_bytes import TokenBytes
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import make_tokenizer
 
 TOKENIZER = Tokenizer.from_transformers(make_tokenizer())

@@ -1,7 +1,7 @@
 """The tokens that contain a text, in the spellings of both kinds of vocabularies."""
 
-from offload.generation_config import DRY_BREAKERS
-from offload.loading.vocabulary import tokens_containing
+from offload.loading.tokenizers.vocabulary import tokens_containing
+from offload.settings.generation import DRY_BREAKERS
 
 
 def test_tokens_are_found_in_every_spelling():

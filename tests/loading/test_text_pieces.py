@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
-from offload.loading import tokenizer as tokenizer_module
-from offload.loading.text_pieces import _LLAMA3_PATTERN, can_cut, pieces
-from offload.loading.tokenizer import Tokenizer
-from offload.loading.tokenizer_classes import QWEN_PATTERN
+from offload.loading.tokenizers import tokenizer as tokenizer_module
+from offload.loading.tokenizers.text_pieces import _LLAMA3_PATTERN, can_cut, pieces
+from offload.loading.tokenizers.tokenizer import Tokenizer
+from offload.loading.tokenizers.tokenizer_classes import QWEN_PATTERN
 
 BOOK = (Path(__file__).parents[2] / "examples" / "frankenstein.txt").read_text("utf-8")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
 from offload.events import Finished, Prefilled, Text, Thought, Tokens
-from offload.loading.text_stream import StopStrings, StreamDecoder, TextLayer, stream_text
-from offload.loading.thinking import Thinking
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.text_stream import StopStrings, StreamDecoder, TextLayer, stream_text
+from offload.loading.tokenizers.thinking import Thinking
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.metrics import Meter
 from tests.support.models import SPECIAL, make_tokenizer
 

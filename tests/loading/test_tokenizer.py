@@ -3,7 +3,7 @@
 import pytest
 
 from offload.errors import PromptError
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import TEMPLATE, make_tokenizer
 
 HF = make_tokenizer()

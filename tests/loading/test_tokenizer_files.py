@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from offload.loading import tokenizer_files
-from offload.loading.tokenizer_files import load_tokenizer
+from offload.loading.tokenizers import tokenizer_files
+from offload.loading.tokenizers.tokenizer_files import load_tokenizer
 from tests.support.models import MERGES, SPECIAL, TEMPLATE
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -228,7 +228,7 @@ def test_a_template_file_takes_precedence(tmp_path):
 def test_loading_imports_neither_torch_nor_transformers(tmp_path):
     folder, family = write(tmp_path, *CASES["llama 3"])
     code = (
-        "import sys; from pathlib import Path; from offload.loading.tokenizer_files import load_tokenizer;"
+        "import sys; from pathlib import Path; from offload.loading.tokenizers.tokenizer_files import load_tokenizer;"
         f"load_tokenizer(Path({str(folder)!r}), {family!r}).chat('Hello', None);"
         "sys.exit(', '.join({'torch', 'transformers', 'numpy'} & set(sys.modules)) or 0)"
     )

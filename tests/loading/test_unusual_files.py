@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from offload.errors import TriforceError
-from offload.loading.hub import dimensions, open_checkpoint
+from offload.loading.hub.download import dimensions, open_checkpoint
 from offload.prompt_cache.header import UnusableBlock, read_header
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

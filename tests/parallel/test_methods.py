@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
-from offload.config import METHODS
 from offload.engine import Engine
-from offload.loading.hub import open_checkpoint
-from offload.offloading import SimulatedLink, TieredStoreFactory
+from offload.loading.hub.download import open_checkpoint
+from offload.memory.link import SimulatedLink
+from offload.memory.tiered_factory import TieredStoreFactory
 from offload.parallel import ALONE, split
+from offload.settings.config import METHODS
 from tests.batching.test_batch import collect
 from tests.batching.test_batch import request as batch_request
 from tests.support.engine import GREEDY, SMALL

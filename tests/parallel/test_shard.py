@@ -11,14 +11,15 @@ from gguf import GGMLQuantizationType
 from offload.architecture.known import read_shape
 from offload.errors import SettingsError
 from offload.kernels.ops import TorchOperations
-from offload.loading.hub import open_checkpoint
+from offload.loading.hub.download import open_checkpoint
 from offload.loading.weights import load_model
-from offload.offloading import ExpertTier, WeightTier
 from offload.parallel import ALONE, split
 from offload.parallel.norm import JoinedNorm
 from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner
+from offload.speculation.passes.runner import Runner
+from offload.weight_offloading.expert_tier import ExpertTier
+from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.gguf import write_gguf
 from tests.support.models import FAMILY_CASES, VARIANTS, ids, make_hf_model
 from tests.support.offloading import make_link

@@ -7,7 +7,6 @@ import pytest
 from offload import EngineConfig, open_model
 from offload.architecture.footprint import PAGE_GRAIN
 from offload.architecture.known import KNOWN
-from offload.config import Placement, Speculation
 from offload.planning.batch import fitting_sequences, kv_room, most_sequences, plan_batches
 from offload.planning.lock_step import draft_rounds
 from offload.planning.memory import estimate
@@ -16,6 +15,7 @@ from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.roofline import LAUNCH_S, LAUNCHES, SEQUENCE_LAUNCHES
+from offload.settings.config import Placement, Speculation
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
 

@@ -8,12 +8,12 @@ from offload.architecture.known import KNOWN
 from offload.architecture.known_models import published_bits
 from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
-from offload.config import Placement
 from offload.hardware.rates import READ
 from offload.planning.expert_times import expert_times
 from offload.planning.placement import place, placements
 from offload.planning.plan import ANSWER_TOKENS, make_plan
 from offload.planning.suggestions import suggestions
+from offload.settings.config import Placement
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
 

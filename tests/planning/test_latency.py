@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from offload.architecture.known import KNOWN
-from offload.config import Placement, Speculation
 from offload.planning.first_token import first_selection
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
+from offload.settings.config import Placement, Speculation
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from offload.architecture.known import KNOWN, read_shape
-from offload.config import Speculation
-from offload.kv_cache.states import States
+from offload.caches.recurrent_states import States
 from offload.planning.memory import estimate
 from offload.planning.plan import make_plan
+from offload.settings.config import Speculation
 from tests.support.planning import request
 
 QWEN3_NEXT_80B = {  # its published config.json, but for switches

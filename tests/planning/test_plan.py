@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from offload.architecture.footprint import page_tokens
 from offload.architecture.known import KNOWN
-from offload.config import Placement, Speculation
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.levels import suggested_budget, tree_nodes
-from offload.placement_config import OFFLOADS
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
 from offload.planning.suggestions import suggestions
+from offload.settings.config import Placement, Speculation
+from offload.settings.method_sizes import suggested_budget, tree_nodes
+from offload.settings.placement_settings import OFFLOADS
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
 from triforce_cli.output.plan_text import plan_text

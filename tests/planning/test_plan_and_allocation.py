@@ -11,24 +11,20 @@ from torch.overrides import TorchFunctionMode
 
 from offload.architecture.footprint import DEQUANTIZED_BYTES, PAGE_GRAIN
 from offload.architecture.weight_formats import rounded_bits
-from offload.config import Placement, Speculation
 from offload.kernels import triton
-from offload.offloading import (
-    TieredStoreFactory,
-    TierSettings,
-    device_quantized_gather,
-    factory,
-    mean_keys,
-    tier_reader,
-    weights,
-)
-from offload.offloading.host_attention import HostAttention, HostResult
+from offload.memory import device_quantized_gather, mean_keys, tier_reader
+from offload.memory import tiered_factory as factory
+from offload.memory.host_attention import HostAttention, HostResult
+from offload.memory.tier_settings import TierSettings
+from offload.memory.tiered_factory import TieredStoreFactory
 from offload.parallel.shard import split
 from offload.planning.placement import _place
 from offload.planning.request import PlanRequest
-from offload.speculation import runner
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.runner import Runner, SelectedRunner
+from offload.settings.config import Placement, Speculation
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes import runner
+from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.weight_offloading import layer_stream as weights
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake
 from tests.support.planning import HARDWARE

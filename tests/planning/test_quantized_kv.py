@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from offload.architecture.kv_formats import GROUP, WINDOW, group_bytes
-from offload.config import EXACT
+from offload.caches.full import FullCache
 from offload.hardware.rates import READ
-from offload.kv_cache.full import FullCache
-from offload.kv_cache.quantized_store import QuantizedStore
+from offload.memory.quantized_store import QuantizedStore
 from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.roofline import KV_RATES
+from offload.settings.config import EXACT
 from offload.units import GIB
 from tests.support.offloading import native_kernel
 from tests.support.planning import HARDWARE, request

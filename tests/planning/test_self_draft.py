@@ -3,11 +3,11 @@
 import pytest
 
 from offload.architecture.known import KNOWN
-from offload.config import Placement, Speculation
-from offload.levels import drafter_kind, has_middle, uses_copy
 from offload.planning.plan import make_plan
 from offload.planning.self_draft import best_level, expected_agreements, relative_costs
 from offload.planning.suggestions import suggestions
+from offload.settings.config import Placement, Speculation
+from offload.settings.method_sizes import drafter_kind, has_middle, uses_copy
 from offload.units import GIB
 from tests.support.planning import request
 

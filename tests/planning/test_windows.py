@@ -8,12 +8,12 @@ import torch
 
 from offload.architecture.dims import WINDOW_SLACK
 from offload.architecture.known import read_shape
-from offload.config import Speculation
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.plan import make_plan
+from offload.settings.config import Speculation
 from tests.support.models import make_hf_model
 from tests.support.planning import request
 

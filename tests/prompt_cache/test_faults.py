@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from offload.decoder import Model
 from offload.errors import Degraded
 from offload.events import Prefilled
+from offload.model.decoder import Model
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.entries import entries

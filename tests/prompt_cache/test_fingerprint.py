@@ -9,14 +9,15 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from offload import opened_model, weights_digest
-from offload.config import EngineConfig
+from offload.api import opened_model
+from offload.api.loader import open_model
 from offload.errors import CheckpointError, Degraded
 from offload.kernels.native.ops import NativeOperations
-from offload.loader import open_model
+from offload.loading import weights_digest
 from offload.prompt_cache import fingerprint
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder
+from offload.settings.config import EngineConfig
 from tests.support.gguf import write_gguf
 from tests.support.hf_quantization import gptq, write_quantized
 from tests.support.models import ids, make_hf_model, make_tokenizer

@@ -7,7 +7,7 @@ from offload.errors import Degraded
 from offload.events import Prefilled
 from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
-from offload.offloading import TierSettings
+from offload.memory.tier_settings import TierSettings
 from offload.prompt_cache.fingerprint import TOKENS
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import SmallPages, native_kernel

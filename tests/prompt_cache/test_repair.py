@@ -9,11 +9,11 @@ import torch
 
 from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
+from offload.loading.weights_digest import weights_digest
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS
-from offload.speculation.runner import Runner
-from offload.weights_digest import weights_digest
+from offload.speculation.passes.runner import Runner
 from tests.support.models import ids
 from tests.support.offloading import SmallPages
 from tests.support.prompt_cache import CHUNK, LENGTH, NEW, engine_on, files, said, spoil, tensors

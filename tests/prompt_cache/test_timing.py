@@ -5,8 +5,8 @@ import time
 import pytest
 
 from offload import GenerationConfig, Sampling
+from offload.caches.full import FullCache
 from offload.errors import Degraded
-from offload.kv_cache.full import FullCache
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS

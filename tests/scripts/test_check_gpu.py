@@ -14,7 +14,7 @@ import torch
 
 from offload.errors import Degraded
 from offload.sequence import TokenSequence
-from offload.speculation.estimators import expected_tokens
+from offload.speculation.passes.estimators import expected_tokens
 from tests.support.paths import ROOT, SCRIPTS
 
 PARTS = ["kernel", "tests", "rates", "link", "overlap", "decoding", "resident steps", "pages", "quantised linears"]
@@ -188,7 +188,7 @@ def test_experts_on_the_host_that_are_wrong_are_found(check, monkeypatch):
     import gpu_experts
     from gpu_machine import Machine
 
-    from offload.offloading.host_experts import HostExperts
+    from offload.weight_offloading.host_experts import HostExperts
 
     machine, right = Machine("cpu"), HostExperts.weighted_sum
     monkeypatch.setattr(HostExperts, "weighted_sum", lambda experts, *given: 1.5 * right(experts, *given))

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from offload.speculation.tree import k_ary
-from offload.speculation.tree_shape import best_tree, expected_tokens
-from offload.tree_config import TreeSampling
+from offload.settings.tree_settings import TreeSampling
+from offload.speculation.trees.shape import best_tree, expected_tokens
+from offload.speculation.trees.tree import k_ary
 from tests.support.paths import SCRIPTS
 
 WITHOUT, WITH, TOP_K = TreeSampling.WITHOUT_REPLACEMENT, TreeSampling.WITH_REPLACEMENT, TreeSampling.TOP_K

@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from offload.limited_process import LimitedProcesses, Limits
+from offload.system.limited_process import LimitedProcesses, Limits
 from tests.support.serving import raw_connection
 from triforce_cli.input import converters
 from triforce_cli.serve import documents

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from offload import GenerationConfig, Sampling
-from offload.speculation.sampling import Sampler
+from offload.speculation.sampling.warp import Sampler
 from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
 from tests.support.serving import connected, opened_model, raw_connection, serve_options, serving, until_closed

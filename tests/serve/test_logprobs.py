@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offload.config import GenerationConfig, Sampling, Speculation
 from offload.events import Finished, Logprobs, ScoredToken, Text
+from offload.settings.config import GenerationConfig, Sampling, Speculation
 from tests.support.models import SPECIAL
 from tests.support.serving import connected, opened_model, serve_options, serving
 from triforce_cli.serve.logprobs import chat_logprobs, completion_logprobs

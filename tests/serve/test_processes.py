@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from offload import GenerationConfig, Sampling
-from offload.files import TEMPORARY
 from offload.prompt_cache.fingerprint import TOKENS
+from offload.system.files import TEMPORARY
 from tests.support.engine import tokens
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.server_process import server_process

@@ -6,7 +6,7 @@ import pytest
 
 from offload.errors import TriforceError
 from offload.events import Finished
-from offload.loading.conversation import USER, ChatMessage
+from offload.loading.tokenizers.conversation import USER, ChatMessage
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.errors import ApiError
 from triforce_cli.serve.prompts import PromptEncoder

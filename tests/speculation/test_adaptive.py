@@ -5,9 +5,9 @@ import random
 import pytest
 
 from offload.sequence import TokenSequence
-from offload.speculation.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.drafter import Draft
-from offload.speculation.estimators import Acceptance, DraftTimes, StepTimes, expected_tokens
+from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
+from offload.speculation.drafters.drafter import Draft
+from offload.speculation.passes.estimators import Acceptance, DraftTimes, StepTimes, expected_tokens
 
 
 class Fake:

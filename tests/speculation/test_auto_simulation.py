@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from offload.sequence import TokenSequence
-from offload.speculation.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.drafter import Draft
-from offload.speculation.estimators import ROW_COST
-from offload.speculation.ngram import LookupDrafter
+from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
+from offload.speculation.drafters.drafter import Draft
+from offload.speculation.drafters.ngram import LookupDrafter
+from offload.speculation.passes.estimators import ROW_COST
 
 SEEDS = {64: 8, 256: 3, 1024: 1}  # by tokens; runs of a cell
 RESELECT = 64  # tokens between two selections

@@ -6,11 +6,11 @@ from functools import cache
 import pytest
 import torch
 
-from offload.config import Sampling
 from offload.sequence import TokenSequence
-from offload.speculation import level
-from offload.speculation.draft import Draft
-from offload.speculation.noise import Noise
+from offload.settings.config import Sampling
+from offload.speculation.levels import level
+from offload.speculation.sampling.noise import Noise
+from offload.speculation.trees.draft import Draft
 from tests.support.table_models import (
     DRAFTS,
     PROMPT,

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from offload import Speculation
+from offload.caches.retrieval import CopiedCache
 from offload.errors import Degraded
 from offload.kernels.ops import TorchOperations
-from offload.kv_cache.retrieval import CopiedCache
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
-from offload.speculation.cuda_graphs import StepGraphs
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.runner import Runner, SelectedRunner
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.cuda_graphs import StepGraphs
+from offload.speculation.passes.runner import Runner, SelectedRunner
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU
 

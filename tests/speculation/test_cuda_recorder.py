@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from offload.speculation import cuda_recorder
-from offload.speculation.cuda_recorder import CudaRecorder
+from offload.speculation.passes import cuda_recorder
+from offload.speculation.passes.cuda_recorder import CudaRecorder
 
 DEVICE = torch.device("cuda", 0)
 

@@ -5,13 +5,13 @@ import itertools
 import pytest
 import torch
 
-from offload.config import Sampling
-from offload.speculation import verification
-from offload.speculation.adaptive import AdaptiveScheduler
-from offload.speculation.drafter import Draft, ModelDrafter
-from offload.speculation.level import speculate
-from offload.speculation.sampling import Sampler
-from offload.speculation.verifier import ModelVerifier
+from offload.settings.config import Sampling
+from offload.speculation.auto.adaptive import AdaptiveScheduler
+from offload.speculation.drafters.drafter import Draft, ModelDrafter
+from offload.speculation.levels.level import speculate
+from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.sampling.warp import Sampler
+from offload.speculation.trees import verification
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
 
 RUNS, MANY, SIGNIFICANCE = 1_500, 20_000, 1e-3  # 1,500 runs detect the mistakes below

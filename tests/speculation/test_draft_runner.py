@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from offload import GenerationConfig, Speculation, Tokens
-from offload.decoder import Model
+from offload.caches.streaming_llm import StreamingCache
 from offload.events import DraftPrefilled
-from offload.kv_cache.streaming_llm import StreamingCache
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.model.decoder import Model
 from offload.sequence import TokenSequence
-from offload.speculation.draft_runner import WINDOWS, DraftRunner
+from offload.speculation.drafters.draft_runner import WINDOWS, DraftRunner
 from tests.support.engine import GREEDY, SMALL, fresh
 from tests.support.models import make_hf_model
 

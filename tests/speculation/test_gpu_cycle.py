@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from offload.config import Sampling, Speculation
 from offload.sequence import TokenSequence
-from offload.speculation import sampling as sampling_module
-from offload.speculation.adaptive import AdaptiveScheduler
-from offload.speculation.draft_runner import DraftRunner
-from offload.speculation.drafter import Draft, ModelDrafter
-from offload.speculation.hierarchy import draft_cache
-from offload.speculation.level import speculate
-from offload.speculation.noise import Noise
-from offload.speculation.runner import Runner
-from offload.speculation.sampling import Sampler, warp
-from offload.speculation.verification import verify
-from offload.speculation.verifier import ModelVerifier
+from offload.settings.config import Sampling, Speculation
+from offload.speculation.auto.adaptive import AdaptiveScheduler
+from offload.speculation.drafters.draft_runner import DraftRunner
+from offload.speculation.drafters.drafter import Draft, ModelDrafter
+from offload.speculation.levels.hierarchy import draft_cache
+from offload.speculation.levels.level import speculate
+from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.passes.runner import Runner
+from offload.speculation.sampling import warp as sampling_module
+from offload.speculation.sampling.noise import Noise
+from offload.speculation.sampling.warp import Sampler, warp
+from offload.speculation.trees.verification import verify
 from tests.support.fake_cuda import GPU, fake_cuda
 from tests.support.fake_models import fake_shape, load_fake
 
@@ -41,9 +41,11 @@ def downloads(monkeypatch):
         found.append(len(values))
         return [0] * values.to(torch.device("cpu")).numel()
 
-    monkeypatch.setattr("offload.speculation.runner.graphs_for", lambda model, cache: None)  # none can be recorded
+    monkeypatch.setattr(
+        "offload.speculation.passes.runner.graphs_for", lambda model, cache: None
+    )  # none can be recorded
     monkeypatch.setattr(sampling_module, "download", download)
-    monkeypatch.setattr("offload.speculation.drafter.download", download)
+    monkeypatch.setattr("offload.speculation.drafters.drafter.download", download)
     return found
 
 

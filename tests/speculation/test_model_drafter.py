@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from offload.config import Sampling, Speculation
-from offload.decoder import Model
 from offload.errors import TriforceError
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.model.decoder import Model
 from offload.sequence import TokenSequence
-from offload.speculation import drafter as drafter_module
-from offload.speculation import sampling as sampling_module
-from offload.speculation.draft import DraftedTree
-from offload.speculation.draft_runner import DraftRunner
-from offload.speculation.drafter import ModelDrafter
-from offload.speculation.hierarchy import draft_cache
-from offload.speculation.sampling import Sampler
+from offload.settings.config import Sampling, Speculation
+from offload.speculation.drafters import drafter as drafter_module
+from offload.speculation.drafters.draft_runner import DraftRunner
+from offload.speculation.drafters.drafter import ModelDrafter
+from offload.speculation.levels.hierarchy import draft_cache
+from offload.speculation.sampling import warp as sampling_module
+from offload.speculation.sampling.warp import Sampler
+from offload.speculation.trees.draft import DraftedTree
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from offload.planning.memory import LOOKUP_BYTES
 from offload.sequence import TokenSequence
-from offload.speculation.ngram import LookupDrafter, SuffixIndex
-from offload.speculation.tree import tree_of
+from offload.speculation.drafters.ngram import LookupDrafter, SuffixIndex
+from offload.speculation.trees.tree import tree_of
 
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import NoRepeatNGramLogitsProcessor
 
-from offload.config import Sampling
 from offload.errors import SettingsError
-from offload.speculation.penalties import Penalties
-from offload.speculation.repeats import LARGEST_DRY, dry_penalties
-from offload.speculation.sampling import Sampler
+from offload.settings.config import Sampling
+from offload.speculation.sampling.penalties import Penalties
+from offload.speculation.sampling.repeats import LARGEST_DRY, dry_penalties
+from offload.speculation.sampling.warp import Sampler
 from tests.support.table_models import chi_square_p, counted, hierarchy, penalised_joint
 
 CPU = torch.device("cpu")

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from offload.speculation.tree import k_ary
-from offload.speculation.tree_estimators import ChildAcceptance
-from offload.speculation.tree_shape import best_tree, expected_tokens
+from offload.speculation.trees.acceptance import ChildAcceptance
+from offload.speculation.trees.shape import best_tree, expected_tokens
+from offload.speculation.trees.tree import k_ary
 from tests.support.published_trees import OFFLOADED, ON_DEVICE, first_acceptance
 
 # Sequoia, appendix E: Llama-3-70B-Instruct with Llama-3-8B-Instruct on CNN Daily Mail.

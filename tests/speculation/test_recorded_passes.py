@@ -10,14 +10,14 @@ from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.recording import recorder
 from offload.kernels.ops import TorchOperations
-from offload.levels import KEPT_QUERIES
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
-from offload.speculation import recorded_passes
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.recorded_passes import PassRecorder, RecordedPasses
-from offload.speculation.runner import Runner, SelectedRunner
+from offload.settings.method_sizes import KEPT_QUERIES
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes import recorded_passes
+from offload.speculation.passes.recorded_passes import PassRecorder, RecordedPasses
+from offload.speculation.passes.runner import Runner, SelectedRunner
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU
 
@@ -63,7 +63,7 @@ def answers(model):
 
 def test_recorded_passes_have_the_bits_of_others(model, monkeypatch):
     recorded = list(answers(model))
-    monkeypatch.setattr("offload.speculation.runner.recorded_passes", lambda model, cache: None)
+    monkeypatch.setattr("offload.speculation.passes.runner.recorded_passes", lambda model, cache: None)
     for found, expected in zip(recorded, answers(model), strict=True):
         assert torch.equal(found, expected)
 

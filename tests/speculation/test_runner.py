@@ -8,13 +8,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.config import Speculation
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.parallel.group import Alone
 from offload.sequence import TokenSequence
-from offload.speculation.hierarchy import selected_cache
-from offload.speculation.runner import Runner, SelectedRunner
+from offload.settings.config import Speculation
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import Runner, SelectedRunner
 from tests.support.models import make_hf_model
 
 
@@ -96,7 +96,9 @@ def test_an_interrupted_comparison_is_made_again(model, monkeypatch):
     sequence.truncate(3)
     sequence.extend([9, 9, 9, 8])
     with monkeypatch.context() as patches:
-        patches.setattr("offload.speculation.runner.common_prefix", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patches.setattr(
+            "offload.speculation.passes.runner.common_prefix", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             runner.rows(sequence)
     fresh = Runner(model, model.new_cache(64))

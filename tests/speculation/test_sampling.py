@@ -13,12 +13,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from offload.config import Sampling
 from offload.errors import SettingsError, TriforceError
-from offload.speculation.drafter import Draft
-from offload.speculation.penalties import repetition_penalty
-from offload.speculation.sampling import Sampler, keep_top_p_at_once, keep_top_p_by_row, sample, warp
-from offload.speculation.verification import verify
+from offload.settings.config import Sampling
+from offload.speculation.drafters.drafter import Draft
+from offload.speculation.sampling.penalties import repetition_penalty
+from offload.speculation.sampling.warp import Sampler, keep_top_p_at_once, keep_top_p_by_row, sample, warp
+from offload.speculation.trees.verification import verify
 
 CPU = torch.device("cpu")
 VOCAB = 50
@@ -174,7 +174,7 @@ EVERY_STEP = [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 3, "to
 @pytest.mark.parametrize("at_once", [False, True])
 def test_logits_that_are_not_finite_are_an_error_before_a_token_is_used(settings, at_once, monkeypatch):
     if at_once:
-        monkeypatch.setattr("offload.speculation.sampling.keep_top_p_by_row", keep_top_p_at_once)
+        monkeypatch.setattr("offload.speculation.sampling.warp.keep_top_p_by_row", keep_top_p_at_once)
     generator, draft = torch.Generator(), Draft([0, 0], None)
     for bad in ([float("nan")], [float("inf")], [float("nan"), float("-inf")], [float("-inf")] * VOCAB):
         scores = logits()

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.config import Sampling
 from offload.errors import SettingsError
 from offload.sequence import TokenSequence
-from offload.speculation.noise import Noise
-from offload.speculation.sampling import keep_top_p_at_once, keep_top_p_by_row
+from offload.settings.config import Sampling
+from offload.speculation.sampling.noise import Noise
+from offload.speculation.sampling.warp import keep_top_p_at_once, keep_top_p_by_row
 from tests.support.table_models import PROMPT, VOCAB, hierarchy
 
 LEAST = 5e-324  # above 0

@@ -3,10 +3,10 @@
 import pytest
 
 from offload.architecture.dims import Dimensions
-from offload.config import Speculation
-from offload.levels import MOST_CHUNKS, selected_chunk
-from offload.loading.hub import dimensions
+from offload.loading.hub.download import dimensions
 from offload.planning.memory import estimate
+from offload.settings.config import Speculation
+from offload.settings.method_sizes import MOST_CHUNKS, selected_chunk
 
 SETTINGS = Speculation(method="triforce")
 K = 2**10

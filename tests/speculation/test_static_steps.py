@@ -6,18 +6,18 @@ On the CPU they are repeated without a recording: by torch's attention with a ma
 import pytest
 import torch
 
-from offload.config import LONGEST_GAMMA
-from offload.decoder import Model
+from offload.caches.streaming_llm import StreamingCache
 from offload.errors import Degraded
 from offload.kernels import triton
 from offload.kernels.ops import TorchOperations
-from offload.kv_cache.streaming_llm import StreamingCache
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.model.decoder import Model
 from offload.sequence import TokenSequence
-from offload.speculation.cuda_graphs import StepGraphs, padded
-from offload.speculation.cuda_recorder import CudaRecorder
-from offload.speculation.runner import Runner
+from offload.settings.config import LONGEST_GAMMA
+from offload.speculation.passes.cuda_graphs import StepGraphs, padded
+from offload.speculation.passes.cuda_recorder import CudaRecorder
+from offload.speculation.passes.runner import Runner
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.speculation.tree import ROOT, Tree, chain, k_ary, tree_of
+from offload.speculation.trees.tree import ROOT, Tree, chain, k_ary, tree_of
 
 # 0 and 1 follow the sequence; 2, 3 and 4 follow 0; 5 follows 3.
 PARENTS = (ROOT, ROOT, 0, 0, 0, 3)

@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
-from offload.config import Sampling
-from offload.speculation import tree_verification
-from offload.speculation.tree import ROOT, Tree, k_ary
-from offload.speculation.tree_sampling import Siblings, draw_children
-from offload.speculation.tree_shape import best_tree
-from offload.tree_config import TreeSampling
+from offload.settings.config import Sampling
+from offload.settings.tree_settings import TreeSampling
+from offload.speculation.trees import tree_verification
+from offload.speculation.trees.shape import best_tree
+from offload.speculation.trees.tree import ROOT, Tree, k_ary
+from offload.speculation.trees.without_replacement import Siblings, draw_children
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, p_value, warped
 
 SIGNIFICANCE, RUNS, MANY = 1e-3, 500, 20_000

@@ -7,24 +7,24 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.config import Sampling
+from offload.caches.block_table import TableCache
+from offload.caches.retrieval import CopiedCache
+from offload.caches.streaming_llm import StreamingCache
 from offload.kernels.native.ops import NativeOperations
-from offload.kv_cache.block_table import TableCache
-from offload.kv_cache.retrieval import CopiedCache
-from offload.kv_cache.streaming_llm import StreamingCache
 from offload.sequence import TokenSequence
-from offload.speculation.adaptive import AdaptiveScheduler
-from offload.speculation.draft import DraftedTree
-from offload.speculation.draft_runner import DraftRunner
-from offload.speculation.draft_trees import FixedTrees
-from offload.speculation.drafter import ModelDrafter, SelectedDrafter
-from offload.speculation.level import speculate
-from offload.speculation.ngram import LookupDrafter
-from offload.speculation.runner import Runner
-from offload.speculation.sampling import Sampler
-from offload.speculation.tree import k_ary, tree_of
-from offload.speculation.verifier import ModelVerifier
-from offload.tree_config import TreeSampling
+from offload.settings.config import Sampling
+from offload.settings.tree_settings import TreeSampling
+from offload.speculation.auto.adaptive import AdaptiveScheduler
+from offload.speculation.drafters.draft_runner import DraftRunner
+from offload.speculation.drafters.drafter import ModelDrafter, SelectedDrafter
+from offload.speculation.drafters.ngram import LookupDrafter
+from offload.speculation.levels.level import speculate
+from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.passes.runner import Runner
+from offload.speculation.sampling.warp import Sampler
+from offload.speculation.trees.draft import DraftedTree
+from offload.speculation.trees.drafted_trees import FixedTrees
+from offload.speculation.trees.tree import k_ary, tree_of
 from tests.support.offloading import CPU, native_kernel
 from tests.support.retrieval import VOCAB, RetrievalSetup, ids, load
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from offload.speculation.tree_sampling import Siblings, draw_children
-from offload.tree_config import TreeSampling
+from offload.settings.tree_settings import TreeSampling
+from offload.speculation.trees.without_replacement import Siblings, draw_children
 from tests.support.table_models import chi_square_p
 
 VOCAB = 4

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from offload.sequence import TokenSequence
-from offload.speculation.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.draft_trees import draft_trees
-from offload.speculation.row_times import RowTimes
-from offload.speculation.tree import tree_of
-from offload.tree_config import TreeSampling, TreeShape
+from offload.settings.tree_settings import TreeSampling, TreeShape
+from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
+from offload.speculation.auto.row_times import RowTimes
+from offload.speculation.trees.drafted_trees import draft_trees
+from offload.speculation.trees.tree import tree_of
 
 CHILDREN = (0.55, 0.15, 0.07, 0.04, 0.03, 0.02, 0.01)  # acceptance of the k-th child
 LINK = {"step": lambda rows: 0.7 + 0.0004 * rows, "draft_s": 0.012, "relative_cost": 0.02}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.speculation.tree import Tree, chain, k_ary
-from offload.speculation.tree_shape import best_tree, candidates, expected_tokens
+from offload.speculation.trees.shape import best_tree, candidates, expected_tokens
+from offload.speculation.trees.tree import Tree, chain, k_ary
 
 PUBLISHED_LIKE = (0.55, 0.14, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)
 

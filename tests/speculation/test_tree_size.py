@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from offload.speculation.tree import Tree, Visit, chain
-from offload.speculation.tree_estimators import ChildAcceptance
-from offload.speculation.tree_shape import best_tree, expected_tokens
-from offload.speculation.tree_size import fastest_tree, sized_tree
-from offload.tree_config import TreeShape
+from offload.settings.tree_settings import TreeShape
+from offload.speculation.trees.acceptance import ChildAcceptance
+from offload.speculation.trees.best_size import fastest_tree, sized_tree
+from offload.speculation.trees.shape import best_tree, expected_tokens
+from offload.speculation.trees.tree import Tree, Visit, chain
 
 RATES = (0.6, 0.12, 0.06, 0.04, 0.03)
 

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import TriforceError
-from offload.speculation import tree_verification
-from offload.speculation.drafter import Draft
-from offload.speculation.tree import ROOT, Tree, Verdict, chain, k_ary
-from offload.speculation.tree_sampling import draw_children
-from offload.speculation.tree_verification import verify_tree
-from offload.speculation.verification import verify
-from offload.tree_config import TreeSampling
+from offload.settings.tree_settings import TreeSampling
+from offload.speculation.drafters.drafter import Draft
+from offload.speculation.trees import tree_verification
+from offload.speculation.trees.tree import ROOT, Tree, Verdict, chain, k_ary
+from offload.speculation.trees.tree_verification import verify_tree
+from offload.speculation.trees.verification import verify
+from offload.speculation.trees.without_replacement import draw_children
 
 VOCAB = 12
 WITHOUT, WITH, TOP_K = TreeSampling.WITHOUT_REPLACEMENT, TreeSampling.WITH_REPLACEMENT, TreeSampling.TOP_K

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.speculation.drafter import Draft
-from offload.speculation.verification import verify
+from offload.speculation.drafters.drafter import Draft
+from offload.speculation.trees.verification import verify
 
 VOCAB = 12
 

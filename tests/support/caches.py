@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from offload.architecture.rope import Rope
-from offload.kv_cache.block_table import TableCache
-from offload.kv_cache.full import FullCache
-from offload.kv_cache.protocol import KVCache
-from offload.kv_cache.retrieval import CopiedCache
-from offload.kv_cache.selection import RecencySelector, Refresh, RetrievalSelector
-from offload.kv_cache.streaming_llm import StreamingCache
-from offload.kv_cache.tree import Tree, tree_of
+from offload.caches.block_table import TableCache
+from offload.caches.full import FullCache
+from offload.caches.protocol import KVCache
+from offload.caches.retrieval import CopiedCache
+from offload.caches.selection import RecencySelector, Refresh, RetrievalSelector
+from offload.caches.streaming_llm import StreamingCache
+from offload.memory.tree_attention import Tree, tree_of
 from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import (
     CAPACITY,

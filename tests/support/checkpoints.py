@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from offload.loading.tensor_checks import check_tensors
+from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
 
 CPU = torch.device("cpu")

@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import torch
 
-from offload.config import Sampling, Speculation
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
-from offload.speculation.adaptive import AdaptiveScheduler
-from offload.speculation.drafter import Drafter, ModelDrafter
-from offload.speculation.hierarchy import draft_cache, selected_cache
-from offload.speculation.level import speculate
-from offload.speculation.ngram import LookupDrafter
-from offload.speculation.runner import Runner, SelectedRunner
-from offload.speculation.sampling import Sampler
-from offload.speculation.verifier import ModelVerifier
+from offload.settings.config import Sampling, Speculation
+from offload.speculation.auto.adaptive import AdaptiveScheduler
+from offload.speculation.drafters.drafter import Drafter, ModelDrafter
+from offload.speculation.drafters.ngram import LookupDrafter
+from offload.speculation.levels.hierarchy import draft_cache, selected_cache
+from offload.speculation.levels.level import speculate
+from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.sampling.warp import Sampler
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU
 

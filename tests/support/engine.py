@@ -1,8 +1,8 @@
 """Requests to tiny engines, and their tokens."""
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
-from offload.config import METHODS
 from offload.engine import Engine
+from offload.settings.config import METHODS
 
 GREEDY = Sampling(temperature=0)
 SMALL = {"budget": 32, "chunk": 4, "sink": 4, "window": 16}  # caches

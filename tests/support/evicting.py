@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from offload.architecture.rope import rotate
-from offload.decoder import Model
+from offload.model.decoder import Model
 
 Keep = Callable[[torch.Tensor, int], list[int]]  # scores of the stored tokens, and the budget -> indices that stay
 

@@ -176,7 +176,7 @@ class FakeLink:
     """A `Link` whose copies are only counted."""
 
     def __init__(self) -> None:
-        from offload.offloading.link import LinkStatistics
+        from offload.memory.link import LinkStatistics
 
         self.statistics = LinkStatistics()
         self.copies = 0

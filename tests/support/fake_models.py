@@ -9,12 +9,12 @@ from transformers import LlamaConfig
 from offload.architecture.config import ModelShape
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.weight_formats import QuantizedFormat, format_of
-from offload.decoder import Model
 from offload.kernels.ops import CudaOperations, TorchOperations
 from offload.kernels.quantized import QuantizedTensor
-from offload.loading.tensor_checks import expected_sizes
+from offload.loading.formats.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.offloading import WeightTier
+from offload.model.decoder import Model
+from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.fake_cuda import GPU
 
 SHAPES = {"7B": (32, 11008, 32000), "8B": (8, 14336, 128256)}  # KV heads, MLP, vocabulary

@@ -8,11 +8,13 @@ import torch
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.kv_cache.host_memory import host_memory
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import SimulatedLink, TieredStoreFactory, TierSettings
-from offload.offloading.staged_link import StagedLink
+from offload.memory.host_tensors import host_memory
+from offload.memory.link import SimulatedLink
+from offload.memory.staged_link import StagedLink
+from offload.memory.tier_settings import TierSettings
+from offload.memory.tiered_factory import TieredStoreFactory
 from tests.support.models import make_hf_model
 
 CPU = torch.device("cpu")

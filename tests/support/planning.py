@@ -1,10 +1,10 @@
 """Requests for plans on the shipped profiles."""
 
 from offload.architecture.known import KNOWN
-from offload.config import Placement, Speculation
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.planning.request import PlanRequest
+from offload.settings.config import Placement, Speculation
 
 HARDWARE = {name: describe(profiles.load(name)) for name in profiles.available()}
 

@@ -14,19 +14,21 @@ import torch
 from safetensors.torch import load_file
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
-from offload.config import EXACT
 from offload.engine import Engine
 from offload.errors import Degraded
 from offload.events import Restored
 from offload.kernels.ops import TorchOperations
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.offloading import DiskLink, SimulatedLink, TieredStoreFactory
+from offload.loading.weights_digest import weights_digest
+from offload.memory.disk_link import DiskLink
+from offload.memory.link import SimulatedLink
+from offload.memory.tiered_factory import TieredStoreFactory
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prefill import PromptCache
-from offload.weights_digest import weights_digest
+from offload.settings.config import EXACT
 
 CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24

@@ -6,9 +6,9 @@ texts: independent sequences, whose tokens depend on the first child's acceptanc
 
 from typing import NamedTuple
 
-from offload.speculation.tree import k_ary
-from offload.speculation.tree_estimators import ChildAcceptance
-from offload.speculation.tree_shape import expected_tokens
+from offload.speculation.trees.acceptance import ChildAcceptance
+from offload.speculation.trees.shape import expected_tokens
+from offload.speculation.trees.tree import k_ary
 
 
 class Row(NamedTuple):

@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType, quants
 
 from offload.architecture.weight_formats import QuantizedFormat
 from offload.kernels.quantized import QuantizedTensor
-from offload.loading.gguf_blocks import split_blocks
+from offload.loading.formats.gguf_blocks import split_blocks
 
 _FACTORS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}  # where a block has fp16 numbers
 

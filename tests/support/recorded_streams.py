@@ -19,11 +19,13 @@ _COPY_STREAMS = ("to device", "to host")  # in the order in which CudaLink makes
 
 
 def site(what: str) -> Site:
-    """Return the place under way: the functions of offload/offloading that led here, the innermost first."""
+    """Return the place under way: the functions of tiers that led here, the innermost first."""
     calls, lines, frame = [], [], sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/offload/offloading/" in file and not frame.f_code.co_name.startswith("<"):
+        if (
+            "/offload/memory/" in file or "/offload/weight_offloading/" in file
+        ) and not frame.f_code.co_name.startswith("<"):
             owner = frame.f_locals.get("self")
             name = frame.f_code.co_name
             calls.append(f"{type(owner).__name__}.{name}" if owner is not None else name)

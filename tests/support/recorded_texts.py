@@ -12,11 +12,11 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
-from offload.kv_cache.selection import Refresh
+from offload.caches.selection import Refresh
 from offload.sequence import TokenSequence
-from offload.speculation.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.drafter import SELECTED_PRIOR, Draft
-from offload.speculation.ngram import LookupDrafter
+from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
+from offload.speculation.drafters.drafter import SELECTED_PRIOR, Draft
+from offload.speculation.drafters.ngram import LookupDrafter
 
 from .paths import DATA
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
+from offload.caches.selected import SelectedCache
+from offload.caches.selection import Refresh, RetrievalSelector
 from offload.kernels.attention import attend, attend_causal, merge
 from offload.kernels.ops import Operations
-from offload.kv_cache.selected import SelectedCache
-from offload.kv_cache.selection import Refresh, RetrievalSelector
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner, SelectedRunner
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU
 

@@ -12,9 +12,10 @@ from offload.architecture.hf_config import shape_from_config
 from offload.architecture.rope import Rope, rotate
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.kv_cache.block_store import BlockStore
-from offload.kv_cache.store import PlainStore, Store
-from offload.offloading import DiskLink, TieredStoreFactory
+from offload.memory.block_store import BlockStore
+from offload.memory.disk_link import DiskLink
+from offload.memory.store import PlainStore, Store
+from offload.memory.tiered_factory import TieredStoreFactory
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings, staged_link
 

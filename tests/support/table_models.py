@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import torch
 
-from offload.config import Sampling, Speculation
-from offload.decoder import QuantizedCopy
+from offload.model.decoder import QuantizedCopy
 from offload.parallel import ALONE
 from offload.sequence import TokenSequence
-from offload.speculation.estimators import ROW_COST
-from offload.speculation.hierarchy import Runners, build
-from offload.speculation.ngram import LookupDrafter
-from offload.speculation.sampling import Sampler, warp
+from offload.settings.config import Sampling, Speculation
+from offload.speculation.drafters.ngram import LookupDrafter
+from offload.speculation.levels.hierarchy import Runners, build
+from offload.speculation.passes.estimators import ROW_COST
+from offload.speculation.sampling.warp import Sampler, warp
 
 VOCAB = 8
 PROMPT = [3, 1, 4, 1, 5, 1, 4, 1]  # repetitive, so that lookup has something to propose

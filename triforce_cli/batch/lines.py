@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from offload.bounded import Unbounded, copy_bounded
 from offload.errors import PromptError
+from offload.system.bounded_yaml import Unbounded, copy_bounded
 from offload.units import GIB
 
 from ..input.documents import PROMPT_HINT, STDIN, Warn, is_terminal, name_of, unreadable

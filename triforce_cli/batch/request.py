@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from offload.config import GenerationConfig, Sampling, check_part
 from offload.errors import PromptError, SettingsError, UsageError
-from offload.generation_config import parse_sampling
+from offload.settings.config import GenerationConfig, Sampling, check_part
+from offload.settings.generation import parse_sampling
 from offload.short_repr import short_repr
 
 from ..options.declarations import THINK

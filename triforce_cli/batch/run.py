@@ -9,12 +9,12 @@ from typing import Any
 
 from offload.batching.batch import Failed
 from offload.batching.request import BatchRequest, Events
-from offload.decoder import QuantizedCopy
 from offload.errors import InternalError, PromptError, TriforceError, typed_error
 from offload.events import Event
-from offload.levels import uses_copy
-from offload.loading.text_stream import stream_text
+from offload.loading.tokenizers.text_stream import stream_text
 from offload.metrics import Meter
+from offload.model.decoder import QuantizedCopy
+from offload.settings.method_sizes import uses_copy
 from offload.units import counted
 
 from ..distributed.rank import broadcast

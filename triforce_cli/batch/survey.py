@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from offload.errors import PromptError
-from offload.levels import forgets
+from offload.settings.method_sizes import forgets
 
 from ..run.model_request import ModelRequest
 from .line_request import opened_for

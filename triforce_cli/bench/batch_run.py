@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from offload.batching.batch import Failed
 from offload.batching.request import BatchRequest
-from offload.config import Speculation
 from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.events import Tokens
-from offload.generation_config import FASTEST
 from offload.metrics import Meter, Summary
+from offload.settings.config import Speculation
+from offload.settings.generation import FASTEST
 
 from ..exit_codes import DONE, INTERRUPTED
 from ..output.progress import ProgressDisplay

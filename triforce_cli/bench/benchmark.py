@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from offload.config import GenerationConfig, Sampling, Speculation
-from offload.levels import has_draft_model
-from offload.offloading import TierSettings
-from offload.opened_model import OpenModel
+from offload.api.opened_model import OpenModel
+from offload.memory.tier_settings import TierSettings
+from offload.settings.config import GenerationConfig, Sampling, Speculation
+from offload.settings.method_sizes import has_draft_model
 from offload.units import counted
 
 from ..options.request import Request

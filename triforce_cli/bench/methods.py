@@ -7,10 +7,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from offload.config import DRAFTS, Speculation
 from offload.errors import SettingsError
-from offload.methods import METHODS, MIDDLES
-from offload.tree_config import TreeShape
+from offload.settings.config import DRAFTS, Speculation
+from offload.settings.methods import METHODS, MIDDLES
+from offload.settings.tree_settings import TreeShape
 
 BASE = "ar"  # the baseline
 DEFAULT = "all that can run"

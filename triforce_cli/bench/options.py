@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from offload.config import Sampling
 from offload.errors import SettingsError
+from offload.settings.config import Sampling
 from offload.units import parse_tokens
 
 from ..options import declarations as options

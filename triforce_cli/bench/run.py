@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offload.config import Speculation
 from offload.engine import Engine
 from offload.events import Prefilled
-from offload.generation_config import FASTEST
-from offload.levels import has_draft_model, tree_nodes, uses_copy
 from offload.metrics import Meter
+from offload.settings.config import Speculation
+from offload.settings.generation import FASTEST
+from offload.settings.method_sizes import has_draft_model, tree_nodes, uses_copy
 
 from ..exit_codes import DONE, INTERRUPTED
 from ..output.agreement import quantized_warning

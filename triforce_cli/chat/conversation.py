@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from offload.api.joined_texts import join_texts
 from offload.errors import PromptError
-from offload.joined_texts import join_texts
-from offload.loading.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 
 from ..input.documents import Document
 

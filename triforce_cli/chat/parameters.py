@@ -7,9 +7,9 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from offload.config import GenerationConfig, Sampling, check_part
 from offload.errors import SettingsError
-from offload.generation_config import parse_sampling
+from offload.settings.config import GenerationConfig, Sampling, check_part
+from offload.settings.generation import parse_sampling
 
 from ..options.other_names import other_name
 from ..output.settings_text import value_text

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offload.errors import PromptError, SettingsError
-from offload.levels import forgets
-from offload.system import default_home
+from offload.settings.method_sizes import forgets
+from offload.system.machine import default_home
 from offload.units import counted
 
 from ..options.request import OutputOptions, Request

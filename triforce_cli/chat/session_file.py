@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from offload.bounded import Unbounded, read_bounded
 from offload.errors import PromptError, TriforceError
-from offload.files import remove_leftovers, replace_file
 from offload.short_repr import short_repr
+from offload.system.bounded_yaml import Unbounded, read_bounded
+from offload.system.files import remove_leftovers, replace_file
 from offload.units import GIB
 
 from ..input.documents import Document, unreadable

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import check_part
 from offload.errors import PromptError, SettingsError
-from offload.loading.registry import resolve as resolve_model
+from offload.loading.hub.registry import resolve as resolve_model
+from offload.settings.config import check_part
 from offload.short_repr import short_repr
 
 from ..bench import options as bench_options

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from offload.config import Caching
 from offload.errors import SettingsError
 from offload.prompt_cache.entries import Entry, entries
 from offload.prompt_cache.folder import PromptFolder
+from offload.settings.config import Caching
 from offload.units import parse_size, size_text
 
 from ..exit_codes import WRONG_USE

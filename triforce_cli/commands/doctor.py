@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offload.config import check_part
 from offload.prompt_cache.entries import entries
+from offload.settings.config import check_part
 from offload.units import GIB, counted
 
 from ..options import declarations as options
@@ -21,7 +21,7 @@ from ..run.placement_checks import free_on_disk
 from ..run.prompt_cache import prompt_folder
 
 if TYPE_CHECKING:
-    from offload.diagnosis import Device, Families, KernelState, Memory, ModelCache, Processor, Report, Versions
+    from offload.api.diagnosis import Device, Families, KernelState, Memory, ModelCache, Processor, Report, Versions
 
     from ..output.terminal import Terminal
 
@@ -75,7 +75,7 @@ def doctor(
 
     import torch
 
-    from offload.diagnosis import examine
+    from offload.api.diagnosis import examine
 
     from ..run.machine import processor
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from offload.config import check_part
 from offload.errors import PromptError, SettingsError
 from offload.hardware.profile_file import is_path
+from offload.settings.config import check_part
 
 from ..bench import options as bench_options
 from ..bench.options import is_given

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from offload.config import DEFAULT_MODEL, check_part
 from offload.errors import SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
-from offload.loading.hub import dimensions
+from offload.loading.hub.download import dimensions
 from offload.planning.batch import MOST_SEQUENCES, plan_batches
+from offload.settings.config import DEFAULT_MODEL, check_part
 from offload.short_repr import short_repr
 from offload.units import parse_tokens
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offload.config import DEFAULT_MODEL
+from offload.settings.config import DEFAULT_MODEL
 
 from ..output.download_bar import DownloadBar
 from ..output.tables import Column, table
@@ -31,9 +31,9 @@ def pull(
 
       triforce pull Llama-2-7B-128K
     """
-    from offload.loading.hub import describe_source, locate, open_checkpoint
-    from offload.loading.hub_models import HUB_MODELS
-    from offload.loading.tensor_checks import check_tensors
+    from offload.loading.formats.tensor_checks import check_tensors
+    from offload.loading.hub.download import describe_source, locate, open_checkpoint
+    from offload.loading.hub.hub_models import HUB_MODELS
 
     terminal = ctx.obj.terminal
     if list_:

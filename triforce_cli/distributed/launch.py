@@ -70,8 +70,8 @@ def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal
 
 def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
     """Fetch the models before the ranks start, so that only one process downloads. Raises TriforceError."""
-    from offload.levels import has_draft_model
-    from offload.loading.hub import locate
+    from offload.loading.hub.download import locate
+    from offload.settings.method_sizes import has_draft_model
 
     from ..output.download_bar import DownloadBar
 
@@ -84,7 +84,7 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
 def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
     """Raise SettingsError for more ranks than the model has heads, before the processes are started."""
     from offload.architecture.known import read_shape
-    from offload.loading.hub import locate, open_checkpoint
+    from offload.loading.hub.download import locate, open_checkpoint
     from offload.parallel import split
 
     path = locate(settings.engine.model, home)

@@ -24,7 +24,7 @@ from ..output.terminal import Terminal
 from ..signals import listen
 
 if TYPE_CHECKING:
-    from offload.opened_model import OpenModel
+    from offload.api.opened_model import OpenModel
     from offload.parallel import Group
 
     from ..options.settings import Settings

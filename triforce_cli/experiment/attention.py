@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offload.config import Sampling, Speculation
+from offload.api.opened_model import OpenModel
 from offload.engine import Engine
 from offload.errors import PromptError
 from offload.evaluation import Policy, recovered_attention
 from offload.events import Prefilled
-from offload.levels import sized
 from offload.metrics import Meter
-from offload.opened_model import OpenModel
-from offload.speculation.hierarchy import SELECTORS
-from offload.speculation.runner import Runner
+from offload.settings.config import Sampling, Speculation
+from offload.settings.method_sizes import sized
+from offload.speculation.levels.hierarchy import SELECTORS
+from offload.speculation.passes.runner import Runner
 
 from ..bench.benchmark import first_tokens
 from ..bench.grid.axes import CONTEXT

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from offload.config import GROUPS, check_part
 from offload.hardware.schema import InvalidValue, dotted, refuse_unknown
+from offload.settings.config import GROUPS, check_part
 
 from ..bench.grid.axes import AXES, BATCH, CONTEXT, Values, points
 from ..options.settings import option_names

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offload.errors import SettingsError
-from offload.methods import MIDDLES
+from offload.settings.methods import MIDDLES
 
 from ..bench.methods import BASE
 from ..bench.methods import parse as parse_methods

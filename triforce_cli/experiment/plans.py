@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offload.config import Placement
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.loading.hub import dimensions
+from offload.loading.hub.download import dimensions
 from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
+from offload.settings.config import Placement
 from offload.units import GIB
 
 from .schema import PlanCase, Value

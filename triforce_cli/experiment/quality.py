@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offload.methods import H2O, RETRIEVAL, STREAMING_LLM
+from offload.settings.methods import H2O, RETRIEVAL, STREAMING_LLM
 
 from ..bench.grid.axes import CONTEXT
 from ..bench.grid.pivot import Measure

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from offload.config import DRAFTS
 from offload.errors import SettingsError
-from offload.methods import METHODS
+from offload.settings.config import DRAFTS
+from offload.settings.methods import METHODS
 
 from ..bench.methods import name_of
 from ..exit_codes import DONE, INTERRUPTED

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from offload.config import Speculation
 from offload.hardware.schema import InvalidValue, Key, dotted
-from offload.placement_config import OFFLOADS
+from offload.settings.config import Speculation
+from offload.settings.placement_settings import OFFLOADS
 from offload.short_repr import short_repr
 
 from ..bench.grid.axes import AXES

@@ -11,8 +11,8 @@ import logging
 import zipfile
 from typing import Any
 
-from offload.limited_process import Refused
 from offload.short_repr import short_text
+from offload.system.limited_process import Refused
 from offload.units import size_text
 
 ARCHIVE = ".zip"  # what is asked about a file that may be an EPUB or a DOCX document

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from offload.errors import PromptError
-from offload.limited_process import LimitedProcesses, LimitExceeded, Limits, Refused
+from offload.system.limited_process import LimitedProcesses, LimitExceeded, Limits, Refused
 from offload.units import GIB
 
 from .conversion import ARCHIVE, NOT_INSTALLED

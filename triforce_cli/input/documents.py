@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from offload.bounded import Unbounded, read_bounded
 from offload.errors import PromptError
+from offload.system.bounded_yaml import Unbounded, read_bounded
 from offload.units import GIB
 
 from .converters import end_conversions, text_of

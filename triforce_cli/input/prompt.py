@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offload.api.joined_texts import join_texts
 from offload.errors import PromptError
-from offload.joined_texts import join_texts
 
 from .converters import end_conversions
 from .documents import PROMPT_HINT, STDIN, Warn, checked, is_terminal, name_of, read

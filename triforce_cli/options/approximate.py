@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from offload.config import EXACT
 from offload.errors import SettingsError
-from offload.levels import forgets, forgetting_capacity
-from offload.methods import STREAMING_LLM
+from offload.settings.config import EXACT
+from offload.settings.method_sizes import forgets, forgetting_capacity
+from offload.settings.methods import STREAMING_LLM
 from offload.units import counted
 
 from .settings import Settings

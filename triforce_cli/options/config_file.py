@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import SettingsError
-from offload.generation_config import COUPLED, FASTEST, parse_sampling
 from offload.hardware.profile_file import Document, is_path, plain_option, read
 from offload.hardware.schema import OPTION_NAMES, InvalidValue, check_options, refuse_unknown
+from offload.settings.generation import COUPLED, FASTEST, parse_sampling
 from offload.short_repr import short_repr
 
 from .declarations import THINK

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, KV_FORMATS, METHODS, QUANTIZE
-from offload.generation_config import COUPLED, FASTEST, parse_sampling
-from offload.methods import APPROXIMATIONS, MIDDLES
-from offload.placement_config import EXPERTS, OFFLOADS
-from offload.tree_config import TREE_SAMPLINGS
+from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, KV_FORMATS, METHODS, QUANTIZE
+from offload.settings.generation import COUPLED, FASTEST, parse_sampling
+from offload.settings.methods import APPROXIMATIONS, MIDDLES
+from offload.settings.placement_settings import EXPERTS, OFFLOADS
+from offload.settings.tree_settings import TREE_SAMPLINGS
 from offload.units import parse_size, parse_tokens
 
 from ..input.encoding import encoding_named
@@ -72,8 +72,8 @@ def _setting(name: str, help: str, default: str | None = None, *names: str, **re
 
 
 def _complete_model(incomplete: str) -> list[str]:
-    from offload.loading.bundled import EMBEDDED
-    from offload.loading.hub_models import HUB_MODELS
+    from offload.loading.hub.bundled import EMBEDDED
+    from offload.loading.hub.hub_models import HUB_MODELS
 
     return [name for name in (*EMBEDDED, *HUB_MODELS) if name.lower().startswith(incomplete.lower())]
 

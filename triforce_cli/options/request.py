@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from offload.config import DRAFTS, Sampling, check_part
 from offload.errors import ModelNotFound, SettingsError
-from offload.generation_config import COUPLED, FASTEST
-from offload.levels import has_draft_model
-from offload.loading.registry import draft_error
-from offload.loading.registry import resolve as resolve_model
-from offload.methods import CHOSEN, LOOKUP, METHODS, MODEL
+from offload.loading.hub.registry import draft_error
+from offload.loading.hub.registry import resolve as resolve_model
+from offload.settings.config import DRAFTS, Sampling, check_part
+from offload.settings.generation import COUPLED, FASTEST
+from offload.settings.method_sizes import has_draft_model
+from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
 from offload.short_repr import short_repr
 
 from ..distributed.launch import launch, ranks_to_start

@@ -11,7 +11,12 @@ from typing import Any
 
 import typer
 
-from offload.config import (
+from offload.errors import SettingsError
+from offload.hardware import profiles
+from offload.hardware.calibration import default_folder
+from offload.hardware.driver import may_have_gpus
+from offload.hardware.profiles import Profile
+from offload.settings.config import (
     GROUPS,
     Caching,
     EngineConfig,
@@ -22,13 +27,8 @@ from offload.config import (
     Speculation,
     check_part,
 )
-from offload.errors import SettingsError
-from offload.generation_config import FASTEST
-from offload.hardware import profiles
-from offload.hardware.calibration import default_folder
-from offload.hardware.driver import may_have_gpus
-from offload.hardware.profiles import Profile
-from offload.methods import PLAIN
+from offload.settings.generation import FASTEST
+from offload.settings.methods import PLAIN
 from offload.units import GIB
 
 NO_PROFILE = "none"  # the name for a GPU without a profile: it runs with the default settings

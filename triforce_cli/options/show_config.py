@@ -9,8 +9,8 @@ from typing import Any
 import typer
 import yaml
 
-from offload.config import Sampling
-from offload.generation_config import COUPLED, FASTEST
+from offload.settings.config import Sampling
+from offload.settings.generation import COUPLED, FASTEST
 
 from ..output.settings_text import SIZES, size_text
 from .config_file import FILE, OTHER_NAMES

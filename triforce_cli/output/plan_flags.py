@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offload.config import EXACT, Speculation
 from offload.planning.plan import Plan
+from offload.settings.config import EXACT, Speculation
 from offload.units import GIB
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from rich.text import Text
 
 from offload.architecture.kv_formats import GROUP, group_bytes
-from offload.config import EXACT
 from offload.hardware.calibration import Measured
 from offload.hardware.rates import Hardware
 from offload.planning.latency import Decoding
@@ -16,6 +15,7 @@ from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion
+from offload.settings.config import EXACT
 from offload.units import GIB, counted
 
 from .cursor import visible

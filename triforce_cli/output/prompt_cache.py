@@ -7,9 +7,9 @@ from datetime import datetime
 
 from rich.text import Text
 
-from offload.config import EXACT
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.folder import PromptFolder
+from offload.settings.config import EXACT
 from offload.units import counted, size_text
 
 from .cursor import visible

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from offload.generation_config import COUPLED, FASTEST
+from offload.settings.generation import COUPLED, FASTEST
 from offload.units import GIB
 
 from .tables import Column, table

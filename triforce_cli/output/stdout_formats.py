@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Restored, Text, Thought
-from offload.loading.thinking import CLOSING, OPENING
+from offload.loading.tokenizers.thinking import CLOSING, OPENING
 from offload.metrics import Meter, Summary
 
 from .format import rounded

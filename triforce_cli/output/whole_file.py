@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from offload.errors import SettingsError
-from offload.files import remove_leftovers, replace_file, temporary_for
+from offload.system.files import remove_leftovers, replace_file, temporary_for
 
 
 def check_file(path: Path, option: str, example: str) -> None:

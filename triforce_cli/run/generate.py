@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from offload.batching.request import BatchRequest
-from offload.config import GenerationConfig
-from offload.decoder import QuantizedCopy
 from offload.engine import Engine
-from offload.levels import uses_copy
 from offload.metrics import Summary
+from offload.model.decoder import QuantizedCopy
 from offload.prompt_cache.prefill import PromptCache
+from offload.settings.config import GenerationConfig
+from offload.settings.method_sizes import uses_copy
 
 from ..exit_codes import DONE
 from ..input.prompt import PromptText

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from offload.engine import Engine
-from offload.levels import stored_tokens
 from offload.prompt_cache.prefill import PromptCache
+from offload.settings.method_sizes import stored_tokens
 
 from ..options.approximate import lossy_modes
 from ..options.request import OutputOptions
@@ -19,7 +19,7 @@ from .plan import plan_run, plan_tiers
 from .prompt_cache import memory_limit, open_prompt_cache
 
 if TYPE_CHECKING:
-    from offload.offloading import TierSettings
+    from offload.memory.tier_settings import TierSettings
 
 
 class Display(Protocol):

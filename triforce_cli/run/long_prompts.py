@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from offload.errors import PromptError
-from offload.levels import forgets
+from offload.settings.method_sizes import forgets
 
 from ..distributed.rank import broadcast
 from ..input.documents import STDIN, name_of

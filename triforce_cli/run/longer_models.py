@@ -14,8 +14,8 @@ from offload.errors import TriforceError
 from offload.hardware import profiles
 from offload.hardware.calibration import applied, profile_of_found
 from offload.hardware.driver import gpu_names
-from offload.loading.hub import cached_models, dimensions, stored_bits
-from offload.loading.hub_models import HUB_MODELS
+from offload.loading.hub.download import cached_models, dimensions, stored_bits
+from offload.loading.hub.hub_models import HUB_MODELS
 from offload.planning.plan import Plan, make_plan
 
 from ..options.settings import NO_PROFILE, Settings

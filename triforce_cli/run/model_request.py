@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from offload.config import Sampling, Speculation
+from offload.api.loader import open_model
+from offload.api.opened_model import OpenModel
 from offload.engine import Engine
 from offload.errors import PromptError
-from offload.levels import forgets
-from offload.loader import open_model
-from offload.loading.tokenizer import EncodingProgress
+from offload.loading.tokenizers.tokenizer import EncodingProgress
 from offload.metrics import Meter
-from offload.opened_model import OpenModel
 from offload.parallel import ALONE
+from offload.settings.config import Sampling, Speculation
+from offload.settings.method_sizes import forgets
 from offload.units import counted
 
 from ..distributed.launch import ranks_to_start

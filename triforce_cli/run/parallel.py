@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from offload.config import Placement
+from offload.api.opened_model import OpenModel
 from offload.errors import OutOfMemory, SettingsError
-from offload.opened_model import OpenModel
+from offload.settings.config import Placement
 from offload.units import counted, size_text
 
 from ..options.parallel import AUTO

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offload.architecture.dims import Dimensions
-from offload.config import EXACT, Placement
 from offload.errors import Degraded, SettingsError
-from offload.scratch_file import ScratchFile
-from offload.system import file_system
+from offload.settings.config import EXACT, Placement
+from offload.system.machine import file_system
+from offload.system.scratch_file import ScratchFile
 
 from ..options.settings import Settings
 
 if TYPE_CHECKING:
-    from offload.opened_model import OpenModel
+    from offload.api.opened_model import OpenModel
 
 
 def check_tiers(model: OpenModel, placement: Placement) -> None:

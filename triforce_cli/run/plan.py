@@ -23,7 +23,7 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
-from offload.system import cores, free_host_memory, free_memory
+from offload.system.machine import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
 from ..options.settings import NO_PROFILE, Settings, gpu_names
@@ -36,8 +36,8 @@ from .prompt_cache import memory_limit
 if TYPE_CHECKING:
     import torch
 
-    from offload.offloading import TierSettings
-    from offload.opened_model import OpenModel
+    from offload.api.opened_model import OpenModel
+    from offload.memory.tier_settings import TierSettings
 
 
 def plan_request(
@@ -124,7 +124,7 @@ def packed_tiers(tiers: TierSettings | None) -> dict[str, Any] | None:
 
 
 def unpacked_tiers(values: Mapping[str, Any]) -> TierSettings:
-    from offload.offloading import TierSettings
+    from offload.memory.tier_settings import TierSettings
 
     return TierSettings(**{**values, "disk": values["disk"] and Path(values["disk"])})
 
@@ -170,7 +170,7 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
 
 
 def _tier_settings(plan: Plan) -> TierSettings:
-    from offload.offloading import TierSettings
+    from offload.memory.tier_settings import TierSettings
 
     where, placement = plan.placed, plan.request.placement
     mode = plan.offload if placement.offload == "auto" else placement.offload

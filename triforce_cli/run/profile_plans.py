@@ -12,17 +12,17 @@ from offload.architecture.dims import Dimensions
 from offload.architecture.known import known_name, sibling_of
 from offload.architecture.known_models import KNOWN, compatible
 from offload.architecture.yarn import beyond_dual_chunk, layers_with_windows
-from offload.config import DEFAULT_MODEL, EXACT
 from offload.errors import ModelNotFound, PromptError, SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied, profile_of_found
 from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
-from offload.loading.hub import describe_source, dimensions, is_quantized, stored_bits
+from offload.loading.hub.download import describe_source, dimensions, is_quantized, stored_bits
 from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
-from offload.system import cores, free_host_memory
+from offload.settings.config import DEFAULT_MODEL, EXACT
+from offload.system.machine import cores, free_host_memory
 from offload.units import counted
 
 from ..options.settings import Settings, resolve_with

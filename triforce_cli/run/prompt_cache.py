@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from offload.errors import Degraded
 from offload.prompt_cache.fingerprint import LEAST
 from offload.prompt_cache.folder import PromptFolder
-from offload.system import default_home
+from offload.system.machine import default_home
 from offload.units import size_text
 
 from ..options.approximate import is_cacheable
 from ..options.settings import Settings
 
 if TYPE_CHECKING:
-    from offload.opened_model import OpenModel
+    from offload.api.opened_model import OpenModel
     from offload.prompt_cache.prefill import PromptCache
 
 LABEL = 240  # characters of a prompt from which its label is made; most of them may be blank

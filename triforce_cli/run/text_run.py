@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from offload.events import Event
-from offload.loading.text_stream import TextLayer, stream_text
+from offload.loading.tokenizers.text_stream import TextLayer, stream_text
 from offload.metrics import Meter, Summary
 
 from ..output.renderers import Renderer

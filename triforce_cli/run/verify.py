@@ -11,9 +11,9 @@ from offload.errors import TriforceError
 from ..output.verification import verification_line
 
 if TYPE_CHECKING:
-    from offload.config import Sampling
     from offload.engine import Engine
-    from offload.speculation.lossless import Choice, Replay
+    from offload.settings.config import Sampling
+    from offload.speculation.levels.lossless import Choice, Replay
 
 SHOWN = 100  # divergences in a summary: after a fault there may be thousands
 

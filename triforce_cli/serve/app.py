@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.short_repr import short_repr
 
 from .bodies import Bodies

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from offload.errors import PromptError
-from offload.limited_process import LimitedProcesses
+from offload.system.limited_process import LimitedProcesses
 
 from ..input.converters import converting_processes, text_of
 from ..input.encoding import ANOTHER

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from offload.errors import PromptError
-from offload.prompt_checks import check_prompt
+from offload.loading.prompt_checks import check_prompt
 
 from ..options.settings import Settings
 from ..run.model_request import ModelRequest

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from offload.config import check_part
 from offload.errors import SettingsError
-from offload.loading.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.settings.config import check_part
 from offload.short_repr import short_repr
 
 from ..options.other_names import FIELDS, other_name

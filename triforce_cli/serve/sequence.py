@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest, Events
-from offload.config import GenerationConfig, Sampling, Speculation
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, Text, Thought
-from offload.loading.text_stream import TextLayer, stream_text
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.text_stream import TextLayer, stream_text
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.metrics import Meter
+from offload.settings.config import GenerationConfig, Sampling, Speculation
 
 from .errors import api_error
 

@@ -21,7 +21,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from offload.errors import InternalError, SettingsError, TriforceError, typed_error
-from offload.levels import forgets
+from offload.settings.method_sizes import forgets
 from offload.units import counted
 
 from ..exit_codes import DONE

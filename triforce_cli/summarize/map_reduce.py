@@ -9,9 +9,9 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from offload.errors import PromptError, SettingsError, TriforceError
-from offload.loading.tokenizer import EncodingProgress
+from offload.loading.tokenizers.tokenizer import EncodingProgress
+from offload.loading.weights_digest import file_mark
 from offload.units import counted
-from offload.weights_digest import file_mark
 
 from ..input.documents import Document
 from ..input.excerpts import split

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offload.files import TEMPORARY, replace_file
+from offload.system.files import TEMPORARY, replace_file
 
 from ..distributed.rank import broadcast
 

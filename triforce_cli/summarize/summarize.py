@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from offload.errors import PromptError
-from offload.levels import forgets
-from offload.system import default_home
+from offload.settings.method_sizes import forgets
+from offload.system.machine import default_home
 from offload.units import counted
 
 from ..input.documents import Document

@@ -1,5 +1,5 @@
 /*
- * Sampling with noise that depends on seed, position and token alone: speculation/noise.py, which defines it, decides
+ * Sampling with noise that depends on seed, position and token alone: speculation/sampling/noise.py, which defines it, decides
  * what is too close for the rounding of the logarithm here, which compilers may contract.
  */
 enum { NOISE_GROUPS = 32 }; /* counters computed together, with 4 tokens each */

@@ -1,5 +1,5 @@
 /*
- * Rounding weights to fewer bits, in the bits of offload/loading/quantization.py, which explains what is done: its
+ * Rounding weights to fewer bits, in the bits of offload/loading/formats/quantization.py, which explains what is done: its
  * operations in its order, so products are not contracted with sums. Included once per level, after tile.h.
  *
  * LANES groups are rounded at a time, one in each lane.

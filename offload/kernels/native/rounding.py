@@ -1,4 +1,4 @@
-"""Rounds weights to 4, 5, 6 or 8 bits in the kernel, in the bits of offload/loading/quantization.py."""
+"""Rounds weights to 4, 5, 6 or 8 bits in the kernel, in the bits of offload/loading/formats/quantization.py."""
 
 from __future__ import annotations
 

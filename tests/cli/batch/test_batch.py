@@ -6,7 +6,7 @@ import pytest
 
 from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
-from offload.speculation.sampling import Sampler
+from offload.speculation.sampling.warp import Sampler
 from tests.support.command import assert_error
 from triforce_cli.batch.results import ResultFile
 from triforce_cli.run.model_request import ModelRequest

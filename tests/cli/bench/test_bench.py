@@ -13,9 +13,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from offload.config import Speculation
 from offload.errors import SettingsError
 from offload.metrics import Summary
+from offload.settings.config import Speculation
 from tests.support.terminal import Pty, Screen
 from triforce_cli.app import run
 from triforce_cli.bench.methods import parse, speculations

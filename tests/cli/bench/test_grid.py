@@ -186,7 +186,7 @@ def test_an_interrupted_grid_goes_on_where_it_ended(triforce_here, tmp_path, mon
     assert untimed(lines_of(cut)) == untimed(lines_of(whole))
     first = json.loads(out)
     with monkeypatch.context() as patch:
-        patch.setattr("offload.loader.OpenModel.load", None)  # everything is finished
+        patch.setattr("offload.api.loader.OpenModel.load", None)  # everything is finished
         again = json.loads(triforce_here("bench", *GRID, "--points", cut, "--json").stdout)
         uninterrupted = json.loads(triforce_here("bench", *GRID, "--points", whole, "--json").stdout)
     assert again["points"] == first["points"]

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from offload.diagnosis import kernel_state, model_cache, read_rate
+from offload.api.diagnosis import kernel_state, model_cache, read_rate
 from offload.kernels.native import LEVELS
 from tests.support.paths import ROOT
 from triforce_cli.app import run

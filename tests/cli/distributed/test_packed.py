@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.offloading import TierSettings
+from offload.memory.tier_settings import TierSettings
 from triforce_cli.batch.lines import Line
 from triforce_cli.bench.grid.prompts import GridPrompt
 from triforce_cli.input.documents import Document

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offload.errors import SettingsError, UsageError
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import make_tokenizer
 from triforce_cli.input.excerpts import Position, Range, parse_position, split
 

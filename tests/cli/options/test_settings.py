@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from offload.config import Sampling
+from offload.settings.config import Sampling
 from offload.units import parse_size
 from tests.support.command import assert_error
 from triforce_cli.options.settings import resolve

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.architecture.known import KNOWN
-from offload.config import Placement
 from offload.planning.placement import resident_tokens
 from offload.planning.plan import make_plan
+from offload.settings.config import Placement
 from offload.units import GIB
 from tests.support.planning import request
 from triforce_cli.output.plan_flags import Argument, command_line, flags_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.methods import APPROXIMATIONS
+from offload.settings.methods import APPROXIMATIONS
 from tests.support.command import STATISTICS, assert_error, done
 
 PROMPT = ("generate", "Once upon a time " * 40, "-n", "8", "--temperature", "0", "--raw")

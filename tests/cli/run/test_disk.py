@@ -10,7 +10,7 @@ import pytest
 from offload.hardware.calibration import Measured, load, save
 from offload.hardware.microbenchmarks import BenchmarkSizes
 from offload.hardware.schema import Host
-from offload.system import file_system
+from offload.system.machine import file_system
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
 from triforce_cli.output.terminal import Terminal
@@ -25,7 +25,7 @@ def set_page(monkeypatch, tokens):
     """Make pages of so many tokens, whatever a model's keys and values take."""
     for name in ("architecture.footprint.LEAST_PAGE", "architecture.footprint._MOST"):
         monkeypatch.setattr(f"offload.{name}", tokens)
-    monkeypatch.setattr("offload.offloading.settings.TierSettings.page_unit", tokens)
+    monkeypatch.setattr("offload.memory.tier_settings.TierSettings.page_unit", tokens)
 
 
 @pytest.fixture

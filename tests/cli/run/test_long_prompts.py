@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.loading.tokenizer_files import load_tokenizer
+from offload.loading.tokenizers.tokenizer_files import load_tokenizer
 from tests.support.command import environment, refused
 from tests.support.paths import ROOT
 from triforce_cli.input.truncate import GAP, PARTS, truncate

@@ -6,7 +6,8 @@ import warnings
 import pytest
 
 from offload.errors import Degraded
-from offload.offloading import TierSettings, make_link
+from offload.memory.host_memory import make_link
+from offload.memory.tier_settings import TierSettings
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
 from triforce_cli.run.plan import fewest_on_device
@@ -114,7 +115,7 @@ def test_degraded_performance_is_a_warning(triforce_here, monkeypatch):
         warnings.warn("this will be renamed", DeprecationWarning, stacklevel=2)
         return make_link(*args)
 
-    monkeypatch.setattr("offload.opened_model.make_link", slow_link)
+    monkeypatch.setattr("offload.api.opened_model.make_link", slow_link)
     args = ("generate", PROMPT, *GREEDY, "--link", "5", "--offload", "stream")
     with warnings.catch_warnings():
         settle_libraries()

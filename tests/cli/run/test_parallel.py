@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from offload.config import EngineConfig
+from offload.api.loader import open_model
 from offload.errors import OutOfMemory
-from offload.loader import open_model
+from offload.settings.config import EngineConfig
 from triforce_cli.options.request import Request
 from triforce_cli.options.settings import resolve
 from triforce_cli.run.model_request import ModelRequest

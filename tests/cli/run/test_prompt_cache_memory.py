@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from offload.config import Caching, Placement
+from offload.settings.config import Caching, Placement
 from triforce_cli.run import prompt_cache
 from triforce_cli.run.prompt_cache import memory_limit
 

@@ -90,7 +90,7 @@ def test_a_gpu_without_room_for_the_original_weights_compares_nothing(triforce, 
     def without_room(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("offload.opened_model.agreement", without_room)
+    monkeypatch.setattr("offload.api.opened_model.agreement", without_room)
     result = triforce(*PROMPT, *BF16, "--json", "--quantize", "q4")
     assert result.returncode == 0
     assert "--quantize q4 changes the model: there is too little memory to measure by how much" in result.stderr

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_model
-from offload.decoder import Model
 from offload.errors import TriforceError
 from offload.events import Tokens
+from offload.model.decoder import Model
 from offload.session import Session
 from tests.support.command import done, refused
 from triforce_cli.output.verification import verification_line

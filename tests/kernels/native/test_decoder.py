@@ -13,10 +13,10 @@ from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kernels.native.library import open_library
 from offload.kernels.native.ops import NativeOperations, why_not
 from offload.kernels.ops import TorchOperations, choose_operations
-from offload.loading.safetensors import FolderCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
-from offload.speculation.runner import Runner
+from offload.speculation.passes.runner import Runner
 from tests.support.models import make_hf_model
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import torch
 from offload.kernels.native.library import BLOCK
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.panels import format_struct, pack_quantized
-from offload.loading.gguf_blocks import FORMATS, split_blocks
+from offload.loading.formats.gguf_blocks import FORMATS, split_blocks
 from tests.support.native_kernel import NAN, distance, draw
 from tests.support.quantized import random_blocks
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from offload.kernels.native.rounding import round_weight
-from offload.loading.gguf_blocks import FORMATS
-from offload.loading.quantization import quantize_by_torch
+from offload.loading.formats.gguf_blocks import FORMATS
+from offload.loading.formats.quantization import quantize_by_torch
 from tests.support.native_kernel import draw
 
 pytestmark = pytest.mark.xdist_group("native")

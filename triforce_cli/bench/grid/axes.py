@@ -9,10 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from offload.config import Speculation
 from offload.errors import SettingsError
-from offload.levels import drafter_kind
-from offload.methods import LOOKUP, METHODS
+from offload.settings.config import Speculation
+from offload.settings.method_sizes import drafter_kind
+from offload.settings.methods import LOOKUP, METHODS
 from offload.short_repr import short_repr
 from offload.units import parse_tokens
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from offload.config import Sampling, Speculation
+from offload.api.opened_model import OpenModel
 from offload.errors import SettingsError
-from offload.levels import has_draft_model
-from offload.offloading import TierSettings
-from offload.opened_model import OpenModel
+from offload.memory.tier_settings import TierSettings
+from offload.settings.config import Sampling, Speculation
+from offload.settings.method_sizes import has_draft_model
 
 from ...distributed.rank import broadcast
 from ...options.settings import Settings

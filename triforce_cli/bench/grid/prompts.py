@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from offload.errors import PromptError, SettingsError
-from offload.loading.tokenizer import Tokenizer
+from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.units import counted
 
 from ..benchmark import first_tokens

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from offload.engine import Engine
-from offload.generation_config import FASTEST
+from offload.settings.generation import FASTEST
 from offload.units import counted
 
 from ...distributed.rank import broadcast

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload.config import Speculation
-from offload.levels import has_draft_model
-from offload.opened_model import OpenModel
-from offload.weights_digest import weights_digest
+from offload.api.opened_model import OpenModel
+from offload.loading.weights_digest import weights_digest
+from offload.settings.config import Speculation
+from offload.settings.method_sizes import has_draft_model
 
 from ...run.prompt_cache import prompt_folder
 

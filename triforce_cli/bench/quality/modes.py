@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from offload.config import KV_FORMATS, QUANTIZE
 from offload.errors import SettingsError
-from offload.methods import APPROXIMATIONS
+from offload.settings.config import KV_FORMATS, QUANTIZE
+from offload.settings.methods import APPROXIMATIONS
 
 from ...options.settings import Settings, resolve_with
 

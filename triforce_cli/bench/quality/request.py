@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from offload.config import Speculation
+from offload.api.opened_model import OpenModel
 from offload.errors import PromptError, SettingsError
 from offload.evaluation import Needle, make_needles
-from offload.levels import stored_tokens
-from offload.offloading import TierSettings
-from offload.opened_model import OpenModel
+from offload.memory.tier_settings import TierSettings
+from offload.settings.config import Speculation
+from offload.settings.method_sizes import stored_tokens
 from offload.units import counted
 
 from ...options.request import Request

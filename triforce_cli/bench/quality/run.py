@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from offload.config import GenerationConfig, Sampling
 from offload.engine import Engine
 from offload.evaluation import Predictor, Recomputed, continue_greedily, score_needle, score_text
 from offload.events import Prefilled, Tokens
 from offload.metrics import Meter
-from offload.speculation.runner import Runner
+from offload.settings.config import GenerationConfig, Sampling
+from offload.speculation.passes.runner import Runner
 
 from ...exit_codes import DONE, INTERRUPTED
 from ...output.plan import print_plan

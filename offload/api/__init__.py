@@ -1,0 +1,1 @@
+"""The library's face: models opened by name, questions asked, answers streamed."""

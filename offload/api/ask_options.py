@@ -1,0 +1,78 @@
+"""The options of one question by name, and what they come to: sampling and limits. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, TypedDict
+
+from ..settings.config import GenerationConfig, Sampling
+from ..settings.validation import require
+
+
+class AskOptions(TypedDict, total=False):
+    """Name the options of a question: those of Sampling and GenerationConfig, and how the prompt is rendered.
+
+    What is left out, or None, is the model's own default. Without `max_new_tokens`, an answer has up to 512 tokens, or
+    as many as the context has left. A `seed` couples the draws to it: it gives one text, whatever the method. Without
+    one, each answer has its own. `stop` ends the answer before the first of these strings. `system` is the system
+    message, and `think` switches the model's thinking on or off.
+    """
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_range: int | None
+    no_repeat_ngram: int | None
+    coupled: bool | None
+    max_new_tokens: int | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    system: str | None
+    think: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Options as the engine takes them. `is_limited`: the number of new tokens was given."""
+
+    sampling: Sampling
+    config: GenerationConfig
+    system: str | None
+    think: bool | None
+    is_limited: bool
+
+
+def resolve(options: Mapping[str, Any], model_default: Sampling) -> Asked:
+    """Return what the options of one question come to. Raises SettingsError for unknown names and wrong values."""
+    known = list(AskOptions.__annotations__)
+    for name in options:
+        close = get_close_matches(name, known, 1, 0.4)
+        hint = f"did you mean {close[0]}?" if close else f"use some of: {', '.join(known)}"
+        require(name in known, f"there is no option {name}", hint)
+    given = {name: value for name, value in options.items() if value is not None}
+    sampling = {field.name: given[field.name] for field in fields(Sampling) if field.name in given}
+    config = {field.name: given[field.name] for field in fields(GenerationConfig) if field.name in given}
+    if "seed" in given:
+        sampling.setdefault("coupled", True)
+    config.setdefault("seed", secrets.randbits(32))
+    stop = given.get("stop", ())
+    config["stop"] = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Sequence) else stop
+    think = given.get("think")
+    require(think in (None, True, False), f"think is {think!r}", "use True or False, or leave it out")
+    return Asked(
+        model_default.overridden(sampling),
+        GenerationConfig(**config),
+        given.get("system"),
+        think,
+        "max_new_tokens" in given,
+    )

@@ -1,0 +1,79 @@
+"""Opens a model from a configuration: finds its files, and refuses wrong requests before the weights are loaded."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from ..architecture.rope import check_frequencies
+from ..errors import TriforceError
+from ..kernels.ops import check_kernel
+from ..loading.device import resolve_device, resolve_dtype
+from ..loading.formats.safetensors import Checkpoint
+from ..loading.formats.tensor_checks import check_tensors
+from ..loading.hub.download import FetchProgress, locate, open_checkpoint, silent
+from ..loading.hub.registry import draft_error
+from ..loading.quantization_checks import check_quantize, quantized
+from ..parallel import ALONE, Group
+from ..settings.config import EngineConfig, Speculation, engine_config
+from ..settings.method_sizes import has_draft_model
+from ..settings.validation import require_instance
+from .opened_model import OpenModel
+
+
+def open_model(
+    config: EngineConfig | str | PathLike[str],
+    home: Path | None = None,
+    progress: FetchProgress = silent,
+    speculation: Speculation | None = None,
+    group: Group = ALONE,
+) -> OpenModel:
+    """Find a model, fetching it if necessary, and check its config, headers, device, dtype and kernel.
+
+    Args:
+        config: the settings, or a model's name or path alone.
+        home: triforce's cache folder; None for the platform's.
+        progress: called during a fetch.
+        speculation: the decoding method; a draft model is found and checked as well.
+        group: the ranks that share the model.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, CheckpointError, FetchError, SettingsError.
+    """
+    config = engine_config(config)
+    if speculation is not None:
+        require_instance("speculation", speculation, Speculation)
+    device = resolve_device(config.device, group.local)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dtype = resolve_dtype(config.dtype, device)
+    check_kernel(config.kernel)  # before a model is fetched in vain
+    check_quantize(config, device, dtype)
+    checkpoint = quantized(_open_checked(config.model, home, progress), config, device, dtype)
+    settings = speculation or Speculation()
+    draft = None
+    if has_draft_model(settings) and settings.draft_model is not None:
+        draft = _open_draft(settings.draft_model, home, progress)
+    opened = OpenModel(config, checkpoint, device, dtype, settings, draft, group)
+    opened.check_kernel()
+    opened.check_self_draft(settings)
+    opened.check_kv()
+    if draft is not None:
+        _ = opened.barred  # raises what is wrong before the weights are loaded
+    return opened
+
+
+def _open_draft(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
+    try:
+        return _open_checked(name, home, progress)
+    except TriforceError as error:
+        raise draft_error(error) from error
+
+
+def _open_checked(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
+    checkpoint = open_checkpoint(locate(name, home, progress))
+    check_tensors(checkpoint)
+    check_frequencies(checkpoint.shape)
+    return checkpoint

@@ -1,0 +1,351 @@
+"""A model whose files have been found and checked: what it needs, what it refuses, and how it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from importlib.util import find_spec
+
+import torch
+
+from ..architecture.config import ModelShape
+from ..architecture.context_limit import new_tokens_in_context
+from ..architecture.known import sibling_of
+from ..architecture.kv_formats import stored_bytes
+from ..architecture.parameters import WeightBits
+from ..architecture.yarn import factor_for, stretched
+from ..engine import Engine
+from ..errors import SettingsError
+from ..kernels.ops import Operations, choose_operations
+from ..loading.agreement import agreement
+from ..loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from ..loading.formats.safetensors import Checkpoint
+from ..loading.formats.stored_bits import average_bits
+from ..loading.kv_checks import check_kv, check_offloaded_retrieval_kv, check_retrieval_kv, missing_kernel
+from ..loading.quantization_checks import check_self_draft
+from ..loading.quantized_copy import QuantizedCopies
+from ..loading.tokenizers.tokenizer import Tokenizer
+from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
+from ..loading.weights import Progress, load_model
+from ..loading.weights_digest import file_state, weights_digest
+from ..memory.host_memory import make_link
+from ..memory.link import Link
+from ..memory.tier_settings import TierSettings
+from ..memory.tiered_factory import TieredStoreFactory, check_model
+from ..model.decoder import Model
+from ..parallel import ALONE, Group, Share, split
+from ..planning.batch import fitting_sequences, kv_room
+from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
+from ..planning.self_draft import copy_bits
+from ..prompt_cache.fingerprint import LEAST, TOKENS
+from ..prompt_cache.folder import PromptFolder
+from ..prompt_cache.prefill import PromptCache
+from ..prompt_cache.reader import AHEAD
+from ..prompt_cache.writer import MOST_COPIED
+from ..settings.config import EXACT, EngineConfig, Sampling, Speculation
+from ..settings.generation import DRY_BREAKERS
+from ..settings.method_sizes import (
+    check_approximate,
+    check_forgetting,
+    check_trees,
+    forgets,
+    selected_format,
+    uses_copy,
+)
+from ..system.machine import free_memory
+from ..weight_offloading.expert_tier import ExpertTier
+from ..weight_offloading.layer_stream import WeightTier
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """Describe a model whose files have been found and checked, and load it: until `load`, no weights are in memory."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    speculation: Speculation
+    draft: Checkpoint | None  # of the draft model, if the method uses one
+    group: Group = ALONE  # the ranks that share the model; each loads the whole draft model
+
+    @cached_property
+    def share(self) -> Share | None:
+        """Return this rank's share of the model; None for all of it. Raises SettingsError for too many ranks."""
+        return None if self.group.size == 1 else split(self.checkpoint.shape, self.group.rank, self.group.size)
+
+    @property
+    def shape(self) -> ModelShape:
+        """Return the shape of the part of the model in this rank's memory."""
+        return self.checkpoint.shape if self.share is None else self.share.stored
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, loading it on first use. Raises CheckpointError."""
+        return self.checkpoint.load_tokenizer()
+
+    @cached_property
+    def barred(self) -> list[int]:
+        """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
+        assert self.draft is not None, "only a draft model is barred from ids"
+        sibling = sibling_of(self.config.model, self.checkpoint.shape)
+        return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
+
+    @property
+    def kernel(self) -> str:
+        """Return the level of the native kernel that will be used; "off" if torch computes."""
+        kernel = self._operations(self.shape).kernel
+        return "off" if kernel is None else kernel.level
+
+    @property
+    def sampling(self) -> Sampling:
+        """Return the model's own sampling defaults."""
+        return Sampling.from_generation_config(self.checkpoint.generation)
+
+    @cached_property
+    def dry_breakers(self) -> frozenset[int]:
+        """The ids of DRY's sequence breakers."""
+        return tokens_containing(self.tokenizer.vocabulary, DRY_BREAKERS)
+
+    def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
+        """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
+
+        Raises PromptError with the numbers if the prompt exceeds the context, or with `exact` prompt and answer do.
+        On a cache that forgets, everything fits; raises SettingsError if the cache exceeds the context.
+        """
+        if forgets(self.speculation):
+            check_forgetting(self.speculation, self.checkpoint.shape.context)
+            return wanted
+        return new_tokens_in_context(self.checkpoint.shape, prompt_tokens, wanted, exact)
+
+    def stretched(self, tokens: int) -> OpenModel:
+        """Return the model with a context of at least `tokens`, extended by YaRN to a multiple of its own if need be.
+
+        Raises UnsupportedModel if that is not possible.
+        """
+        factor = factor_for(self.checkpoint.shape, tokens)
+        if factor <= 1:
+            return self
+        checkpoint = copy(self.checkpoint)
+        checkpoint.shape = stretched(self.checkpoint.shape, factor)
+        return replace(self, checkpoint=checkpoint)
+
+    @cached_property
+    def weight_bits(self) -> WeightBits:
+        """Return the average bits of a weight in memory, inside and outside of the layers."""
+        quantized = {}
+        if self._operations(self.shape).serves_quantized(self.dtype):
+            quantized = self.checkpoint.quantized_bits()
+        return average_bits(self.checkpoint.sizes(), quantized, self.dtype.itemsize)
+
+    @property
+    def copy_bits(self) -> WeightBits | None:
+        """Return the average bits of a weight of the quantised copy that drafts; None if there is none."""
+        return copy_bits(self.shape, self.speculation) if self._can_copy else None
+
+    def estimate(self, tokens: int) -> MemoryEstimate:
+        """Estimate the memory for a sequence of `tokens` whose KV cache is completely on this device."""
+        return estimate(
+            self.shape,
+            tokens,
+            self.speculation,
+            device=self.device.type,
+            itemsize=self.dtype.itemsize,
+            prefill_chunk=self.config.prefill_chunk,
+            draft=None if self.draft is None else self.draft.shape,
+            in_place=self._retrieves_in_place,
+            weight_bits=self.weight_bits,
+            copy_bits=self.copy_bits,
+            kv=self.config.kv,
+        )
+
+    @property
+    def _retrieves_in_place(self) -> bool:
+        """Return whether the retrieval cache copies nothing where all KV is on the device."""
+        if self.device.type == "cpu":
+            return self.kernel != "off"
+        is_exact = self.config.kv == selected_format(self.speculation) == EXACT
+        return is_exact and find_spec("triton") is not None
+
+    def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
+        """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
+        check_fit(self.estimate(tokens), self._usable(memory_limit))
+
+    def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:
+        """Return how many sequences of up to `tokens` fit the device together, or `memory_limit` bytes of it.
+
+        The first `shared` tokens of all are the same, and in memory once. Call it before the weights are loaded.
+        """
+        return fitting_sequences(self.estimate(tokens), self._usable(memory_limit), shared)
+
+    def kv_room(self, tokens: int, memory_limit: int | None = None, spare: int = 0) -> Callable[[int], int]:
+        """Return what returns how many bytes keys and values may take, given how many sequences run together.
+
+        They have up to `tokens` each, within `memory_limit`, as in `fitting_sequences`, beside `spare` further ones.
+        """
+        return partial(kv_room, self.estimate(tokens), self._usable(memory_limit), spare=spare)
+
+    @property
+    def prompt_buffer_bytes(self) -> int:
+        """Return the most bytes of blocks in memory while a prompt cache saves prompts, and restores one."""
+        shape, itemsize = self.shape, self.dtype.itemsize
+        block = stored_bytes(shape, self.config.kv, TOKENS, itemsize)
+        return MOST_COPIED * int(max(block, shape.state_bytes(itemsize))) + AHEAD * int(block)
+
+    def _usable(self, memory_limit: int | None) -> int:
+        free = int(free_memory(self.device) * USABLE)
+        if self.device.type == "cpu":
+            free //= self.group.mates
+        return free if memory_limit is None else min(free, memory_limit)
+
+    def load(
+        self,
+        progress: Progress = lambda done, total: None,
+        tiers: TierSettings | None = None,
+        prompts: PromptCache | None = None,
+        capacity: int = 0,
+    ) -> Engine:
+        """Load the weights and return the engine.
+
+        Args:
+            progress: called after every layer.
+            tiers: how the full KV cache is split between memories; None if it stays on the device.
+            prompts: the cache of prompts on disk; None for none.
+            capacity: tokens of the longest sequence, if it is known: host memory for them is pinned meanwhile.
+
+        Raises SettingsError for quantised keys and values that tiers do not have.
+        """
+        self._check_tiers(tiers)
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        link = weights = None
+        if tiers is not None:
+            link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)
+            weights = self._weight_tier(tiers, link)
+        do = self._operations(self.shape)
+        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
+        if stores is not None and capacity and self.device.type == "cuda":
+            stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
+        model, draft = self._load(progress, do, weights), self._load_draft(progress)
+        model.kv = self.config.kv
+        if prompts is not None and not prompts.is_of_loaded():
+            prompts = None
+        copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
+        eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
+        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
+
+    def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
+        """Return where weights are that do not all stay on the device; None if they do."""
+        if tiers.experts == "device":
+            return None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
+        experts = ExpertTier(tiers.expert_layers, tiers.experts, link, self._host_operations)
+        return WeightTier(self.shape.layers, link, experts)
+
+    @property
+    def _host_operations(self) -> Operations:
+        return choose_operations(self.config.kernel, self.shape, self.dtype, torch.device("cpu"))
+
+    @property
+    def host_computes(self) -> bool:
+        """Return whether the native kernel can run experts on the host, beside the device."""
+        return self._host_operations.kernel is not None
+
+    def check_experts(self, way: str) -> None:
+        """Raise SettingsError for experts that cannot be in host memory and run in this way: host or stream."""
+        if way in ("host", "stream") and self.checkpoint.shape.experts is None:
+            raise SettingsError(
+                f"--experts {way} is for a mixture of experts, and {self.config.model} has one MLP in each layer",
+                "leave --experts out",
+            )
+        if way == "host" and not self.host_computes and self.weight_bits.is_quantized(self.dtype.itemsize):
+            raise SettingsError(
+                "--experts host needs the native kernel for quantised weights, and it cannot be used on this host",
+                "use --experts stream; triforce doctor says more about the kernel",
+            )
+
+    def _check_tiers(self, tiers: TierSettings | None) -> None:
+        """Raise SettingsError for models, experts and quantised copies of keys and values that tiers do not have."""
+        if tiers is not None:
+            check_model(self.checkpoint.shape)
+            self.check_experts(tiers.experts)
+            if tiers.experts != "device" and tiers.weight_layers is not None:
+                raise SettingsError(
+                    "experts in host memory do not go with other weights there",
+                    "leave weight_layers out, or use experts=device",
+                )
+            check_offloaded_retrieval_kv(self.speculation, self.device)
+
+    @property
+    def _can_copy(self) -> bool:
+        """Return whether a quantised copy of the model would read fewer bytes."""
+        return not self.checkpoint.is_quantized and self._operations(self.shape).serves_quantized(self.dtype)
+
+    def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
+        """Return the cache of this model's prompts of at least `least` tokens, in a folder.
+
+        Reads the weight files once, for their fingerprint. Raises OSError if the folder cannot be created.
+        """
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = self.checkpoint.extents()
+        states = {path: file_state(path) for path in files}
+        digest = weights_digest(files, folder.path / "weights.json")
+        if self.checkpoint.quantization:
+            digest = f"{digest} {self.checkpoint.quantization}"
+        return PromptCache(folder, digest, self.config.model, least, self.group, states)
+
+    def agreement(self, model: Model, ids: Sequence[int]) -> float | None:
+        """Return the share of the prompt's last tokens after which a loaded, quantised model chooses as its original.
+
+        Call it only with `config.quantize`. It reads all weights once more, and takes memory for embedding, head and
+        one layer of them: None if a GPU has too little.
+        """
+        assert isinstance(self.checkpoint, QuantizedCheckpoint)
+        try:
+            return agreement(model, self.checkpoint, ids, self._operations(self.shape), self.share)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _load(self, progress: Progress, do: Operations, tier: WeightTier | None) -> Model:
+        return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)
+
+    def _load_draft(self, progress: Progress) -> Model | None:
+        if self.draft is None:
+            return None
+        draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
+        draft.bar(self.barred)
+        return draft
+
+    def _operations(self, shape: ModelShape) -> Operations:
+        """Return the operations of one model, which own its result buffers. Raises SettingsError."""
+        return choose_operations(self.config.kernel, shape, self.dtype, self.device)
+
+    def check_self_draft(self, settings: Speculation) -> None:
+        """Raise SettingsError if a method drafts with a quantised copy of the model, and there can be none."""
+        if uses_copy(settings):
+            check_self_draft(settings, self.config, self.checkpoint, self.device, self.dtype)
+
+    def check_kv(self) -> None:
+        """Raise SettingsError if keys and values are to be quantised, and no kernel attends to them.
+
+        And for other settings that layers of some kinds do not have.
+        """
+        shape, kv, settings = self.checkpoint.shape, self.config.kv, self.speculation
+        check_approximate(settings, shape.family, not shape.is_uniform)
+        models = filter(None, (self.checkpoint, self.draft))
+        check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
+        missing = None
+        if not kv == settings.retrieval_kv == EXACT:
+            missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
+        check_kv(kv, settings, shape, missing)
+        check_retrieval_kv(kv, settings, shape, self.device, missing)
+
+    def check_kernel(self) -> None:
+        """Raise SettingsError if the configured level cannot run both models."""
+        drafts = [] if self.draft is None else [("the draft model: ", self.draft.shape)]
+        for name, shape in (("", self.shape), *drafts):
+            try:
+                self._operations(shape)
+            except SettingsError as error:
+                raise SettingsError(name + error.message, error.hint) from error

@@ -1,0 +1,115 @@
+"""The retrieval cache on a GPU that holds the whole KV cache: Triton's kernel reads the selected chunks from there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..architecture.rope import rotate, rows_of
+from ..kernels.attention import Partial, attend_masked, merge
+from ..kernels.triton import ROWS
+from ..kernels.triton.accumulate import attend_table, attend_table_before
+from ..memory.store import PlainStore
+from .full import FullCache
+from .selection import Refresh, Selector
+from .static_step import StepInputs
+from .table_base import InPlaceCache
+
+
+class ChunkTableCache(InPlaceCache):
+    """A table of the numbers of the selected chunks; the tail follows from its position."""
+
+    has_static_steps = True
+
+    def __init__(
+        self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
+    ) -> None:
+        """Make a cache as in `SelectedCache`; the full cache's store is a PlainStore."""
+        super().__init__(full, selector, refresh, budget, chunk, tail)
+        store, shape = full.store, full.store.shape
+        self.store: PlainStore = store
+        self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=store.device)
+        size = (shape.layers, shape.kv_heads, self._slots)
+        self.table = torch.zeros(size, dtype=torch.int32, device=store.device)  # the first of them are used
+        self.lengths = torch.zeros(3, dtype=torch.long, device=store.device)  # of a recorded step; `seen` comes first
+
+    @property
+    def chunk(self) -> int:
+        """Return the tokens of a chunk."""
+        return self._chunk
+
+    def _use(self, chosen: Tensor, chunks: int) -> None:
+        used = chosen.shape[1]
+        self.selection = chosen.sort(dim=-1).values
+        self.table[:, :, :used] = self.selection.view(*self.table.shape[:2], used)
+        self.lengths[1:2].fill_(used)
+        self.lengths[2:].fill_(chunks * self._chunk)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.store.layer(layer)
+        rows = self.rows_of(layer)
+        new = slice(self.start + self.stored, self.start + len(q))
+        if k is not None:
+            keys[:, new] = rotate(k, rows)[self.stored :].transpose(0, 1)
+            values[:, new] = v[self.stored :].transpose(0, 1)
+        table = self.table[layer, :, : self.selection.shape[1]]
+        if self.tree is not None:
+            return self._attend_tree(rotate(q, rows), keys, values, table)
+        parts = [
+            attend_table(part, keys, values, table, self._chunk, (self.seen + index * ROWS, self.tail_start))
+            for index, part in enumerate(rotate(q, rows).split(ROWS))
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_tree(self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
+        at = slice(self._length, self.start + len(q))
+        own = attend_masked(q, keys[:, at], values[:, at], self.tree.on(q.device).sees[-len(q) :])
+        if self.seen == 1:
+            return own.out.to(q.dtype)
+        lengths = (self.seen - 1, self.tail_start)
+        parts = [attend_table_before(part, keys, values, table, self._chunk, lengths) for part in q.split(ROWS)]
+        return merge([Partial(*map(torch.cat, zip(*parts, strict=True))), own]).out
+
+    def unused(self, rows: int) -> int:
+        """Return the first position behind the full cache's tokens and a pass of so many rows."""
+        return max(self._length + rows, self._full.length)
+
+    def fits(self, rows: int) -> bool:
+        return self.unused(rows) < self._full.capacity
+
+    def begin_padded(self, tokens: int, rows: int) -> None:
+        assert self.fits(rows), f"{rows} rows behind {self._length} tokens"
+        self.begin(tokens)
+
+    def step_key(self) -> None:
+        return None
+
+    def new_step(self, rows: int) -> ChunkTableStep:
+        return ChunkTableStep(self, rows)
+
+    def clear(self) -> None:
+        """Do nothing: the kernel reads no key that is not seen, and the store is the full cache's."""
+
+
+class ChunkTableStep:
+    """A step over a ChunkTableCache. Rows of tokens that the full cache has are stored where nobody reads them."""
+
+    def __init__(self, cache: ChunkTableCache, rows: int) -> None:
+        self._cache, self._rows = cache, rows
+        self._inputs = StepInputs(rows, 0, cache.store.layer(0)[0])
+
+    def load(self) -> None:
+        cache, inputs = self._cache, self._inputs
+        inputs.load(cache.length, cache.rows)
+        if cache.ahead:
+            inputs.positions[: cache.ahead].fill_(cache.unused(self._rows))
+        cache.lengths[:1].fill_(cache.seen)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend as `KVCache.attend`."""
+        cache, inputs = self._cache, self._inputs
+        keys, values = cache.store.layer(layer)
+        rows = rows_of(cache.store.shape, layer, inputs.angles)
+        keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
+        values.index_copy_(1, inputs.positions, v.transpose(0, 1))
+        return attend_table(rotate(q, rows), keys, values, cache.table[layer], cache.chunk, cache.lengths)

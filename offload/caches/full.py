@@ -1,0 +1,300 @@
+"""The full cache, which keeps every token."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from ..architecture.rope import Rope, rows_of
+from ..kernels import triton
+from ..kernels.native.library import BLOCK
+from ..kernels.native.recording import PassInputs
+from ..memory.block_store import BlockStore
+from ..memory.store import PlainStore, Store, append, given
+from ..memory.tree_attention import Tree
+from ..memory.window_rings import Windows
+from ..sequence import Watermarks
+from ..settings.method_sizes import KEPT_QUERIES
+from .in_flight import InFlightTokens
+from .kept_queries import KeptQueries
+from .recurrent_states import States
+from .static_step import StoreStep
+
+
+class Follower(Protocol):
+    """Whoever wants to see the queries of a prompt."""
+
+    def observe(self, full: FullCache) -> None:
+        """Observe the newest queries of a pass over a prompt that has just been committed."""
+        ...
+
+
+class FullCache(InFlightTokens):
+    """Every key and value of one sequence of up to `capacity` tokens, in a store.
+
+    The store has the layers that attend to all tokens, `windows` those that attend to a window, if there are any, and
+    `states` those with linear attention.
+    All caches of the sequence share `rope`. `marks` records rollbacks, for caches that copy from the store; `writes`
+    counts passes, for caches that use the store's memory behind the committed tokens. `followers` observe the passes of
+    prompts.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rope: Rope,
+        capacity: int,
+        windows: Windows | None = None,
+        states: States | None = None,
+    ) -> None:
+        self.store, self.windows, self.states = store, windows, states
+        self.capacity = capacity
+        self.rope = rope
+        self.marks = Watermarks()
+        self.writes = 0
+        self._held_at = 0  # `writes` at the last pass over a tree
+        self.rows: tuple[Tensor, Tensor] | None = None  # the rotations of the in-flight tokens
+        self._next: tuple[int, int] | None = None  # the current layer, and its next token's position
+        self._queries: KeptQueries | None = None
+        self.followers: WeakSet[Follower] = WeakSet()
+
+    @property
+    def device(self) -> torch.device:
+        return self.store.device
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def held(self) -> int:
+        return self._held if self._held_at == self.writes else 0
+
+    def begin(self, tokens: int, tree: Tree | None = None, chunk: int | None = None) -> None:
+        """Begin a pass as in `KVCache`; with `chunk`, each layer attends chunk by chunk, in one call each."""
+        end = self._length + (tokens if tree is None else len(tree))
+        if tokens < 1 or end > self.capacity:  # no assert: recorded calls of the native kernel check nothing more
+            raise AssertionError(f"{end} tokens in a cache of {self.capacity}")
+        self._enter(tokens, tree)
+        self.writes += 1
+        self._next = None
+        if tree is None:
+            self._forget_queries()  # until `commit`: those of an interrupted pass are of some layers
+            self.rows = self.rope.rows(self._length, end)
+        else:
+            self._begin_tree(tree)
+        self.store.begin(self._length, end - self._length, chunk, self._held)
+        if self.windows is not None:
+            self.windows.begin(self._length, tokens, tree, self._held)
+        if self.states is not None:
+            assert tree is None, "linear attention has no trees"
+            self.states.begin(self._length, tokens)
+
+    def _begin_tree(self, tree: Tree) -> None:
+        self._held_at = self.writes
+        self.rows = self._rotations(self.rope.rows(self._length, self._length + tree.deepest + 1))
+        if self._queries is not None:
+            self._queries.begin_tree(len(tree), self._held)
+
+    def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Tensor:
+        q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
+        if self._queries is not None and k is not None:
+            self._queries.keep_of_tree(layer, q, self._held)
+        return self.store.attend(layer, q, self._length, self.tree, **given(lse))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        if self.tree is not None:
+            return self._attend_tree(layer, q, k, v, lse)
+        q, start = self.append(layer, q, k, v)
+        return self.store.attend(layer, q, start, **given(lse))
+
+    def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int]:
+        """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
+        is_next = self._next is not None and self._next[0] == layer and self._next[1] < self._length + self._inflight
+        start = self._next[1] if is_next else self._length
+        self._next = layer, start + len(q)
+        rows = self.rows
+        if len(q) < self._inflight:
+            rows = tuple(row[start - self._length :][: len(q)] for row in rows)
+        q = append(self.store, layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
+        if self._queries is not None and k is not None:
+            self._queries.keep(layer, q)
+        return q, start
+
+    def hold(self) -> None:
+        self.store.end()
+        super().hold()
+
+    def _commit_pass(self) -> None:
+        self.store.end()
+        tokens = self._inflight
+        super()._commit_pass()
+        if self._queries is not None:
+            self._queries.end = self._length
+        if tokens > KEPT_QUERIES:
+            for follower in self.followers:
+                follower.observe(self)
+
+    def _compact(self, keep: Sequence[int]) -> None:
+        self.store.compact(self._length, keep)
+        if self._queries is not None and keep:
+            self._queries.keep_path(keep, self._length)
+
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as in `RecordableCache`; at most KEPT_QUERIES tokens."""
+        self.begin(tokens, tree)
+        if tree is None:
+            self._set_num_queries(tokens)
+            return self._queries is not None, PassInputs(self._length, self._length + 1, self.rows)
+        queries = None if self._queries is None else (self._held, self._queries.of_tree.data_ptr())
+        parents = tree.on(self.store.device).parents
+        return ("tree", queries), PassInputs(self.start, self._length + 1, self.rows, parents=parents)
+
+    @property
+    def is_recordable(self) -> bool:
+        return self.store.is_recordable and self.windows is None and self.states is None
+
+    @property
+    def has_static_steps(self) -> bool:
+        """Return whether the store is plain memory, and the kernel reads no more of it than is committed.
+
+        Torch's attention with a mask would read all of the capacity.
+        """
+        has_layers_alone = self.windows is None and self.states is None and not self.store.shape.caps_scores
+        return isinstance(self.store, PlainStore) and has_layers_alone and triton.serves(self.store.layer(0)[0][:1])
+
+    @property
+    def position(self) -> int:
+        """Return the position of the first in-flight token."""
+        return self._length
+
+    def fits(self, rows: int) -> bool:
+        return self._length + rows <= self.capacity
+
+    def begin_padded(self, tokens: int, rows: int) -> None:
+        assert rows <= KEPT_QUERIES and self.fits(rows), f"{rows} rows behind {self._length} tokens"
+        self.begin(tokens)
+        self._set_num_queries(tokens)
+
+    def step_key(self) -> bool:
+        return self._queries is not None
+
+    def new_step(self, rows: int) -> StoreStep:
+        return StoreStep(self, self.store, rows, None if self._queries is None else self._queries.rows)
+
+    def clear(self) -> None:
+        self.store.clear()
+
+    @property
+    def is_dumpable(self) -> bool:
+        """Return whether `dump` has the windows, too: not where they are in another layout than the store."""
+        windows, store = self.windows, self.store
+        has_blocks = isinstance(store, BlockStore)
+        return windows is None or (isinstance(store, BlockStore | PlainStore) and windows.has_blocks is has_blocks)
+
+    def holds(self, start: int) -> bool:
+        """Return whether all keys and values of the tokens from position `start` on are there."""
+        return self.windows is None or self.windows.holds(start)
+
+    def dump(self, start: int, end: int) -> Tensor:
+        """Return a copy of tokens as `Store.dump` does, of the layers with a window behind the others.
+
+        It is flat where those have other heads.
+        """
+        kv = self.store.dump(start, end)
+        if self.windows is None:
+            return kv
+        window = self.windows.dump(start, end)
+        return torch.cat((kv, window) if kv.shape[1:] == window.shape[1:] else (kv.flatten(), window.flatten()))
+
+    def restore(self, tokens: int, kv: Tensor) -> None:
+        """Commit tokens without running them, from what `dump` returned."""
+        end = self._length + tokens
+        assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
+        self.writes += 1
+        kv, window = self._parts(kv, tokens)
+        self.store.load(self._length, kv)
+        if self.windows is not None:
+            self.windows.load(self._length, end, window)
+        self._length = end
+        self._forget_queries()
+        self._leave()
+
+    def restore_states(self, length: int, states: Tensor) -> None:
+        """Roll back to `length` tokens, where layers with linear attention go on from what `States.dump` returned.
+
+        Until then the cache is not intact behind tokens that were restored.
+        """
+        self.states.load(length, states)
+        self.truncate(length)
+
+    def _parts(self, kv: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return what `dump` has put together, in the shapes of the store and of the windows."""
+        if kv.dim() > 1:
+            return kv[: self.store.shape.layers], kv[self.store.shape.layers :]
+        shapes = self.store.shape, self.windows.shape
+        parts = kv.split([2 * each.layers * each.kv_heads * each.head_dim * tokens for each in shapes])
+        inner = [(tokens // BLOCK, -1) if self.windows.has_blocks else (tokens, 2, each.head_dim) for each in shapes]
+        grown, window = (
+            part.view(each.layers, each.kv_heads, *size) for part, each, size in zip(parts, shapes, inner, strict=True)
+        )
+        return grown, window
+
+    def adopt(self, tokens: int) -> None:
+        """Commit the first tokens of an empty cache, whose keys and values are in the store already."""
+        is_plain = self.windows is None and self.states is None
+        assert self._length == 0 and tokens <= self.capacity and (is_plain or not tokens)
+        self.writes += 1
+        self._length = tokens
+        self._forget_queries()
+
+    def truncate(self, length: int) -> int:
+        assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        length = self._restartable(self.store.restartable(length))
+        self._length = length
+        self._leave()
+        self.store.truncate(length)
+        if self.states is not None:
+            self.states.truncate(length)
+        self.marks.lower(length)
+        return length
+
+    def _restartable(self, length: int) -> int:
+        if length and self.continues(length):
+            return length
+        if self.windows is None and self.states is None:
+            return length
+        if self.windows is not None:
+            self.windows.clear()
+        return 0
+
+    def keep_queries(self) -> None:
+        """Keep the newest queries of every pass from now on, for `query`."""
+        if self._queries is None:
+            self._leave()  # the queries of a tree in flight were not kept
+            self._queries = KeptQueries(self.store)
+
+    def query(self) -> Tensor | None:
+        """Return the rotated queries `[layers, heads, head_dim]` of the newest committed token.
+
+        Returns None if it was not kept: the token was run before `keep_queries`, or the rollback to it was too long.
+        """
+        newest = self.queries(1)
+        return newest[0] if newest else None
+
+    def queries(self, most: int) -> list[Tensor]:
+        """Return the rotated queries of up to `most` of the newest committed tokens, each as `query`, newest first."""
+        return [] if self._queries is None else self._queries.newest(self._length, most)
+
+    def _forget_queries(self) -> None:
+        if self._queries is not None:
+            self._queries.end = -1
+
+    def _set_num_queries(self, tokens: int) -> None:
+        """Note how many queries a pass keeps that does not call `append`."""
+        if self._queries is not None:
+            self._queries.count = tokens

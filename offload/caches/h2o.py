@@ -1,0 +1,42 @@
+"""The heavy-hitter cache, H2O (arXiv 2306.14048), in its streaming form: positions are inside the cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..architecture.rope import Rope
+from ..memory.store import ObservableStore
+from .evicting import EvictingCache
+
+
+class H2OCache(EvictingCache):
+    """Keeps the first `sink` tokens, the latest `window` ones, and those that received the most attention.
+
+    A token's score is the sum of the softmax weights with which all later tokens, and itself, have attended to it
+    (algorithm 1), summed over the query heads of its KV head as well. Each layer and KV head has its own tokens.
+    """
+
+    observes = True
+
+    def __init__(self, store: ObservableStore, rope: Rope, sink: int, window: int, budget: int, capacity: int) -> None:
+        assert sink + window < budget, "some tokens are kept for their score"
+        super().__init__(store, rope, budget, capacity)
+        self._sink, self._window = sink, window
+        shape = store.shape
+        self._scores = torch.zeros((shape.layers, shape.kv_heads, capacity), device=store.device)
+
+    def observe(self, layer: int, received: Tensor) -> None:
+        self._scores[layer] += received
+
+    def keep(self, layer: int) -> Tensor:
+        scores = self._scores[layer]
+        ranked = scores.clone()
+        ranked[:, : self._sink] = ranked[:, self.capacity - self._window :] = float("inf")
+        kept = ranked.topk(self.budget).indices.sort().values
+        scores[:, : self.budget] = scores.gather(1, kept)
+        scores[:, self.budget :] = 0
+        return kept
+
+    def forget(self) -> None:
+        self._scores.zero_()

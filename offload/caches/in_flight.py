@@ -1,0 +1,109 @@
+"""The base of caches that have tokens in flight: those of a pass that is not committed, and those of a tree."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..memory.tree_attention import Tree
+
+if TYPE_CHECKING:
+    from ..kernels.delta_rule import DeltaRule
+    from ..memory.window_rings import Windows
+    from .recurrent_states import States
+
+
+class InFlightTokens(ABC):
+    """A cache's tokens that are not committed: those of the pass under way, and those of a tree's earlier passes."""
+
+    _length = 0  # committed tokens
+    _inflight = 0  # tokens of the pass under way
+    _held = 0  # tokens of earlier passes over the same tree
+    tree: Tree | None = None
+    windows: Windows | None = None  # of the layers that attend to a window, if there are any
+    states: States | None = None  # of the layers with linear attention, if there are any
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether the committed tokens can be continued: not after an interrupted pass over many tokens."""
+        return self.continues(self._length)
+
+    def continues(self, length: int) -> bool:
+        """Return whether layers with a window or with linear attention can go on behind `length` committed tokens."""
+        has_windows = self.windows is None or self.windows.covers(length)
+        return has_windows and (self.states is None or self.states.covers(length))
+
+    def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        """Store and attend as `KVCache.attend`, for a layer number `layer` of those that attend to a window."""
+        return self.windows.attend(layer, q, k, v, lse)
+
+    def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
+        """Run the tokens as `Attends.attend_linear`, for a layer number `layer` of those with linear attention."""
+        return self.states.attend(layer, rule, rows, gates)
+
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens, as `Attends.positions`."""
+        if self.tree is None:
+            return torch.arange(self._length, self._length + self._inflight, device=self.device)
+        return self.tree.on(self.device).depths[self._held :] + self._length
+
+    @property
+    def held(self) -> int:
+        """Return how many tokens of a tree are in flight from passes that have ended; 0 if they are lost."""
+        return self._held
+
+    @property
+    def start(self) -> int:
+        """Return the position behind the committed tokens and those of earlier passes: the slot of the pass's first."""
+        return self._length + self._held
+
+    def hold(self) -> None:
+        """End a pass over a tree; its tokens stay in flight."""
+        self._held += self._inflight
+        self._inflight = 0
+
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        """Commit as `KVCache.commit`."""
+        if keep is None:
+            self._commit_pass()
+            return
+        assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
+        self._compact(keep)
+        if self.windows is not None:
+            self.windows.compact(self._length, keep)
+        self._length += len(keep)
+        self._leave()
+
+    def _commit_pass(self) -> None:
+        """Commit the tokens of the pass under way."""
+        if self.states is not None:
+            self.states.commit()
+        self._length += self._inflight
+        self._inflight = 0
+
+    @abstractmethod
+    def _compact(self, keep: Sequence[int]) -> None:
+        """Move the tokens of a path in flight together, behind the committed ones."""
+
+    def _enter(self, tokens: int, tree: Tree | None) -> None:
+        """Note the tokens of a pass that begins; without a tree, or with another one, earlier passes are forgotten."""
+        if tree is None or len(tree) == tokens:
+            self._held = 0
+        else:
+            known = self.tree.parents[: self.held] if self.held else ()
+            assert tree.parents[:-tokens] == known, "the tokens of a tree before those of the pass are in flight"
+        self.tree, self._inflight = tree, tokens
+
+    def _leave(self) -> None:
+        """Forget the tokens in flight."""
+        self.tree, self._held, self._inflight = None, 0, 0
+
+    def _rotations(self, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the rotations of the tree's tokens of this pass; `rows` are those of each depth."""
+        depths = self.tree.on(rows[0].device).depths[self._held :]
+        cos, sin = (x.index_select(0, depths) for x in rows)
+        return cos, sin

@@ -1,0 +1,106 @@
+"""The KV cache protocol: what the decoder asks of a cache in a pass, and what speculation asks between passes.
+
+The decoder calls the cache for attention. The cache also rotates keys and queries, because a cache that drops tokens
+(StreamingLLM, H2O) renumbers the positions of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ..kernels.delta_rule import DeltaRule
+from ..kernels.native.recording import PassInputs
+from ..memory.tree_attention import Tree
+
+
+class Attends(Protocol):
+    """Attention as a decoder layer calls it."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
+        """Store the in-flight keys and values, and attend causally to them and to all committed ones.
+
+        Of a tree in flight, each token attends to its ancestors and itself instead.
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, not rotated yet;
+        returns `[tokens, heads, head_dim]`. `layer` counts the layers that attend to all tokens, and have k and v.
+        Without k and v, attends to those that the pass has stored in that layer.
+        `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp; only models with sinks give it.
+        """
+        ...
+
+    def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        """Store and attend as `attend`, for number `layer` of those layers that attend to a window."""
+        ...
+
+    def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
+        """Run the in-flight tokens behind the committed ones, for number `layer` of those with linear attention.
+
+        `rows` and `gates` are those of `run_delta_rule`, as is what it returns.
+        """
+        ...
+
+    def positions(self) -> Tensor:
+        """Return the positions in the sequence of the tokens of the pass under way, `[tokens]`, on the device."""
+        ...
+
+
+class KVCache(Attends, Protocol):
+    """Keys and values of the committed tokens, and attention over them.
+
+    One forward pass is `begin`, then `attend` once a layer in order, then `commit`. Until `commit` the pass has not
+    happened: an exception in between leaves the cache at its committed `length`, and the next `begin` starts over.
+
+    A pass over a tree ends with `hold` instead. The next pass may add tokens to the tree. `commit` then keeps one path.
+    """
+
+    @property
+    def length(self) -> int:
+        """Return the number of committed tokens."""
+        ...
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether the committed tokens can be continued; else the sequence has to start over."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """Return how many tokens of a tree are in flight from passes that have ended; 0 if they are lost.
+
+        They are lost if anything but `hold`, a pass over the same tree, or `commit` follows.
+        """
+        ...
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        """Begin a pass over `tokens` tokens behind the committed ones. Raises AssertionError beyond capacity.
+
+        With a `tree`, they are its last ones; those before them, if there are any, are held.
+        """
+        ...
+
+    def hold(self) -> None:
+        """End a pass over a tree; its tokens stay in flight."""
+        ...
+
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        """Commit the in-flight tokens; of held ones, the path `keep`: indices in the tree from the root down."""
+        ...
+
+    def truncate(self, length: int) -> int:
+        """Roll back to the first `length` tokens, at most the committed length.
+
+        Returns the new length, 0 if the cache has dropped tokens that it would need and has to start over.
+        """
+        ...
+
+
+class RecordableCache(KVCache, Protocol):
+    """A cache whose passes can be recorded as native kernel calls and repeated."""
+
+    is_recordable: bool
+
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""
+        ...

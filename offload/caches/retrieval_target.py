@@ -1,0 +1,172 @@
+"""The retrieval cache for a target that runs on nothing else: few keys are read, and all are kept for selections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..architecture.rope import Rope
+from ..memory.block_store import BlockStore
+from ..memory.store import PlainStore, Store, attend_stored
+from ..memory.tree_attention import Tree
+from .full import FullCache
+
+ROOM = 64  # tokens of a pass, which share a selection
+REBUILD_EVERY = 8  # tokens of an answer that share one
+
+
+class RetrievedCache:
+    """Attends to the first `sink` tokens, the latest `window` ones, and the chunks that a pass's queries score highest.
+
+    These are `budget` tokens before the pass, in whole chunks. Each layer and KV head selects with the queries of the
+    pass itself: a chunk's score is the sum over queries of the softmax of their products with the chunks' mean keys.
+    A selection by a single token also serves the tokens that follow it one by one, `every` in all. Positions are those
+    of the sequence. Keys and values are never dropped.
+
+    Tokens of a pass share a selection, so their keys depend on where passes begin and end: in a prompt at multiples of
+    ROOM, but an answer's tokens are run one by one. A prompt that goes on from `restartable` tokens has the bits of one
+    without cached tokens.
+    """
+
+    is_intact = is_dumpable = True  # no layer has a window, or linear attention
+    states = None
+    held = 0
+    passes = ROOM  # tokens of each pass of a prompt
+
+    def __init__(
+        self, full: FullCache, sink: int, window: int, budget: int, chunk: int, every: int = REBUILD_EVERY
+    ) -> None:
+        self._full, self._chunk, self._every = full, chunk, every
+        assert isinstance(full.store, BlockStore | PlainStore), "all keys are in one memory"
+        self._sink, self._recent = -(-sink // chunk), -(-window // chunk)  # chunks
+        self._scored = max(budget // chunk - self._sink - self._recent, 1)
+        shape, device = full.store.shape, full.store.device
+        size = (shape.layers, shape.kv_heads, full.capacity // chunk, shape.head_dim)
+        self._means = torch.empty(size, dtype=full.store.dtype, device=device)
+        self._num_means = self._whole = 0  # chunks whose mean keys are known; whole chunks before the pass
+        self._first = torch.arange(self._sink, device=device).expand(shape.kv_heads, -1)
+        self._chunks: list[Tensor] = []  # of each layer, selected at the position `_selected_at`: [kv_heads, chunks]
+        self._tables: list[Tensor] = []  # the same as blocks, with those of the tail
+        self.identity = ("retrieval", sink, window, budget, chunk)  # what a prompt's keys and values depend on
+        self._num_aligned = 0  # tokens of the first passes that had ROOM tokens each
+        self._tail, self._selected_at = 0, -1  # the chunk where the tail begins; -1: select again
+        self._reuses = False
+
+    @property
+    def store(self) -> Store:
+        return self._full.store
+
+    @property
+    def rope(self) -> Rope:
+        return self._full.rope
+
+    @property
+    def length(self) -> int:
+        return self._full.length
+
+    @property
+    def room(self) -> int:
+        """Return how many tokens the next pass may have."""
+        return ROOM - self.length % ROOM
+
+    def holds(self, start: int) -> bool:
+        """Return whether all keys and values of the tokens from position `start` on are there."""
+        return self._full.holds(start)
+
+    def dump(self, start: int, end: int) -> Tensor:
+        """Return a copy of the keys and values of tokens, as `FullCache.dump`."""
+        return self._full.dump(start, end)
+
+    def restartable(self, length: int) -> int:
+        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
+        return min(self._num_aligned, length // ROOM * ROOM)
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        assert tree is None, "a tree shares no selection"
+        assert tokens <= self.room, f"{tokens} tokens at once where {self.room} are the most"
+        self._full.begin(tokens)
+        self._whole = self.length // self._chunk
+        age = self.length - self._selected_at
+        self._reuses = self._selected_at >= 0 and tokens == 1 and age < self._every
+        if not self._reuses:
+            self._selected_at = -1  # until `commit`
+            self._tail, self._chunks, self._tables = self._whole - self._recent, [], []
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, start = self._full.append(layer, q, k, v)
+        if not self._selects:
+            return self.store.attend(layer, q, start)
+        if not self._reuses:
+            self._select(layer, q)
+        if isinstance(self.store, BlockStore):
+            seen = self._chunks[layer].shape[1] * self._chunk + start - self._tail * self._chunk + 1
+            return self.store.attend_table(layer, q, self._tables[layer], seen)
+        return self._attend_plain(layer, q, start)
+
+    def _select(self, layer: int, q: Tensor) -> None:
+        """Select chunks of a layer, the next one after those selected."""
+        scores = self._scores(layer, q, self._tail)
+        chosen = self._sink + scores.topk(self._scored, sorted=False).indices.sort().values
+        self._chunks.append(torch.cat((self._first, chosen), dim=1))
+        if isinstance(self.store, BlockStore):
+            self._tables.append(self._table(self._chunks[layer], self.length + len(q) + self._every))
+
+    def _scores(self, layer: int, q: Tensor, tail: int) -> Tensor:
+        """Return the scores of the chunks between the sink and the tail, `[kv_heads, chunks]`."""
+        means = self._means[layer]
+        if self._whole > self._num_means:
+            known, end = self._num_means * self._chunk, self._whole * self._chunk
+            means[:, self._num_means : self._whole] = self.store.mean_keys(layer, known, end, self._chunk)
+        means = means[:, self._sink : tail]
+        grouped = q.unflatten(1, (len(means), -1)).permute(1, 0, 2, 3).flatten(1, 2)  # [kv_heads, queries, head_dim]
+        products = torch.bmm(grouped, means.transpose(1, 2)).float() * q.shape[-1] ** -0.5
+        return products.softmax(dim=-1).sum(dim=1)
+
+    def _table(self, chunks: Tensor, end: int) -> Tensor:
+        """Return the blocks of chunks `[kv_heads, n]` and of the tail, up to position `end`, in int32."""
+        grain = self.store.grain
+        each = self._chunk // grain
+        blocks = (chunks.unsqueeze(-1) * each + torch.arange(each)).flatten(1)
+        last = -(-min(end, self._full.capacity) // grain)
+        rest = torch.arange(self._tail * each, last).expand(len(chunks), -1)
+        return torch.cat((blocks, rest), dim=1).to(torch.int32)
+
+    def _attend_plain(self, layer: int, q: Tensor, start: int) -> Tensor:
+        """Attend to copies of the chunks and to the tail."""
+        chunks, tail = self._chunks[layer], self._tail * self._chunk
+        each = torch.arange(self._chunk, device=chunks.device)
+        tokens = (chunks.unsqueeze(-1) * self._chunk + each).flatten(1).unsqueeze(-1).expand(-1, -1, q.shape[-1])
+        kv = (torch.cat((x.gather(1, tokens), x[:, tail : start + len(q)]), dim=1) for x in self.store.layer(layer))
+        return attend_stored(q, *kv)
+
+    def hold(self) -> None:
+        raise NotImplementedError("a selection of this cache has no trees")
+
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        before = self.length
+        self._full.commit(keep)
+        if before == self._num_aligned and self.length == before + ROOM:
+            self._num_aligned = self.length
+        if self._selects and not self._reuses:  # with the mean keys of all whole chunks
+            self._num_means = max(self._num_means, self._whole)
+            self._selected_at = before if self.length == before + 1 else -1
+
+    @property
+    def _selects(self) -> bool:
+        """Return whether there are more tokens before the pass than the budget."""
+        return self._whole > self._sink + self._scored + self._recent
+
+    def restore(self, tokens: int, kv: Tensor) -> None:
+        """Commit whole passes without running them, from what `Store.dump` of another cache of this kind returned."""
+        assert tokens % ROOM == 0 and self.length == self._num_aligned, "whole passes behind whole passes"
+        self._selected_at = -1
+        self._full.restore(tokens, kv)
+        self._num_aligned = self.length  # last: after an interrupt fewer count
+
+    def truncate(self, length: int) -> int:
+        self._num_means = min(self._num_means, length // self._chunk)
+        self._num_aligned = self.restartable(length)
+        self._selected_at = -1
+        return self._full.truncate(length)

@@ -1,0 +1,186 @@
+"""The base of the retrieval caches: a few percent of the full cache's KV. Subclasses copy it or refer to it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from ..architecture.rope import rows_of
+from ..memory.tree_attention import Tree
+from .full import FullCache
+from .in_flight import InFlightTokens
+from .selection import Refresh, Selector, choose
+
+
+class SelectedCache(InFlightTokens):
+    """A KVCache of selected chunks of a full cache, followed by the newest tokens without a gap (the tail).
+
+    It computes keys and values only of tokens that the full cache has not run yet; `adopt` replaces them by the full
+    cache's. The chunks are selected again when the selection is out of date (`Refresh`) or the tail is nearly full.
+
+    `selection` `[layers * kv_heads, slots]` has the chunk numbers attended to, and `tail_start` is the position in the
+    sequence where the chunks end and the tail begins.
+    """
+
+    selection: Tensor
+
+    def __init__(
+        self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
+    ) -> None:
+        """Select up to `budget` tokens in chunks of `chunk`; the tail has `tail` tokens, twice the longest draft."""
+        self._full, self._selector, self._refresh = full, selector, refresh
+        self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
+        self._tail, self._room = tail, tail + chunk
+        self.tail_start = 0
+        self._rebuild = True
+        self.selections = 0  # so far
+        self.windows = None if full.windows is None else full.windows.like()
+        self._windows_end = 0  # up to there, they are copies of the full cache's
+        self.states = None if full.states is None else full.states.like()
+        self._states_end = -1  # the full cache's length when they were copied from its; -1: to be copied
+        full.keep_queries()
+
+    @property
+    def device(self) -> torch.device:
+        return self._full.device
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def budget(self) -> int:
+        """The number of tokens in selected chunks."""
+        return self._slots * self._chunk
+
+    @property
+    def selects_for_free(self) -> bool:
+        """Whether a selection takes no time worth counting: nothing is scored, and nothing copied."""
+        return False
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Note how many of the tokens drafted with this cache the full cache accepted."""
+        self._refresh.observe(drafted, accepted)
+
+    def selection_cost(self, length: int) -> float:
+        """Estimate the time of the selection before the next pass, relative to a plain step's attention.
+
+        0 if none is due when the sequence has `length` tokens. The first one reads all keys, the later ones do not.
+        """
+        if not self._rebuild and not self._is_due(length):
+            return 0.0
+        return self._selector.cost + self._full.store.mean_keys_cost * self._selector.missing(length // self._chunk)
+
+    def renew(self) -> None:
+        """Select again at the next pass."""
+        self._rebuild = True
+
+    def adopt(self) -> None:
+        """Adopt the full cache's tokens, which must all be in the sequence; keep those that only this cache has run.
+
+        Those are dropped if they have been overwritten, or if the chunks have to be selected again.
+        """
+        full = self._full.length
+        unchanged = self._full.marks.unchanged(self)
+        self._selector.truncate(unchanged)
+        if unchanged < self.tail_start:
+            self._rebuild = True
+        self._windows_end = min(self._windows_end, unchanged)
+        intact = self._invalidate(unchanged)
+        if self.states is not None and (self._states_end != full or unchanged < full):
+            self._states_end, intact = -1, False  # tokens behind other states are of no use
+        self._length = max(self._length, full) if intact and not self._rebuild else full
+        self._full.marks.update(self, full)
+
+    @abstractmethod
+    def _invalidate(self, unchanged: int) -> bool:
+        """Invalidate whatever comes from tokens of the full cache at position `unchanged` or later.
+
+        Returns whether the keys and values that only this cache has are intact.
+        """
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        end = self._length + (tokens if tree is None else len(tree))
+        is_first = tree is None or len(tree) == tokens
+        if is_first and self._length <= self._full.length and (self._rebuild or self._is_due(end)):
+            self._select()
+        assert not self._rebuild and end - self.tail_start <= self._room, "a draft longer than the tail"
+        self._enter(tokens, tree)
+        if self.windows is not None:
+            self._begin_windows(tokens, tree)
+        if self.states is not None:
+            self._begin_states(tokens)
+        rope = self._full.rope
+        if tree is None:
+            self.rows = rope.rows(self._length, end)
+        else:
+            self.rows = self._rotations(rope.rows(self._length, self._length + tree.deepest + 1))
+
+    def _begin_windows(self, tokens: int, tree: Tree | None) -> None:
+        """Copy what the full cache has run since the last pass, and begin a pass."""
+        if not self.windows.covers(self._length):
+            self.windows.clear()
+            self._windows_end = 0
+        end = min(self._full.length, self._length)
+        self.windows.copy(self._full.windows, self._windows_end, end)
+        self._windows_end = end
+        self.windows.begin(self._length, tokens, tree, self._held)
+
+    def _begin_states(self, tokens: int) -> None:
+        """Copy the full cache's states if it has run tokens since, and begin a pass."""
+        if self._states_end < 0 or not self.states.covers(self._length):
+            self.states.copy(self._full.states, self._length)
+            self._states_end = self._full.length
+        self.states.begin(self._length, tokens)
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether the committed tokens can be continued; states may be copied from the full cache."""
+        has_windows = self.windows is None or self.windows.covers(self._length)
+        has_states = self.states is None or self._length <= self._full.length or self.states.covers(self._length)
+        return has_windows and has_states
+
+    def rows_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's rotations of the in-flight tokens."""
+        return rows_of(self._full.store.shape, layer, self.rows)
+
+    def _is_due(self, end: int) -> bool:
+        nearly_full = end - self.tail_start > self._chunk + self._tail // 2
+        return nearly_full or self._refresh.due(self._length)
+
+    def _select(self) -> None:
+        self._rebuild = True  # until done: an interrupt must not leave the old selection with the new length
+        chunks = max(self._length - 1, 0) // self._chunk  # the newest token stays in the tail
+        self._use(choose(self._selector, self._full, chunks, min(self._slots, chunks)), chunks)
+        self.tail_start = chunks * self._chunk
+        self._rebuild = False
+        self.selections += 1
+        self._refresh.start(self._length)
+
+    @abstractmethod
+    def _use(self, chosen: Tensor, chunks: int) -> None:
+        """Attend from now on to the chunks `chosen` `[layers * kv_heads, slots]`, out of the first `chunks`."""
+
+    @abstractmethod
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        """Store and attend as in `KVCache`."""
+
+    def truncate(self, length: int) -> int:
+        assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        self._leave()
+        if self.states is not None:
+            length = self._truncate_states(length)
+        self._length = length
+        if length < self.tail_start:
+            self._rebuild = True
+        return length
+
+    def _truncate_states(self, length: int) -> int:
+        """Roll the states back; return the length, that of the full cache where it alone has states."""
+        if self._states_end >= 0 and self.states.covers(length):
+            self.states.truncate(length)
+            return length
+        self._states_end = -1
+        return min(length, self._full.length)

@@ -1,0 +1,97 @@
+"""Attention with fixed shapes and addresses over stored keys and values; see static.py."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..architecture.rope import rotate, rows_of
+from ..kernels import triton
+from ..kernels.triton.accumulate import attend_growing
+from ..memory.store import PlainStore
+
+Angles = tuple[Tensor, Tensor]  # cos and sin of some positions, each [tokens, 1, head_dim]
+
+
+class StepInputs:
+    """The inputs that steps over any cache share: where the rows are, and which keys they see."""
+
+    def __init__(self, rows: int, capacity: int, like: Tensor) -> None:
+        """Make inputs for `rows` rows over `capacity` keys, of the dtype, device and head_dim of `like`."""
+        head_dim = like.shape[-1]
+        self.angles: Angles = tuple(like.new_zeros((rows, 1, head_dim)) for _ in range(2))
+        self._counter = torch.zeros(rows + 1, dtype=torch.long, device=like.device)
+        self.positions = self._counter[:-1]  # [rows], of the rows' own keys among all
+        self.seen = self._counter[1:2]  # how many keys the first row sees; each further row sees one more
+        self._visible: Tensor | None = None  # [rows, capacity], the same as a mask, where Triton does not attend
+        if not triton.serves(like.new_empty((rows, 1, head_dim))):
+            self._visible = torch.ones((rows, capacity), dtype=torch.bool, device=like.device)
+            self._every = torch.arange(capacity, device=like.device)
+
+    def load(self, position: int, angles: Angles) -> None:
+        """Set the first row's position among the keys, and the rotations of the tokens."""
+        for target, source in zip(self.angles, angles, strict=True):
+            target[: len(source)] = source
+        torch.arange(position, position + len(self._counter), out=self._counter)
+        if self._visible is not None:
+            torch.le(self._every, self.positions.unsqueeze(1), out=self._visible)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend with rotated queries `[rows, heads, head_dim]` to the keys `[kv_heads, capacity, head_dim]` they see.
+
+        Returns as `q`.
+        """
+        if self._visible is None:
+            return attend_growing(q, keys, values, self.seen)
+        rows, heads, head_dim = q.shape
+        grouped = q.view(rows, len(keys), -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, rows, head_dim]
+        expanded = (x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values))
+        out = F.scaled_dot_product_attention(grouped, *expanded, attn_mask=self._visible)
+        return out.permute(2, 0, 1, 3).reshape(rows, heads, head_dim)
+
+
+class Positioned(Protocol):
+    """A cache that has begun a pass over keys and values in a PlainStore."""
+
+    @property
+    def position(self) -> int:
+        """Return the index in the store of the first in-flight token."""
+        ...
+
+    @property
+    def rows(self) -> Angles:
+        """Return the rotations of the in-flight tokens."""
+        ...
+
+
+class StoreStep:
+    """A step over a PlainStore, from its first key to the in-flight ones."""
+
+    def __init__(self, cache: Positioned, store: PlainStore, rows: int, queries: Tensor | None = None) -> None:
+        """Make a step of `rows` rows; each layer leaves its rotated queries in the first rows of `queries`, if given.
+
+        `queries`: `[layers, at least rows, heads, head_dim]`.
+        """
+        self._cache, self._store, self._queries = cache, store, queries
+        self._inputs = StepInputs(rows, store.capacity, store.layer(0)[0])
+
+    def load(self) -> None:
+        self._inputs.load(self._cache.position, self._cache.rows)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        inputs = self._inputs
+        keys, values = self._store.layer(layer)  # [kv_heads, capacity, head_dim]
+        rows = rows_of(self._store.shape, layer, inputs.angles)
+        keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
+        values.index_copy_(1, inputs.positions, v.transpose(0, 1))
+        q = rotate(q, rows)
+        if self._queries is not None:
+            self._queries[layer, : len(q)] = q
+        return self._attend(layer, q, keys, values)
+
+    def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend in a layer with rotated queries to the keys `[kv_heads, capacity, head_dim]` that they see."""
+        return self._inputs.attend(q, keys, values)

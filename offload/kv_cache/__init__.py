@@ -1,1 +1,0 @@
-"""Stores for keys and values, and the caches over them: full, retrieval, StreamingLLM."""

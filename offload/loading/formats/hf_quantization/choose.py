@@ -1,0 +1,105 @@
+"""Chooses the layout that a config's `quantization_config` names, or refuses it by name. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ....errors import UnsupportedModel
+from ....short_repr import short_repr, short_text
+from .awq import AWQLayout
+from .compressed_tensors import CompressedTensorsLayout
+from .float8 import Float8Layout
+from .gptq import GPTQLayout
+from .stored import Layout
+
+_HINT = (
+    "what runs: fp8 (e4m3), gptq and awq in 4 bits, gptq in 8, compressed-tensors in int4, int8 and fp8; "
+    "or use the unquantised model, or a GGUF file of it"
+)
+_FORMATS = ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized")  # compressed-tensors
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout | None:
+    """Return the layout of the quantised linears of a config.json; None if it names none. Raises UnsupportedModel.
+
+    MXFP4 is none: only experts are, which stacked_experts.py reads.
+    """
+    settings = _settings(config)
+    if not settings:
+        return None
+    method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else "unknown"
+    if method == "mxfp4":
+        return None
+    choose = _CHOICES.get(method) if isinstance(method, str) else None
+    if choose is None:
+        raise _refusal(str(method))
+    return choose(settings)
+
+
+def quantization_text(config: Mapping[str, Any]) -> str:
+    """Return the settings of a config.json that decide how its quantised weights are read."""
+    return json.dumps(_settings(config), sort_keys=True)
+
+
+def _settings(config: Mapping[str, Any]) -> Any:
+    return config.get("quantization_config") or config.get("compression_config")
+
+
+def _refusal(what: str) -> UnsupportedModel:
+    return UnsupportedModel(f"this checkpoint is quantised ({short_text(what)}), in a way that is not supported", _HINT)
+
+
+def _gptq(settings: Mapping[str, Any]) -> GPTQLayout:
+    """Choose the version of GPTQ. Layouts for one kernel, such as marlin, have their own names."""
+    version = settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    if version not in ("gptq", "gptq_v2") or settings.get("is_marlin_format"):
+        raise _refusal(f"gptq, packed as {short_repr(version)}")
+    group = settings.get("group_size")
+    group = group if isinstance(group, int) and group > 0 else None  # -1: one group of all inputs
+    return GPTQLayout(symmetric=settings.get("sym", True) is True, less_one=version == "gptq", group=group)
+
+
+def _awq(settings: Mapping[str, Any]) -> AWQLayout:
+    version = str(settings.get("version") or settings.get("format") or "gemm").lower()
+    if version != "gemm":
+        raise _refusal(f"awq, packed as {version}")
+    return AWQLayout()
+
+
+def _float8(settings: Mapping[str, Any]) -> Float8Layout:
+    block = settings.get("weight_block_size")
+    return Float8Layout() if block is None else Float8Layout(_block(block))
+
+
+def _compressed_tensors(settings: Mapping[str, Any]) -> CompressedTensorsLayout:
+    groups = _groups(settings)
+    for each in (settings, *groups):
+        if each.get("format") is not None and each["format"] not in (*_FORMATS, "mixed-precision"):
+            raise _refusal(f"compressed-tensors, {short_repr(each['format'])}")
+    if settings.get("quantization_status", "compressed") != "compressed":
+        raise _refusal(f"compressed-tensors, status {short_repr(settings['quantization_status'])}")
+    if settings.get("transform_config"):
+        raise _refusal("compressed-tensors with transforms")
+    sparsity = settings.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        raise _refusal(f"compressed-tensors, {short_repr(sparsity['format'])}")
+    blocks = [each["weights"].get("block_structure") for each in groups if isinstance(each.get("weights"), Mapping)]
+    given = [block for block in blocks if block is not None]
+    return CompressedTensorsLayout(Float8Layout(_block(given[0])) if given else Float8Layout())
+
+
+def _groups(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = settings.get("config_groups")
+    return [each for each in groups.values() if isinstance(each, Mapping)] if isinstance(groups, Mapping) else []
+
+
+def _block(block: Any) -> tuple[int, int]:
+    """Return the rows and inputs of a block. Raises UnsupportedModel."""
+    if not isinstance(block, list) or len(block) != 2 or not all(type(each) is int and each > 0 for each in block):
+        raise _refusal(f"fp8 in blocks of {short_repr(block)}")
+    return block[0], block[1]
+
+
+_CHOICES = {"gptq": _gptq, "awq": _awq, "fp8": _float8, "compressed-tensors": _compressed_tensors}

@@ -1,0 +1,272 @@
+"""The protocol of checkpoints, and the reader of folders with config.json and safetensors.
+
+Nothing is unpickled and no code from a checkpoint is run. A damaged file is found by its header, before any weight is
+read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...architecture.config import ModelShape
+from ...architecture.config_checks import check_of_config
+from ...architecture.hf_config import shape_from_config
+from ...architecture.text_part import is_decoder, is_text, is_wrapper, text_name
+from ...errors import CheckpointError, ModelNotFound, UnsupportedModel
+from ...short_repr import short_text
+from ..tokenizers.json_files import read_json
+from ..tokenizers.tokenizer import Tokenizer
+from ..tokenizers.tokenizer_files import load_tokenizer
+from ..weights_digest import Extents
+from .gguf_tensors import GGUFTensors
+from .hf_quantization.choose import layout_of, quantization_text
+from .hf_quantization.reader import StoredMatrices
+from .hf_quantization.stored import Header
+from .stacked_experts import ExpertReader, View, expert_headers, expert_views, packed_bits
+
+_FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
+
+
+class TensorReader(Protocol):
+    """Reads the weights of an open checkpoint, on the CPU."""
+
+    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
+        """Return a tensor, dequantised in fp32 or in the stored dtype.
+
+        With `part`, slices of rows and columns, only that part is read where the format allows it.
+        """
+        ...
+
+    def quantized(self, name: str) -> Any:
+        """Return a `QuantizedTensor`, or None if the tensor is stored in floating point or in an unknown format."""
+        ...
+
+
+class Checkpoint(Protocol):
+    """A model's shape, and its tensors under transformers' names."""
+
+    path: Path
+    shape: ModelShape
+    generation: dict  # generation_config.json, or {}
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether any weights are quantised in the files."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """Return how many tensors are of parts that do not run, such as those that read images."""
+        ...
+
+    @property
+    def quantization(self) -> str:
+        """Return what decides, besides the files of weights, which values quantised weights have; "" for nothing."""
+        ...
+
+    def extents(self) -> dict[Path, Extents]:
+        """Return the files that contain the weights, and where in each the tensors are."""
+        ...
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Return every tensor's name and size, from the headers. Raises CheckpointError, UnsupportedModel."""
+        ...
+
+    def tensors(self) -> Any:
+        """Return a context manager that yields a `TensorReader`."""
+        ...
+
+    def quantized_bits(self) -> dict[str, float]:
+        """Return the bits of a weight of every tensor that `TensorReader.quantized` gives, scales included."""
+        ...
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Load the tokenizer. Raises CheckpointError."""
+        ...
+
+
+QUANTIZED_FILE = "model.gguf"
+
+
+class FolderCheckpoint:
+    """A folder as transformers saves it: config.json, safetensors in one file or in shards, tokenizer files.
+
+    The embedded model has the weights of its GGUF file in their place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        config = read_json(path / "config.json")
+        if not config:
+            raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
+        self.generation = read_json(path / "generation_config.json")
+        self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
+        self._name: Callable[[str], str] = str
+        self._reads: Callable[[str], bool] = is_decoder
+        if is_wrapper(config):
+            self._name, self._reads = text_name, is_text
+        self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None
+        self._layout = None if self._quantized else layout_of(config)
+        self.quantization = quantization_text(config) if self._layout else ""
+        self._files = [QUANTIZED_FILE] if self._quantized else _weight_files(path)
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._gguf.is_quantized if self._quantized else bool(self._stored or packed_bits(self._views))
+
+    def extents(self) -> dict[Path, Extents]:
+        if self._quantized:
+            return {self._quantized: self._gguf.extents()}
+        return {self.path / name: _extents(self.path / name) for name in self._files}
+
+    @cached_property
+    def _gguf(self) -> GGUFTensors:
+        return GGUFTensors(self._quantized, self.shape.heads, self.shape.kv_heads, names=self.shape.family_spec.gguf)
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        if self._quantized:
+            return self._gguf.sizes()
+        headers = expert_headers(self._views, self._headers)
+        plain = self._stored.plain(headers) if self._stored else headers
+        for key, header in plain.items():
+            if key.endswith((".weight", ".bias")) and header.dtype not in _FLOATS:
+                raise UnsupportedModel(
+                    f"{self.path}: {key} is stored as {header.dtype}, not as {', '.join(_FLOATS)}",
+                    "use the unquantised model, or a GGUF file of it",
+                )
+        sizes = {key: header.size for key, header in plain.items()}
+        return sizes | self._stored.sizes() if self._stored else sizes
+
+    @cached_property
+    def skipped(self) -> int:
+        if self._quantized:
+            return 0
+        with self._opened_files("np") as files:
+            return sum(not self._reads(self._name(key)) for file in files for key in file.keys())  # noqa: SIM118
+
+    @cached_property
+    def _headers(self) -> dict[str, Header]:
+        with self._opened_files("np") as files:  # headers only: "pt" would import torch
+            slices = {self._name(key): file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118
+            slices = {name: part for name, part in slices.items() if self._reads(name)}
+            return {key: Header(part.get_dtype(), tuple(part.get_shape())) for key, part in slices.items()}
+
+    @cached_property
+    def _views(self) -> dict[str, View]:
+        return expert_views(self.shape.family_spec, self._headers)
+
+    @cached_property
+    def _stored(self) -> StoredMatrices | None:
+        """The quantised weights in safetensors. Raises CheckpointError, UnsupportedModel."""
+        if self._layout is None:
+            return None
+        with self._opened_files("np") as files:
+            return StoredMatrices(self._layout, self._headers, _FileReader(files, self._name))
+
+    @contextmanager
+    def _opened_files(self, framework: str) -> Iterator[list[Any]]:
+        with ExitStack() as stack:
+            yield [stack.enter_context(_opened(self.path / name, framework)) for name in sorted(set(self._files))]
+
+    def quantized_bits(self) -> dict[str, float]:
+        if self._quantized:
+            return self._gguf.quantized_bits()
+        return packed_bits(self._views) | (self._stored.bits() if self._stored else {})
+
+    @contextmanager
+    def tensors(self) -> Iterator[TensorReader]:
+        if self._quantized:
+            with self._gguf.opened() as read:
+                yield read
+            return
+        with self._opened_files("pt") as files:
+            read = _FileReader(files, self._name)
+            plain = ExpertReader(read, self._views) if self._views else read
+            yield self._stored.reader(plain) if self._stored else plain
+
+    def load_tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.path, self.shape.family)
+
+
+class _FileReader:
+    """A `TensorReader` of open safetensors files; `rename` returns the decoder's name of a tensor."""
+
+    def __init__(self, files: list[Any], rename: Callable[[str], str] = str) -> None:
+        self._stored = {rename(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118
+
+    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
+        file, key = self._stored[name]
+        return file.get_tensor(key) if part is None else file.get_slice(key)[part]
+
+    def quantized(self, name: str) -> None:
+        return None
+
+
+def _has_quantized(path: Path) -> bool:
+    return (path / QUANTIZED_FILE).is_file() and not any(path.glob("*.safetensors"))
+
+
+def _weight_files(path: Path) -> list[str]:
+    """Return the names of a folder's weight files. Raises CheckpointError, ModelNotFound."""
+    index = read_json(path / "model.safetensors.index.json")
+    if index:
+        shards = index.get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise CheckpointError(f"{path / 'model.safetensors.index.json'} has no weight map", "fetch the model again")
+        files = sorted(set(shards.values()))
+        if outside := [name for name in files if Path(name).name != name]:
+            raise CheckpointError(f"{path} names weights outside of the folder: {outside[0]}", "fetch the model again")
+    elif (path / "model.safetensors").exists():
+        files = ["model.safetensors"]
+    else:
+        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
+        reason = "only pickled weights, which can run code when read" if pickled else "no model.safetensors"
+        hint = f"`triforce pull {path}` converts pytorch_model.bin once, safely; or use a .gguf file"
+        raise ModelNotFound(f"{path} has {reason}", hint)
+    missing = [name for name in files if not _is_there(path / name)]
+    if missing or not files:
+        raise CheckpointError(
+            f"{path} lacks {len(missing)} of {len(files)} shards: {short_text(', '.join(missing[:3]))}",
+            "fetch the model again",
+        )
+    return files
+
+
+def _extents(path: Path) -> Extents:
+    """Return where the tensors of a safetensors file are: its library does not tell. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(start := int.from_bytes(file.read(8), "little")))
+        tensors = [each["data_offsets"] for name, each in header.items() if name != "__metadata__"]
+        return [(8 + start + first, last - first) for first, last in tensors]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is corrupt: its header cannot be read", "fetch the model again") from error
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long or contains NUL
+        return False
+
+
+@contextmanager
+def _opened(path: Path, framework: str) -> Iterator[Any]:
+    """Yield an open safetensors file. Raises CheckpointError."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.exists() and not os.access(path, os.R_OK):
+        raise CheckpointError(f"{path} may not be read: permission denied", "look at its permissions")
+    try:
+        with safe_open(path, framework=framework) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is corrupt or truncated: {short_text(str(error))}", "fetch the model again"
+        ) from error

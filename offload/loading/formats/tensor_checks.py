@@ -1,0 +1,77 @@
+"""Lists the tensors that a checkpoint must contain, and checks its headers. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from ...architecture.config import ModelShape
+from ...errors import CheckpointError
+from ...units import counted
+from .layer_tensors import checkpoint_sizes, layer_sizes
+from .safetensors import Checkpoint
+
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_EXPERT = re.compile(r"model\.layers\.\d+\.\w+\.experts\.(\d{1,9})\..+")
+
+
+def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name and size of every tensor that a checkpoint of this shape must contain.
+
+    They are yielded lazily: the number of layers comes from a config that may be wrong by orders of magnitude.
+    """
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    layers = {spec: checkpoint_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
+    for i in range(shape.layers):
+        yield from ((f"model.layers.{i}.{name}", size) for name, size in layers[shape.spec(i)].items())
+    yield "model.norm.weight", (shape.hidden,)
+    if width := shape.layer_input:
+        yield "model.embed_tokens_per_layer.weight", (shape.vocab, shape.layers * width)
+        yield "model.per_layer_model_projection.weight", (shape.layers * width, shape.hidden)
+        yield "model.per_layer_projection_norm.weight", (width,)
+    if shape.specs[0].norm_bias:
+        yield "model.norm.bias", (shape.hidden,)
+    if not shape.tied_embeddings:
+        yield "lm_head.weight", (shape.vocab, shape.hidden)
+
+
+def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Return the name and size of every tensor that a checkpoint of this shape must contain."""
+    return dict(expected_tensors(shape))
+
+
+def check_tensors(checkpoint: Checkpoint) -> None:
+    """Check by the headers that every expected tensor is there with its size. Raises CheckpointError."""
+    found = checkpoint.sizes()
+    _check_layers(checkpoint, found)
+    _check_experts(checkpoint, found)
+    for name, size in expected_tensors(checkpoint.shape):
+        if name not in found:
+            raise CheckpointError(f"{checkpoint.path} lacks the tensor {name}", "fetch the model again")
+        if found[name] != size:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} is {list(found[name])}, its config asks for {list(size)}",
+                "config.json and the weights do not belong together; fetch the model again",
+            )
+
+
+def _check_layers(checkpoint: Checkpoint, found: Iterable[str]) -> None:
+    """Raise CheckpointError for weights of more layers than the config says: the model would be run without them."""
+    layers = checkpoint.shape.layers
+    most = max((int(match[1]) + 1 for match in map(_LAYER.match, found) if match), default=0)
+    if most > layers:
+        raise CheckpointError(
+            f"{checkpoint.path} has weights of {counted(most, 'layer')}, its config says {layers:,}",
+            "correct num_hidden_layers in config.json, or fetch the model again",
+        )
+
+
+def _check_experts(checkpoint: Checkpoint, found: Iterable[str]) -> None:
+    """Raise CheckpointError for more experts than the config says: tokens would be routed among some of them."""
+    experts = checkpoint.shape.experts
+    most = max((int(match[1]) + 1 for match in map(_EXPERT.fullmatch, found) if match), default=0)
+    if experts is not None and most > experts.count:
+        raise CheckpointError(
+            f"{checkpoint.path} has weights of {counted(most, 'expert')} in a layer, its config says {experts.count:,}",
+            "correct the number of experts in config.json, or fetch the model again",
+        )

@@ -1,0 +1,246 @@
+"""Finds and fetches a model's files: a folder, a .gguf file, the embedded model or a hub id becomes a local path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ...architecture.dims import Dimensions
+from ...architecture.known import KNOWN, read_shape
+from ...architecture.known_models import published_bits
+from ...architecture.parameters import WeightBits
+from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError
+from ...system.machine import default_home
+from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
+from ..formats.stored_bits import average_bits
+from .bundled import discard, fetch_embedded, installed_path, is_outdated
+from .model_files import check_model_files
+from .pickled import convert_pickled, converted_folder, is_pickled
+from .registry import EVERY_FORM, ModelSource, is_hub_id, resolve
+
+FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
+# The weights once: repositories may have them again in folders, or consolidated beside the shards.
+_HUB_FILES = {
+    "allow_patterns": ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"],
+    "ignore_patterns": ["*/*", "consolidated*"],
+}
+_PICKLED_FILES = _HUB_FILES | {"allow_patterns": [*_HUB_FILES["allow_patterns"], "pytorch_model*.bin"]}
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Ignore progress: the FetchProgress of callers who show none."""
+
+
+def locate(name: str, home: Path | None = None, progress: FetchProgress = silent, refresh: bool = False) -> Path:
+    """Return the local folder or .gguf file of a model, fetching it if need be.
+
+    Args:
+        name: the value of --model.
+        home: triforce's cache folder; None for the platform's. Hub models go to huggingface_hub's own cache.
+        progress: called while the embedded model is fetched, and while weights are converted.
+        refresh: what `pull` does beyond that: ask the hub even if the model is in its cache, replace a damaged
+            embedded model, and convert weights that exist only pickled. Without it they are refused.
+
+    Raises:
+        ModelNotFound, FetchError, CheckpointError.
+    """
+    source, home = resolve(name), home or default_home()
+    if source.kind == "embedded":
+        return _embedded(source.target, home, progress, refresh)
+    if source.kind == "hub":
+        return _from_hub(source.target, home, progress, refresh)
+    path = Path(source.target)
+    return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
+
+
+def cached_models() -> list[str]:
+    """Return the hub ids of chat models that are in the hub's cache with all their files, in alphabetical order."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = sorted(Path(HF_HUB_CACHE).glob("models--*--*"))
+    names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+    return [name for name in names if is_hub_id(name) and has_chat_template(_cached_snapshot(name))]
+
+
+def has_chat_template(path: Path | None) -> bool:
+    """Return whether a model's folder has a chat template: without one it only continues texts."""
+    if path is None:
+        return False
+    try:
+        configured = json.loads((path / "tokenizer_config.json").read_text("utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        configured = None
+    return bool(configured) or (path / "chat_template.jinja").is_file()
+
+
+def dimensions(name: str) -> Dimensions:
+    """Return the dimensions of a model, with its `context` in tokens, from as little of it as possible.
+
+    Those of well-known models need no file. Of a folder or a hub model config.json is read, which is fetched if it is
+    not in the hub's cache; of a GGUF file, the header. Raises as `locate`, UnsupportedModel.
+    """
+    source = resolve(name)
+    if source.kind == "path":
+        path = Path(source.target)
+        check_model_files(path)
+        return read_shape(path / "config.json") if path.is_dir() else open_checkpoint(path).shape
+    cached = _cached_config(source.target) if name == source.target and source.kind == "hub" else None
+    if cached is None and source.known is not None:
+        return KNOWN[source.known]
+    return read_shape(cached or _fetched_config(source.target))
+
+
+def stored_bits(name: str) -> WeightBits | None:
+    """Return the bits that the weights of a file or a folder take in memory beside 16-bit ones.
+
+    Of a well-known model, those that it is published in. None for other names, and for weights that cannot be read: a
+    plan needs only their dimensions.
+    """
+    source = resolve(name)
+    if source.kind != "path":
+        return published_bits(source.known)
+    try:
+        checkpoint = open_checkpoint(Path(source.target))
+        sizes, quantized = checkpoint.sizes(), checkpoint.quantized_bits()
+    except TriforceError:
+        return None
+    return average_bits(sizes, quantized, 2)
+
+
+def is_quantized(name: str) -> bool:
+    """Return whether a model's weights are quantised; those on a hub are not looked at. Raises as `dimensions`."""
+    source = resolve(name)
+    if source.kind == "path":
+        path = Path(source.target)
+        return (path / QUANTIZED_FILE).exists() if path.is_dir() else open_checkpoint(path).is_quantized
+    return source.kind == "embedded"
+
+
+def describe_source(name: str) -> str:
+    """Return where a well-known model comes from, with its licence; empty for one that the user has named exactly."""
+    source: ModelSource = resolve(name)
+    if source.kind != "hub" or not source.note:
+        return ""
+    return f"{source.target}: {source.note}"
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
+    check_model_files(path)
+    if path.is_dir():
+        from ..formats.safetensors import FolderCheckpoint
+
+        return FolderCheckpoint(path)
+    with path.open("rb") as file:
+        if path.suffix == ".gguf" or file.read(4) == b"GGUF":
+            from ..formats.gguf import GGUFCheckpoint  # it imports torch
+
+            return GGUFCheckpoint(path)
+    raise ModelNotFound(f"{path} is neither a folder nor a .gguf file", EVERY_FORM)
+
+
+def _embedded(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
+    installed = installed_path(name, home)
+    if installed and refresh:
+        if not _is_sound(installed):
+            discard(installed)
+            installed = None
+        elif is_outdated(installed):
+            installed = None  # it stays until its successor is complete
+    return installed or fetch_embedded(name, home, progress)
+
+
+def _unpickled(folder: Path, name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
+    """Return the conversion of a folder with pickled weights, made now if `refresh`. Raises ModelNotFound without."""
+    converted = converted_folder(folder, home)
+    if converted.is_dir():
+        return converted
+    if refresh:
+        return convert_pickled(folder, home, progress)
+    raise ModelNotFound(f"{name} has only pickled weights", f"`triforce pull {name}` converts them once, safely")
+
+
+def _is_sound(path: Path) -> bool:
+    """Return whether a folder's config, tensors and tokenizer can be read."""
+    from ..formats.tensor_checks import check_tensors
+
+    try:
+        checkpoint = FolderCheckpoint(path)
+        check_tensors(checkpoint)
+        checkpoint.load_tokenizer()
+    except TriforceError:
+        return False
+    return True
+
+
+def _from_hub(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
+    cached = None if refresh else _cached_snapshot(name)
+    path = cached or _download(name, _HUB_FILES)
+    if refresh and not any(path.glob("*.safetensors")):
+        path = _download(name, _PICKLED_FILES)
+    if is_pickled(path):
+        return _unpickled(path, name, home, progress, refresh)
+    if not refresh and not any(path.glob("*.safetensors")):
+        hint = f"`triforce pull {name}` converts pytorch_model.bin once, if the model has that"
+        raise ModelNotFound(f"{name} has no safetensors weights", hint)
+    return path
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    """Return the hub's cached folder of a model; None if it is absent or incomplete."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
+        if not is_pickled(path):
+            FolderCheckpoint(path)  # an interrupted download leaves a folder without all of its files
+    except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
+        return None
+    return path
+
+
+def _download(name: str, files: dict[str, list[str]]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, **files))
+    except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
+        raise _hub_error(name, error) from error
+
+
+def _cached_config(hub_id: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(hub_id, "config.json")
+    return Path(found) if isinstance(found, str) else None
+
+
+def _fetched_config(hub_id: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(hub_id, "config.json"))
+    except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
+        raise _hub_error(hub_id, error) from error
+
+
+def _hub_error(name: str, error: Exception) -> Exception:
+    """Return the error to raise for an exception of huggingface_hub."""
+    from huggingface_hub import errors
+
+    if type(error) in (OSError, PermissionError) and error.errno:  # local, not from the network
+        return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
+    if isinstance(error, errors.GatedRepoError):
+        return FetchError(
+            f"{name} is gated on the hub",
+            f"accept its licence at https://huggingface.co/{name}, then `hf auth login`",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFound(f"there is no folder and no public hub model {name}", EVERY_FORM)
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return FetchError(
+        f"no folder {name}, and the hub cannot be reached to fetch it: {reason}",
+        "check the network, or copy the model here and give --model its folder",
+    )

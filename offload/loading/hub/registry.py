@@ -1,0 +1,117 @@
+"""The registry of model names: embedded, well-known, hub ids, folders and GGUF files, the same for every command.
+
+Resolving a name reads no file of the model and asks no server. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...architecture.known import KNOWN, known_name, simplified
+from ...errors import ModelNotFound, TriforceError
+from .bundled import EMBEDDED
+from .hub_models import EMBEDDED_KNOWN, HUB_MODELS
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_LONGEST_HUB_ID = 96
+EVERY_FORM = (
+    "--model takes a name (`triforce pull --list` lists all), a hub id such as Qwen/Qwen3-0.6B, a folder, "
+    "or a .gguf file"
+)
+_MOST_SUGGESTED = 3
+_VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """The source that a model's name resolves to.
+
+    Args:
+        kind: "embedded", "path" or "hub".
+        target: the embedded model's name, the path as it was given, or the hub id.
+        known: the well-known model that it is, whose dimensions need no file; None for others.
+        note: licence and access of a well-known model.
+    """
+
+    kind: str
+    target: str
+    known: str | None = None
+    note: str = ""
+
+
+def resolve(name: str) -> ModelSource:
+    """Return what the user's name for a model stands for; an existing path comes before a well-known name.
+
+    Raises ModelNotFound, with close names in the hint.
+    """
+    if not name:
+        raise ModelNotFound("the model's name is empty", EVERY_FORM)
+    if name in EMBEDDED:
+        known = next((known for known, embedded in EMBEDDED_KNOWN.items() if embedded == name), None)
+        return ModelSource("embedded", name, known)
+    path = as_path(name)
+    if path.exists():
+        return ModelSource("path", str(path))
+    if path.suffix != ".gguf":
+        if (source := _well_known(name)) is not None:
+            return source
+        if is_hub_id(name):
+            return ModelSource("hub", name, known_name(name), _note_of(name))
+    raise ModelNotFound(f"no model at {name[:80]}", did_you_mean(name) + EVERY_FORM)
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether the hub accepts a name as `owner/model`; others would be an error of its library."""
+    parts = name.split("/")
+    if not HUB_ID.fullmatch(name) or len(name) > _LONGEST_HUB_ID or name.endswith(".git"):
+        return False
+    return not any(part[0] in "-." or part[-1] in "-." or "--" in part or ".." in part for part in parts)
+
+
+def draft_error(error: TriforceError) -> TriforceError:
+    """Return an error about a model as one about the draft model."""
+    return type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft"))
+
+
+def as_path(name: str) -> Path:
+    """Return a name as a path, existing or not. Raises ModelNotFound for what cannot be one."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+        return path
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long a name, no permission
+        raise ModelNotFound(f"{name[:80]} is no usable path: {error}", EVERY_FORM) from error
+
+
+def did_you_mean(name: str) -> str:
+    """Return the beginning of a hint, with the closest models; empty if none is close."""
+    names = {simplified(known): known for known in KNOWN} | {simplified(name): name for name in EMBEDDED}
+    bare = simplified(name)
+    for wanted in (bare, _VARIANT.sub("", bare)):
+        if close := difflib.get_close_matches(wanted, names, 2 * _MOST_SUGGESTED):
+            # A name is mistyped at its end rather than at its beginning.
+            close.sort(key=lambda each: -len(os.path.commonprefix([each, bare])))  # noqa: RUF071
+            return f"did you mean {', '.join(names[each] for each in close[:_MOST_SUGGESTED])}? "
+    return ""
+
+
+def _well_known(name: str) -> ModelSource | None:
+    """Return the source of a well-known model, written without its publisher."""
+    if "/" in name:
+        return None
+    wanted = simplified(name)
+    for known in KNOWN:
+        names = {simplified(known), simplified(HUB_MODELS[known].id) if known in HUB_MODELS else ""}
+        if wanted in names or _VARIANT.sub("", wanted) in names:
+            if known in EMBEDDED_KNOWN:
+                return ModelSource("embedded", EMBEDDED_KNOWN[known], known)
+            return ModelSource("hub", HUB_MODELS[known].id, known, HUB_MODELS[known].note)
+    return None
+
+
+def _note_of(hub_id: str) -> str:
+    return next((model.note for model in HUB_MODELS.values() if model.id.lower() == hub_id.lower()), "")

@@ -1,0 +1,111 @@
+"""Renders chat templates exactly as transformers' `apply_chat_template` does, without importing transformers.
+
+This is what runs in a process of its own (chat_template.py), in Jinja's sandbox: a template is untrusted code from a
+checkpoint, and the sandbox limits neither its memory nor its time.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from ...short_repr import short_text
+from ...system.limited_process import Refused
+
+
+def render(request: bytes) -> bytes:
+    """Return the text of a template with its variables; both are JSON, as `request` is.
+
+    Raises Refused, with the type and the message of the error as JSON, for an error of the template, and for a text
+    with more characters than the request has under "most".
+    """
+    wanted = json.loads(request.decode("utf-8", "surrogatepass"))
+    try:
+        text = _template(wanted["source"]).render(**wanted["variables"])
+        if len(text) > wanted["most"]:
+            raise TemplateError(f"its text has {len(text):,} characters, for which at most {wanted['most']:,} may be")
+        return text.encode("utf-8", "surrogatepass")
+    except MemoryError:
+        raise
+    except Exception as error:  # templates raise any type
+        raise Refused(json.dumps([type(error).__name__, short_text(str(error))])) from error
+
+
+@lru_cache(maxsize=1)
+def _template(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return transformers' Jinja environment for chat templates."""
+
+    class GenerationTag(Extension):
+        """{% generation %} marks the assistant's text for training; when rendering, its body is used as it is."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+        def _body(self, caller: Any) -> str:
+            return caller()
+
+    class PlainDict:
+        """`dict` without the attributes through which a template could reach Python's internals."""
+
+        def __call__(self, *args: Any, **values: Any) -> dict:
+            return dict(*args, **values)
+
+        def fromkeys(self, *args: Any) -> dict:
+            return dict.fromkeys(*args)
+
+    class PlainNamespace(Namespace):
+        """Jinja's namespace, without underscore-prefixed attributes."""
+
+        def __init__(*args: Any, **values: Any) -> None:  # no `self`: it may be one of the values, as in Jinja's own
+            self, args = args[0], args[1:]
+            values = dict(*args, **values)
+            for name in values:
+                PlainNamespace.check_name(name)
+            Namespace.__init__(self, values)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            PlainNamespace.check_name(name)
+            Namespace.__setitem__(self, name, value)
+
+        @staticmethod
+        def check_name(name: Any) -> None:
+            if isinstance(name, str) and name.startswith("_"):
+                raise SecurityError(f"chat templates cannot store underscore-prefixed attributes, but got {name!r}")
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda format: datetime.now().strftime(format),
+        "dict": PlainDict(),
+        "namespace": PlainNamespace,
+    }
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Return JSON. Jinja's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

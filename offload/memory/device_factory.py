@@ -1,0 +1,34 @@
+"""Makes the store that fits the backend."""
+
+from __future__ import annotations
+
+import torch
+
+from ..architecture.config import ModelShape
+from ..kernels.native import Kernel
+from ..settings.config import EXACT
+from .block_store import BlockStore
+from .device_quantized_store import DeviceQuantizedStore
+from .quantized_store import QuantizedStore
+from .store import PlainStore, Store
+
+
+def new_store(
+    kernel: Kernel | None,
+    shape: ModelShape,
+    capacity: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv: str = EXACT,
+) -> Store:
+    """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
+
+    `kv` is EXACT, or the format of quantised keys and values, which needs the native kernel or Triton's.
+    """
+    if kv != EXACT and kernel is None:
+        return DeviceQuantizedStore(shape, capacity, dtype, device, kv)
+    if kv != EXACT:
+        return QuantizedStore(kernel, shape, capacity, dtype, kv)
+    if kernel is not None and not shape.caps_scores:
+        return BlockStore(kernel, shape, capacity, dtype)
+    return PlainStore(shape, capacity, dtype, device, by_row=kernel is not None)

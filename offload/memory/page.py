@@ -1,0 +1,267 @@
+"""Page formats: how the keys and values of a run of tokens of one layer lie in memory, and attention over them.
+
+A page is one contiguous run of numbers, so it is transferred in one copy. Its partial result does not depend on where
+it is computed, nor on the other pages; with the native kernel on a CPU it is the same bit for bit.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..architecture.rope import rotate
+from ..kernels import triton
+from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
+from ..kernels.attention import Partial, attend, attend_causal, attend_masked, state_of
+from ..kernels.native import Kernel
+from ..kernels.native.calls import BlockCalls, partial_count
+from ..kernels.native.layout import key_view, keys_of, value_view, values_of, write_blocks
+from ..kernels.native.library import BLOCK
+from ..kernels.triton.accumulate import TritonAccumulator
+from .tree_attention import Tree
+
+Rows = tuple[Tensor, Tensor]  # cos and sin, as `rotate` takes them
+
+
+class PageRun(NamedTuple):
+    """Consecutive pages of a layer, in any order in one memory: `memory` `[n, numbers]`, read in `order`."""
+
+    memory: Tensor
+    order: tuple[int, ...]
+
+
+class PageFormat(Protocol):
+    """Pages of `tokens` tokens, each `[numbers]`, on the host or the device."""
+
+    tokens: int
+    numbers: int
+    grain: int  # tokens that can only be selected together
+    kernel: Kernel | None  # the native kernel, if it attends to them
+
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        """Store tokens from position `at` of the page on, and write their rotated queries to `rotated`.
+
+        q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`.
+        """
+        ...
+
+    @property
+    def host(self) -> PageFormat:
+        """The same format for pages and queries in host memory."""
+        ...
+
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
+        """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
+
+        Returns a partial result for an accumulator of the same format.
+        """
+        ...
+
+    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
+        """Add attention to a tree and the tokens before it: of all rows of `result`, rotated queries of its last ones.
+
+        In the pages, the tree comes behind the first `before` tokens, all of which are in the first page.
+        """
+        ...
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        """Return an empty accumulator of partial results for rotated queries `[tokens, heads, head_dim]`."""
+        ...
+
+    def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
+        ...
+
+    def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        """Store rotated keys and values `[kv_heads, n, head_dim]` from position `at` of the page on."""
+        ...
+
+    def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """View pages `[n, numbers]` as keys and values in plain order, `[kv_heads, n, ...]`.
+
+        Plain ones `[kv_heads, n * tokens, head_dim]` can be viewed in the same shape, so either is copied to the other
+        in one operation.
+        """
+        ...
+
+    def grains(self, pages: Tensor) -> Tensor:
+        """View pages `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`."""
+        ...
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[n, count * grain, head_dim]` of selected grains `[n, count, ...]`."""
+        ...
+
+
+class PlainPageFormat:
+    """Keys and values side by side `[kv_heads, tokens, 2, head_dim]`, attended to by torch's kernels."""
+
+    grain = 1
+    kernel = None
+
+    def __init__(self, shape: ModelShape, tokens: int) -> None:
+        self.tokens = tokens
+        self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
+        self._size = (shape.kv_heads, tokens, 2, shape.head_dim)
+
+    @property
+    def host(self) -> PlainPageFormat:
+        return self
+
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        new = page.view(self._size)[:, at : at + len(q)]
+        new[:, :, 0] = rotate(k, rows).transpose(0, 1)
+        new[:, :, 1] = v.transpose(0, 1)
+        rotated.copy_(rotate(q, rows))
+
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
+        return attend_seen(q, *self.read(page), seen, causal)
+
+    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
+        attend_tree_masked(self, pages, q, before, tree, result)
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        if triton.serves(q):
+            return TritonAccumulator(q, self._size[0], lambda page: (*self.read(page), triton.PLAIN))
+        return TorchAccumulator(q, self.attend)
+
+    def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
+        return page.view(self._size).unbind(2)
+
+    def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        new = page.view(self._size)[:, at : at + keys.shape[1]]
+        new[:, :, 0], new[:, :, 1] = keys, values
+
+    def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        return self.grains(pages).transpose(0, 1).unbind(3)
+
+    def grains(self, pages: Tensor) -> Tensor:
+        return pages.unflatten(-1, self._size)
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        return grains.unbind(2)
+
+
+class BlockPageFormat:
+    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`, on a GPU.
+
+    The native kernel attends to them on the host, Triton's on the GPU; without Triton they are converted to plain keys
+    and values first.
+    """
+
+    grain = BLOCK
+
+    def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
+        assert tokens % BLOCK == 0, "pages are whole blocks"
+        self.tokens = tokens
+        self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
+        self._shape, self.kernel = shape, kernel
+        self._calls = BlockCalls(shape, tokens // BLOCK)
+        self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
+
+    @property
+    def host(self) -> NativePageFormat:
+        return NativePageFormat(self._shape, self.tokens, self.kernel)
+
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        positions = torch.arange(at, at + len(k), device=page.device)
+        new = [x.transpose(0, 1) for x in (rotate(k, rows), v)]
+        write_blocks(page.view(self._size), self._shape.head_dim, positions, *new)
+        rotated.copy_(rotate(q, rows))
+
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
+        return attend_seen(q, *self.read(page), seen, causal)
+
+    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
+        attend_tree_masked(self, pages, q, before, tree, result)
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        if triton.serves(q) and q.dtype == torch.bfloat16:  # blocks of fp32 are not paired
+            return TritonAccumulator(q, self._size[0], lambda page: (*[page.view(self._size)] * 2, triton.BLOCKS))
+        return TorchAccumulator(q, self.attend)
+
+    def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = page.view(self._size)
+        return tuple(of(blocks, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+
+    def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
+        positions = torch.arange(at, at + keys.shape[1], device=page.device)
+        write_blocks(page.view(self._size), self._shape.head_dim, positions, keys, values)
+
+    def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = self.grains(pages).transpose(0, 1)
+        return tuple(view(blocks, self._shape.head_dim) for view in (key_view, value_view))
+
+    def grains(self, pages: Tensor) -> Tensor:
+        return pages.unflatten(-1, self._size)
+
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(of(grains, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+
+
+class NativePageFormat(BlockPageFormat):
+    """Blocks in host memory, attended to by the native kernel; partial results are merged as it merges its own.
+
+    If a page is a multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
+    """
+
+    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
+        self.kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
+
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
+        count = partial_count(seen, len(q), causal)
+        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
+        self.kernel.attend(self._calls.attention(page, q, seen, causal, partials=partials))
+        return partials
+
+    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
+        """Attend in one call. If a page is a multiple of PIECE, each row has the bits of the chain that its path is."""
+        parents = tree.on(q.device).parents
+        count = partial_count(before + 1, len(q), True, parents)
+        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
+        table = _block_table(pages.order, *self._size[:2])
+        call = self._calls.attention(pages.memory, q, before + 1, table=table, partials=partials, parents=parents)
+        self.kernel.attend(call)
+        result.add(slice(0, len(q)), partials)
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        return KernelAccumulator(self.kernel, q, self.attend)
+
+
+def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Partial:
+    """Attend to the first `seen` keys; if causal, each further query sees one more. Shapes as in `attend`."""
+    if not causal or len(q) == 1:
+        return attend(q, k[:, :seen], v[:, :seen])
+    seen += len(q) - 1
+    return attend_causal(q, k[:, :seen], v[:, :seen])
+
+
+def attend_tree_masked(
+    format: PageFormat, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator
+) -> None:
+    """Do what `PageFormat.attend_tree` does, on any device: by a mask, of the tree's tokens alone."""
+    if before:
+        result.attend(pages.memory[pages.order[0]], slice(0, len(q)), before)
+    runs = []
+    for index, slot in enumerate(pages.order):
+        first, end = (position - index * format.tokens for position in (before, before + len(tree)))
+        first, end = max(first, 0), min(end, format.tokens)
+        begin = first // format.grain
+        grains = format.grains(pages.memory[slot])[:, begin : -(-end // format.grain)]
+        inside = slice(first - begin * format.grain, end - begin * format.grain)
+        runs.append([x[:, inside] for x in format.read_grains(grains)])
+    keys, values = (torch.cat(both, dim=1) for both in zip(*runs, strict=True))
+    own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
+    result.add_state(state_of(own))
+
+
+@lru_cache(maxsize=64)
+def _block_table(order: tuple[int, ...], kv_heads: int, blocks: int) -> Tensor:
+    """Return a table, as of `BlockCalls.attention`, for pages of `blocks` blocks a head. Do not write to it."""
+    numbers = [page * kv_heads * blocks + block for page in order for block in range(blocks)]
+    with torch.inference_mode(False):
+        return torch.tensor([numbers] * kv_heads, dtype=torch.int32)

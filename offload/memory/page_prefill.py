@@ -1,0 +1,178 @@
+"""Prefill passes: device buffers for more tokens than a page has.
+
+A layer's keys and values stay on the device while it computes. They are copied to the host while the next layer
+computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from .mean_keys import HostMeanKeys
+from .open_pages import OpenPages
+from .page import PageRun
+from .prefetch import PrefetchItem
+from .store import PlainStore
+from .tiers import Tiers
+
+
+class PrefillBuffers:
+    """Buffers for the pages from number `first` on, up to position `end`, of two layers at a time.
+
+    Takes `paged_prefill_bytes` (architecture/tier_footprint.py) on the device. The first `begun` pages have tokens:
+    committed ones, or those of a tree in flight. They are copied from the pages' open slots, which do not change, so an
+    aborted pass leaves all these tokens intact; or from the host, if an earlier pass over the tree was of this kind.
+    """
+
+    def __init__(self, tiers: Tiers, open_pages: OpenPages, first: int, end: int, begun: int) -> None:
+        self._tiers, self._open_pages, self._first, self._begun = tiers, open_pages, first, begun
+        count = -(-end // tiers.format.tokens) - first
+        size = (2, count, tiers.format.numbers)
+        with torch.inference_mode(False):
+            self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.open.device)
+        self._layers: list[int | None] = [None, None]  # the layer whose pages are in each set
+        self._tickets: list[Any] = [None, None]
+
+    def buffer(self, layer: int, page: int) -> Tensor:
+        """Return the buffer of a page of the current layer."""
+        side = layer % 2
+        if self._layers[side] != layer:
+            self._wait(side)
+            self._layers[side] = layer
+            for index in range(self._begun):
+                self._fill(self._buffers[side, index], layer, self._first + index)
+        return self._buffers[side, page - self._first]
+
+    def _fill(self, buffer: Tensor, layer: int, page: int) -> None:
+        if page in self._open_pages:
+            buffer.copy_(self._open_pages.buffer(layer, page))
+            return
+        link = self._tiers.link
+        link.wait(ticket := link.copy([(buffer, self._tiers.pages[layer, page])], link.mark()))
+        link.finish(ticket)
+
+    def run(self, layer: int, pages: range) -> PageRun:
+        """Return pages of the current layer, the first one of the pass among them."""
+        return PageRun(self._buffers[layer % 2], tuple(page - self._first for page in pages))
+
+    def store(self, layer: int) -> None:
+        """Begin to copy the pages of a finished layer to the host, once: other layers may attend to it, too."""
+        link, side = self._tiers.link, layer % 2
+        if self._tickets[side] is not None:
+            return
+        pages = self._buffers[side]
+        targets = self._tiers.pages[layer, self._first : self._first + len(pages)]
+        self._tickets[side] = link.copy([(targets, pages)], link.mark())
+
+    def finish(self) -> None:
+        """Wait until all pages are in host memory."""
+        for side in range(2):
+            self._wait(side)
+
+    def _wait(self, side: int) -> None:
+        link, ticket = self._tiers.link, self._tickets[side]
+        if ticket is not None:
+            link.wait(ticket)
+            link.finish(ticket)
+            self._tickets[side] = None
+
+
+class PlainPrefill:
+    """A pass layer by layer, in which the layer under way has plain keys and values of all tokens, committed or not.
+
+    A chunk attends to them in one call. Just before the next layer overwrites some of them, they become pages in a
+    small buffer, which are copied to the host while the chunk computes. Whole pages of committed tokens are streamed
+    once a layer. Takes `plain_prefill_bytes` (architecture/tier_footprint.py) on the device.
+
+    Committed tokens in host memory and in open pages do not change, except for the page that the pass continues, whose
+    copy in its open slot is the valid one until the pass ends.
+    """
+
+    def __init__(
+        self, tiers: Tiers, shape: ModelShape, start: int, end: int, chunk: int, means: HostMeanKeys | None
+    ) -> None:
+        span = tiers.format.tokens
+        self._tiers, self._end, self._means = tiers, end, means
+        self._first, self._begun = start // span, start % span > 0
+        self._count = -(-end // span)
+        dtype, device = tiers.open.dtype, tiers.open.device
+        with torch.inference_mode(False):
+            self._plain = PlainStore(replace(shape, layers=1), self._count * span, dtype, device)
+            size = (2, -(-chunk // span) + 1, tiers.format.numbers)
+            self._buffers = torch.empty(size, dtype=dtype, device=device).unbind()
+        self._tickets: list[Any] = [None, None]  # of the copies from each buffer
+        if means is not None:
+            means.pending()  # of an aborted pass
+        self._layer: int | None = None
+        self._finished: int | None = None  # the layer before, of which pages from number `_saved` on are only plain
+        self._saved = self._first
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+        """Store tokens as in `Store`, in an offloaded layer."""
+        if self._layer != layer:
+            self._finished, self._layer, self._saved = self._layer, layer, self._first
+            self._read_committed(layer)
+        self._save(-(-(start + len(q)) // self._tiers.format.tokens))
+        return self._plain.append(0, start, q, k, v, rows)
+
+    def attend(self, q: Tensor, start: int, lse: Tensor | None = None) -> Tensor:
+        """Attend as in `ObservableStore`, in the layer of the last `append`."""
+        out = self._plain.attend(0, q, start, lse=lse)
+        if start + len(q) == self._end:
+            if self._means is not None:
+                keys, _ = self._plain.layer(0)
+                self._means.store(self._layer, keys[:, : self._end])
+            if self._layer == len(self._tiers.pages) - 1:
+                self._finished, self._saved = self._layer, self._first
+                self._save(self._count)
+        return out
+
+    def _read_committed(self, layer: int) -> None:
+        """Copy the committed tokens of a layer from its pages."""
+        tiers = self._tiers
+        for page in range(self._first):
+            buffer = tiers.ring.take(PrefetchItem((layer, page), tiers.pages))
+            self._copy_pages(page, buffer.unsqueeze(0), to_plain=True)
+            tiers.ring.release(buffer)
+        if self._begun:
+            self._save(self._first + 1)
+            self._copy_pages(self._first, tiers.open[layer, self._first % 2].unsqueeze(0), to_plain=True)
+
+    def _save(self, end: int) -> None:
+        """Begin to copy pages of the finished layer to the host, those up to number `end` that have not been."""
+        link, layer = self._tiers.link, self._finished
+        while layer is not None and self._saved < end:
+            first, last = self._saved, min(self._saved + len(self._buffers[0]), end)
+            self._wait()
+            pages = self._buffers[0][: last - first]
+            self._copy_pages(first, pages, to_plain=False)
+            self._tickets[0] = link.copy([(self._tiers.pages[layer, first:last], pages)], link.mark())
+            self._buffers, self._tickets = self._buffers[::-1], self._tickets[::-1]  # in turn
+            self._saved = last
+
+    def _copy_pages(self, first: int, pages: Tensor, to_plain: bool) -> None:
+        """Copy pages `[n, numbers]` from number `first` on to plain keys and values, or from them: two launches."""
+        span = self._tiers.format.tokens
+        at = slice(first * span, (first + len(pages)) * span)
+        for paged, plain in zip(self._tiers.format.plain_views(pages), self._plain.layer(0), strict=True):
+            some = plain[:, at].view(paged.shape)
+            some.copy_(paged) if to_plain else paged.copy_(some)
+
+    def finish(self) -> None:
+        """Wait until all pages and mean keys are in host memory. Raises TransferFailed."""
+        link, means = self._tiers.link, [] if self._means is None else self._means.pending()
+        for ticket in (*means, *self._tickets):
+            if ticket is not None:
+                link.wait(ticket)
+                link.finish(ticket)
+
+    def _wait(self) -> None:
+        """Make the device wait until the next buffer has been copied. Raises TransferFailed."""
+        ticket, self._tickets[0] = self._tickets[0], None
+        if ticket is not None:
+            self._tiers.link.wait(ticket)

@@ -1,0 +1,227 @@
+"""Builds tiered stores from settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..architecture.footprint import page_tokens
+from ..architecture.tier_footprint import SLOTS
+from ..errors import SettingsError
+from ..kernels.native import Kernel, KernelUnavailable, find_kernel
+from ..kernels.native.ops import why_not
+from ..kernels.ops import Operations
+from ..settings.config import EXACT
+from ..system.scratch_file import ALIGNMENT, ScratchFile
+from .balance import HOST_ROWS, Balance
+from .block_store import host_memory
+from .device_factory import new_store
+from .disk_pages import DiskPages
+from .host_attention import HostAttention, HostThread
+from .host_memory import begin_allocation, make_link
+from .link import DISK_COST, LINK_COST, Link
+from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
+from .pinning import Pinning
+from .prefetch import PrefetchRing
+from .quantized_host import QuantizedHostAttention
+from .quantized_pages import QuantizedPageFormat
+from .store import Store
+from .tier_settings import HOST_SHARES, TierSettings
+from .tiered_device_quantized_store import DeviceQuantizedTieredStore
+from .tiered_quantized_store import QuantizedTieredStore
+from .tiered_store import TieredStore
+from .tiers import QuantizedTiers, Tiers
+
+
+def check_model(shape: ModelShape) -> None:
+    """Raise SettingsError for a model whose keys and values cannot be offloaded."""
+    if shape.caps_scores:
+        raise SettingsError(
+            f"the KV cache of {shape.family} cannot be offloaded: the model caps attention scores",
+            "use --offload none, and a shorter prompt if it does not fit",
+        )
+
+
+class TieredStoreFactory:
+    """Makes stores for a model whose KV does not all stay on the device. They share one link.
+
+    Args:
+        operations: the model's operations, for the resident layers.
+        link: None for a simulated link of `settings.link_gb_s`, the device's own, or that to the disk.
+        new_file: makes the file on disk, from the arguments of ScratchFile.
+        kv: the format of keys and values; with quantised ones, prompts are read chunk by chunk.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        device: torch.device,
+        settings: TierSettings,
+        link: Link | None = None,
+        new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
+        kv: str = EXACT,
+    ) -> None:
+        self.settings = settings if kv == EXACT else replace(settings, by_layers=False)
+        self._new_file, self._kv = new_file, kv
+        self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
+        self._operations, self._device = operations, device
+        self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
+
+    def read_cost(self, shape: ModelShape) -> float:
+        """Return the estimated time to read a byte of a store's KV, relative to the device's memory."""
+        if self.settings.resident_layers >= shape.kv_layers:
+            return 1.0
+        return LINK_COST if self.settings.disk is None else DISK_COST
+
+    def reserve(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
+        """Begin to pin host memory for a store of such a capacity, while something else is done."""
+        shape = shape.full_attention
+        if self.settings.resident_layers < shape.layers:
+            format, dtype = self._stored_format(shape, dtype)
+            layers, *size = self._pages_size(shape, capacity, format)
+            layers = layers if self.settings.disk is None else min(self.settings.host_layers, layers)
+            self._reserved = begin_allocation((layers, *size), dtype, self._device)
+
+    @torch.inference_mode(False)
+    def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
+        """Return an empty store for a sequence of up to `capacity` tokens: of the layers that attend to all of them.
+
+        Raises SettingsError for a model whose attention the tiers do not compute.
+        """
+        check_model(shape)
+        visits, shape = 1 + shape.borrowing[0], shape.full_attention
+        settings, device = self.settings, self._device
+        if settings.resident_layers >= shape.layers:
+            return new_store(self._operations.kernel, shape, capacity, dtype, device, self._kv)
+        if self._kv != EXACT:
+            return self._new_quantized_store(shape, capacity, dtype, visits)
+        format, host, resident = self._page_format(shape, dtype), None, None
+        if settings.mode != "stream":
+            host = HostAttention(format, device, settings.host_bandwidth)
+        parts = self._parts(shape, capacity, dtype, format, host, visits)
+        if settings.resident_layers:
+            on_device = replace(shape, layers=settings.resident_layers)
+            resident = new_store(self._operations.kernel, on_device, capacity, dtype, device)
+        tiers = Tiers(
+            **parts,
+            resident=resident,
+            near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
+            prefills_plainly=device.type == "cuda",
+        )
+        return TieredStore(shape, tiers)
+
+    def _new_quantized_store(
+        self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int
+    ) -> QuantizedTieredStore | DeviceQuantizedTieredStore:
+        format, numbers = self._stored_format(shape, dtype)
+        host = None if self.settings.mode == "stream" else self._quantized_host(format, shape, dtype)
+        tiers = QuantizedTiers(**self._parts(shape, capacity, numbers, format, host, visits))
+        if self._operations.kernel is None:
+            return DeviceQuantizedTieredStore(shape, capacity, dtype, tiers)
+        return QuantizedTieredStore(self._operations.kernel, shape, capacity, dtype, tiers)
+
+    def _parts(
+        self,
+        shape: ModelShape,
+        capacity: int,
+        dtype: torch.dtype,
+        format: PageFormat | QuantizedPageFormat,
+        host: HostThread | None,
+        visits: int,
+    ) -> dict[str, Any]:
+        """Return the arguments of `TierParts`, with memory for a store's pages of numbers of a `dtype`."""
+        settings, size = self.settings, self._pages_size(shape, capacity, format)
+        pages, pinning = self._pages(size, dtype)
+        count = settings.buffers_for(format.numbers * dtype.itemsize)
+        buffers = self._device_pages((count, format.numbers), dtype).unbind()
+        return {
+            "format": format,
+            "link": self.link,
+            "ring": PrefetchRing(self.link, buffers, settings.overlap),
+            "balance": Balance(self._share, HOST_ROWS if self._device.type == "cuda" else float("inf")),
+            "host": host,
+            "resident_layers": settings.resident_layers,
+            "pages": pages,
+            "open": self._device_pages((size[0], SLOTS, format.numbers), dtype),
+            "pinning": pinning,
+            "last_visits": visits,
+        }
+
+    def _quantized_host(self, format: QuantizedPageFormat, shape: ModelShape, dtype: torch.dtype) -> HostThread:
+        bandwidth = self.settings.host_bandwidth
+        if self._operations.kernel is not None:  # the store attends by its kernel
+            return HostThread(self._device, bandwidth)
+        return QuantizedHostAttention(format, shape, _host_kernel(shape, dtype), self._device, bandwidth)
+
+    def _stored_format(
+        self, shape: ModelShape, dtype: torch.dtype
+    ) -> tuple[PageFormat | QuantizedPageFormat, torch.dtype]:
+        """Return the format of pages, and the type of their numbers."""
+        if self._kv == EXACT:
+            return self._page_format(shape, dtype), dtype
+        page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
+        return QuantizedPageFormat(shape, page, self._kv), torch.uint8
+
+    @property
+    def _share(self) -> float | None:
+        """Return the host's fraction of the pages; None balances it."""
+        return HOST_SHARES[self.settings.mode] if self.settings.share is None else self.settings.share
+
+    def _page_format(self, shape: ModelShape, dtype: torch.dtype) -> PageFormat:
+        page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
+        return _page_format(shape, page, dtype, self._operations, self._device)
+
+    def _pages_size(
+        self, shape: ModelShape, capacity: int, format: PageFormat | QuantizedPageFormat
+    ) -> tuple[int, int, int]:
+        return shape.layers - self.settings.resident_layers, -(-capacity // format.tokens), format.numbers
+
+    def _device_pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return uninitialised memory for pages on the device; on a CPU aligned for reads from disk and for groups."""
+        if self._device.type == "cpu" and (self.settings.disk is not None or dtype == torch.uint8):
+            return host_memory(size, dtype)
+        return torch.empty(size, dtype=dtype, device=self._device)
+
+    def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor | DiskPages, Pinning | None]:
+        """Return a file or host memory for pages, the reserved one if it is of that size."""
+        if self.settings.disk is None:
+            return self._host_pages(size, dtype)
+        host = min(self.settings.host_layers, size[0])
+        memory, pinning = self._host_pages((host, *size[1:]), dtype) if host else (None, None)
+        nbytes = torch.Size((size[0] - host, *size[1:])).numel() * dtype.itemsize
+        is_aligned = size[2] * dtype.itemsize % ALIGNMENT == 0
+        return DiskPages(self._new_file(self.settings.disk, nbytes, is_aligned), size, dtype, memory), pinning
+
+    def _host_pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
+        """Return host memory for pages, the reserved one if it is of that size."""
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None and (reserved[0].shape, reserved[0].dtype) == (size, dtype):
+            return reserved
+        del reserved  # free it first
+        return begin_allocation(size, dtype, self._device)
+
+
+def _page_format(
+    shape: ModelShape, page: int, dtype: torch.dtype, operations: Operations, device: torch.device
+) -> PageFormat:
+    """Choose the native kernel's blocks wherever it can attend on the host."""
+    if operations.kernel is not None:
+        return NativePageFormat(shape, page, operations.kernel)
+    if device.type != "cpu" and (kernel := _host_kernel(shape, dtype)) is not None:
+        return BlockPageFormat(shape, page, kernel)
+    return PlainPageFormat(shape, page)
+
+
+def _host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:
+    """Return the native kernel that attends on the host of a GPU, or None."""
+    if why_not(shape, dtype, torch.device("cpu")) is None:
+        with contextlib.suppress(KernelUnavailable):
+            return find_kernel()
+    return None

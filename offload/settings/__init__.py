@@ -1,0 +1,1 @@
+"""What a user can choose, checked; methods and their sizes."""

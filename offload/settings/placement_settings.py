@@ -1,0 +1,85 @@
+"""Settings of where keys, values and experts lie. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..short_repr import short_repr
+from ..units import MOST_BYTES
+from .validation import require, require_types
+
+SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single copy takes minutes
+OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
+EXPERTS = ("auto", "device", "host", "stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the full KV cache and experts are, and what computes those in host memory. It does not change the text.
+
+    `offload`: none keeps all KV on the device; stream copies the KV in host memory over the link; host attends to it on
+    the CPU; hybrid does both at once; auto is the plan's choice. `memory` and `host_memory` are the bytes to use, None
+    for all free memory. `resident_layers` keep their KV on the device, None for as many as fit. `host_share` is the
+    fraction of the other layers' KV that the host attends to, None to balance host and device. `link_gb_s` simulates a
+    link of so many 10^9 bytes per second to a device on the CPU, to try offloading without a GPU.
+
+    `experts`: how the experts of a mixture run that lie in host memory: host computes them there; stream copies the
+    chosen ones over the link; device keeps them with the other weights; auto is the plan's choice. `expert_layers` keep
+    theirs on the device, None for as many as fit.
+
+    `disk` is a folder: on a CPU, KV for which `host_memory` is too small lies in a file there, of at most `disk_limit`
+    bytes (None: as much as is free), which has no name and is gone after the run.
+    """
+
+    offload: str = "auto"
+    memory: int | None = None
+    host_memory: int | None = None
+    resident_layers: int | None = None
+    host_share: float | None = None
+    link_gb_s: float | None = None
+    experts: str = "auto"
+    expert_layers: int | None = None
+    disk: str | None = None
+    disk_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require(
+            self.offload in OFFLOADS, f"offload is {short_repr(self.offload)}", f"use one of: {', '.join(OFFLOADS)}"
+        )
+        for name, size in (
+            ("memory", self.memory),
+            ("host-memory", self.host_memory),
+            ("disk-limit", self.disk_limit),
+        ):
+            require(
+                size is None or 1 <= size <= MOST_BYTES,
+                f"{name} is {short_repr(size)}",
+                "use a size such as 22GiB, or leave it out",
+            )
+        share, link = self.host_share, self.link_gb_s
+        for name, layers in (("resident-layers", self.resident_layers), ("expert-layers", self.expert_layers)):
+            require(
+                layers is None or 0 <= layers <= 10_000,
+                f"{name} is {short_repr(layers)}",
+                "use 0 to 10,000, or leave it out",
+            )
+        require(self.experts in EXPERTS, f"experts is {short_repr(self.experts)}", f"use one of: {', '.join(EXPERTS)}")
+        require(
+            self.expert_layers is None or self.experts != "device",
+            "expert-layers keeps some experts in host memory, and experts is device",
+            "use --experts host or stream, or leave --expert-layers out",
+        )
+        require(share is None or 0 <= share <= 1, f"host-share is {share}", "use a number from 0 to 1")
+        require(
+            share is None or self.offload in ("auto", "hybrid"),
+            f"host-share goes with hybrid, and offload is {self.offload}",
+            "use --offload hybrid, or leave --host-share out",
+        )
+        require(
+            link is None or SLOWEST_LINK <= link < math.inf,
+            f"link is {link} GB/s",
+            f"use a number from {SLOWEST_LINK}, such as 25",
+        )
+        require(self.disk != "", "the name of the folder on disk is empty", "name a folder on a disk, or leave it out")

@@ -1,0 +1,1 @@
+"""What chooses drafters and lengths by what they have cost and gained."""

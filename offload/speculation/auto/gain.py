@@ -1,0 +1,43 @@
+"""What speculation gains: the decoding time so far beside that of plain decoding, from the plain steps among it."""
+
+from __future__ import annotations
+
+from ...events import Gain
+from .drafter_estimates import Cycle
+
+_LEAST_STEPS = 2  # plain steps that have to be measured: one alone may be a pause of the machine
+
+
+class GainMeter:
+    """Adds up the seconds of the cycles, and those that plain decoding would have taken for the same tokens.
+
+    A plain step counts alike on both sides, so that an answer without drafts gains exactly nothing. The tokens of a
+    draft's verification are priced at the time of a plain step, as it is believed then; what is emitted before one is
+    measured, as soon as it is.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._plain_s = 0.0
+        self._unpriced = 0  # tokens
+        self._steps = 0  # plain ones
+        self._step_s = 0.0
+
+    def observe(self, cycle: Cycle, step_s: float | None) -> None:
+        """Count a cycle with all of its time; `step_s` are the seconds of a plain step, None before one was run."""
+        seconds = cycle.draft_s + cycle.verify_s
+        self._seconds += seconds
+        if cycle.drafter is None:
+            self._steps += 1
+            self._plain_s += seconds
+        else:
+            self._unpriced += cycle.accepted + 1
+        if step_s is not None:
+            self._plain_s += self._unpriced * step_s
+            self._unpriced, self._step_s = 0, step_s
+
+    @property
+    def gain(self) -> Gain | None:
+        """The gain so far; None where too few plain steps were run to compare with."""
+        if self._steps < _LEAST_STEPS or self._seconds <= 0:
+            return None
+        return Gain(self._seconds, self._plain_s, self._step_s)

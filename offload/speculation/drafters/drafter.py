@@ -1,0 +1,144 @@
+"""The protocol of drafters, and the drafter that runs a draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...parallel import ALONE, Group
+from ...sequence import TokenSequence
+from ..passes.runner import Runner, SelectedRunner
+from ..sampling.transfers import download
+from ..sampling.warp import Sampler, read_tokens
+from ..trees.draft import NOTHING, Draft, DraftedTree
+from .tree_drafter import TreeDrafting
+
+__all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
+
+SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
+
+
+class Drafter(Protocol):
+    """Proposes the next tokens. A level of speculation is a drafter for the level above it."""
+
+    name: str
+    relative_cost: float  # prior: the time per drafted token, relative to a plain step of the verifier
+    branches: bool  # whether it can draft trees
+
+    def draft_kind(self, sequence: TokenSequence) -> Hashable:
+        """Return the kind of draft that `propose` would return now, or None if it would be empty.
+
+        The scheduler estimates an acceptance rate for each kind.
+        """
+        ...
+
+    def prior(self, kind: Hashable) -> float:
+        """Return the acceptance rate to expect of drafts of a kind, until measurements replace it."""
+        ...
+
+    @property
+    def setups(self) -> int:
+        """How many one-off costs, such as selections of a retrieval cache, its drafts have included so far."""
+        ...
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        """Estimate the one-off cost that the next draft would include, in plain steps of the target; 0 if none."""
+        ...
+
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
+        """Return up to `limit` tokens that may follow the sequence, which is unchanged afterwards.
+
+        With a `tree`, a drafter that can branch returns a tree of that shape or a smaller one, up to the depth `limit`.
+        Sampled tokens must not be filtered by their value: the verification would no longer be lossless.
+        """
+        ...
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Note how many tokens of the last draft were accepted."""
+        ...
+
+
+class ModelDrafter:
+    """A draft model that decodes plainly on a small cache. Its runner bars tokens that the target does not have."""
+
+    name = "draft"
+    relative_cost = 0.2
+    setups = 0
+    branches = True
+
+    def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
+        """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
+
+        The tokens of a draft stay on the device until its end, and come to the host by one copy. Penalties need them
+        on the host at once, with a copy for each.
+        """
+        self._runner = runner
+        self._sampler = sampler
+        self._group = group
+        self._trees = TreeDrafting(runner, sampler, self._padded, group)
+
+    def draft_kind(self, sequence: TokenSequence) -> Hashable:
+        return True
+
+    def prior(self, kind: Hashable) -> float:
+        return 0.6
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        return 0.0
+
+    @torch.inference_mode()
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
+        if tree is not None:
+            return self._trees.propose(sequence, tree.within(limit))
+        sampler, before = self._sampler, sequence.tentative
+        drawn: list[Tensor] = []
+        rows: list[Tensor] = []
+        hidden = self._runner.rows(sequence)
+        while True:
+            rows.append(sampler.distribution(self._padded(self._runner.logits(hidden)), before))
+            drawn.append(sampler.draw(rows[-1][0], len(sequence) + len(drawn)))
+            if len(drawn) == limit:
+                break
+            if sampler.reads_history:
+                before += download(drawn[-1])
+            hidden = self._runner.step(drawn[-1])
+        distributions = torch.cat(rows if sampler.noise is None else [row[:, :1] for row in rows])
+        tokens = read_tokens(torch.cat(drawn), distributions)
+        self._runner.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
+        agreed = [int(token) for token in self._group.agree(tokens)]
+        return Draft(agreed, distributions if sampler.noise is None else None)
+
+    def _padded(self, logits: Tensor) -> Tensor:
+        """Return logits with as many columns as the target's: some checkpoints pad the vocabulary, others do not."""
+        missing = self._sampler.vocab - logits.shape[1]
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self._runner.observe(drafted, accepted)
+
+
+class SelectedDrafter(ModelDrafter):
+    """The target itself, which drafts trees on selected chunks of its full cache."""
+
+    def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler) -> None:
+        """The ranks that share the target agree on every token."""
+        super().__init__(runner, sampler)
+        self.name = name
+        self._selected = runner
+
+    def prior(self, kind: Hashable) -> float:
+        return SELECTED_PRIOR
+
+    @property
+    def relative_cost(self) -> float:
+        return self._selected.relative_cost
+
+    @property
+    def setups(self) -> int:
+        return self._selected.setups
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        return self._selected.setup_cost(sequence)

@@ -1,0 +1,211 @@
+"""Build the levels of a method from its row in methods.py.
+
+A method with a middle level is draft -> target on the retrieval cache -> target on the full cache. Without a middle
+level, the full cache verifies the draft itself. Without a drafter, the target decodes token by token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...architecture.footprint import PAGE_GRAIN
+from ...architecture.kv_formats import GROUP
+from ...caches.block_table import TableCache
+from ...caches.chunk_table import ChunkTableCache
+from ...caches.full import FullCache
+from ...caches.heavy_hitters import HeavyHitterSelector
+from ...caches.quantized_copy import QuantizedCopiedCache
+from ...caches.quantized_table import QuantizedTableCache
+from ...caches.retrieval import CopiedCache
+from ...caches.selected import SelectedCache
+from ...caches.selection import RecencySelector, Refresh, RetrievalSelector
+from ...caches.streaming_llm import StreamingCache
+from ...events import Speculated
+from ...kernels import triton
+from ...memory.block_store import BlockStore
+from ...memory.quantized_store import QuantizedStore
+from ...memory.store import PlainStore, Store
+from ...model.decoder import Model
+from ...parallel import ALONE, Group
+from ...settings.config import EXACT, Speculation
+from ...settings.method_sizes import draft_chunk, drafter_kind, middle_kind, selected_chunk, sized, tail_tokens
+from ...settings.methods import H2O, LOOKUP, METHODS, MODEL, RETRIEVAL, STREAMING
+from ...settings.tree_settings import TreeSampling
+from ..auto.adaptive import HORIZON, AdaptiveScheduler
+from ..drafters.draft_runner import DraftRunner
+from ..drafters.drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
+from ..drafters.ngram import LookupDrafter
+from ..passes.estimators import ROW_COST
+from ..passes.runner import Runner, SelectedRunner
+from ..passes.steps import Executor
+from ..sampling.logprobs import LogprobsRecorder
+from ..sampling.warp import Sampler
+from ..trees.drafted_trees import DraftTrees, draft_trees
+from .level import Level, speculate
+from .verifier import ModelVerifier
+
+SELECTORS = {RETRIEVAL: RetrievalSelector, STREAMING: RecencySelector, H2O: HeavyHitterSelector}
+Clock = Callable[[], float]  # seconds
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """A method ready to run: `top` emits tokens; `levels` are all levels, the target's first."""
+
+    method: str
+    top: Level
+    levels: tuple[Level, ...]
+
+    def statistics(self) -> Speculated:
+        """Return the statistics of all levels so far."""
+        rows = tuple(row for level in self.levels for row in level.statistics.values())
+        return Speculated(self.method, self.top.using, rows, self.top.gain)
+
+
+def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
+    """Return an empty StreamingLLM cache for a draft model."""
+    chunk = draft_chunk(settings)
+    length = settings.sink + settings.window + chunk
+    sizes = settings.sink, settings.window, chunk, model.dtype, model.device
+    return StreamingCache(model.shape, model.rope(length), *sizes, model.sliding_rope(length), model.new_states())
+
+
+def selected_cache(full: FullCache, settings: Speculation, middle: str | None = None) -> SelectedCache:
+    """Return the cache of a middle level over a full one; its chunks are multiples of the store's grain.
+
+    `middle` is one of methods.MIDDLES; without it, the one of the settings.
+    """
+    store = full.store
+    # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
+    is_paged = store.span and store.device.type != "cpu"
+    middle = middle or middle_kind(settings)
+    quantized = None if settings.retrieval_kv == EXACT or middle == STREAMING else _quantized_class(store)
+    grain = GROUP if quantized else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
+    chunk = selected_chunk(settings, grain, store.span, full.capacity)
+    selector = SELECTORS[middle](settings.sink, chunk)
+    if middle != STREAMING:
+        store.keep_mean_keys(chunk)
+    if middle == H2O:
+        full.followers.add(selector)
+    budget = max(sized(settings, full.capacity).budget, 2 * chunk)
+    sizes = budget, chunk, tail_tokens(settings)
+    if quantized:
+        return quantized(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)
+    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), *sizes)
+
+
+def _quantized_class(store: Store) -> type[QuantizedTableCache | QuantizedCopiedCache] | None:
+    """Return the class of the retrieval cache with quantised copies of what a full cache's store has; None: exact."""
+    if isinstance(store, BlockStore):
+        return QuantizedTableCache
+    is_near = store.device.type != "cpu" or store.kernel is None  # its copies are plain keys and values
+    has_kernel = triton.why_not(store.device, store.dtype, store.shape.head_dim) is None
+    return QuantizedCopiedCache if is_near and has_kernel and not store.shape.caps_scores else None
+
+
+def may_have_alternative(full: FullCache) -> bool:
+    """Return whether there may be another selected cache over a full one.
+
+    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, whose passes are dear. The cost of
+    making that copy is not among what `auto` weighs: to put it off cost more, over recorded texts, than it saved.
+    """
+    store = full.store
+    return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")
+
+
+def _selected_class(store: Store) -> type[SelectedCache]:
+    """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
+    if isinstance(store, BlockStore | QuantizedStore) and not store.span:  # not over tiers
+        return TableCache
+    if not isinstance(store, PlainStore) or store.shape.caps_scores or store.shape.has_sinks:
+        return CopiedCache
+    return ChunkTableCache if triton.serves(store.layer(0)[0][:1]) else CopiedCache
+
+
+@dataclass
+class Runners:
+    """The runner of each model and cache, and the lookup drafter; reused from one request to the next.
+
+    `alternative` is that of the method's alternative middle level.
+    """
+
+    full: Runner
+    middle: SelectedRunner | None
+    draft: DraftRunner | None
+    lookup: LookupDrafter
+    alternative: SelectedRunner | None = None
+
+    def use(self, executor: Executor) -> None:
+        """Let `executor` run all passes from now on."""
+        for runner in (self.full, self.middle, self.draft, self.alternative):
+            if runner is not None:
+                runner.executor = executor
+
+
+def build(
+    runners: Runners,
+    settings: Speculation,
+    sampler: Sampler,
+    clock: Clock = time.perf_counter,
+    group: Group = ALONE,
+    horizon: int = HORIZON,
+    logprobs: LogprobsRecorder | None = None,
+) -> Hierarchy:
+    """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
+
+    With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
+    drafts trees for the full cache, where they are faster than chains. `logprobs` records the log-probabilities of the
+    tokens that are emitted.
+    """
+    method = METHODS[settings.method]
+    drafters = _drafters(runners, settings, sampler, group)
+    full_row = runners.full.row_cost() if drafters or runners.middle is not None else ROW_COST
+    trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
+
+    def level(
+        verifier: ModelVerifier,
+        over: list[Drafter],
+        gamma: int | None,
+        prior: float = SELECTED_PRIOR,
+        trees: Callable[[], DraftTrees] | None = trees,
+    ) -> Level:
+        cost = full_row if verifier is full else ROW_COST
+        scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
+        name = "target" if verifier is full else verifier.name
+        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
+
+    full = ModelVerifier("full", runners.full, sampler, logprobs)
+    if runners.middle is None:
+        top = level(full, drafters, settings.gamma2)
+        return Hierarchy(settings.method, top, (top,))
+    kind = middle_kind(settings)
+    name = _middle_name(kind, runners.middle)
+    if trees is not None and not drafters:
+        top = level(full, [SelectedDrafter(name, runners.middle, sampler)], settings.gamma2)
+        return Hierarchy(settings.method, top, (top,))
+
+    def lower(kind: str, runner: SelectedRunner) -> Level:
+        prior = SELECTED_PRIOR * (1.0 if runner.copy is None else runner.copy.agreement)
+        verifier = ModelVerifier(_middle_name(kind, runner), runner, sampler)
+        return level(verifier, drafters, settings.gamma1, prior, None if method.adaptive else trees)
+
+    middles = [lower(kind, runners.middle)]
+    if runners.alternative is not None:
+        middles.append(lower(method.alternative, runners.alternative))
+    over = [*drafters, *middles] if method.adaptive else middles
+    top = level(full, over, settings.gamma2, trees=trees if method.adaptive else None)
+    return Hierarchy(settings.method, top, (top, *middles))
+
+
+def _middle_name(kind: str, runner: SelectedRunner) -> str:
+    return kind if runner.copy is None else f"{kind}-{runner.copy.level}"
+
+
+def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
+    """Return the method's drafter, if it has one."""
+    kind = drafter_kind(settings)
+    if kind == MODEL:
+        return [ModelDrafter(runners.draft, sampler, group)]
+    return [runners.lookup] if kind == LOOKUP else []

@@ -1,0 +1,178 @@
+"""One level of speculation: a drafter proposes, a verifier accepts or rejects; the output follows the verifier.
+
+A level is itself a drafter for the level above it; TriForce is two levels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Generator, Tensor
+
+from ...events import Gain, LevelStatistics
+from ...parallel import ALONE, Group
+from ...sequence import TokenSequence
+from ...settings.tree_settings import TreeSampling
+from ..auto.adaptive import AdaptiveScheduler, Cycle
+from ..drafters.drafter import SELECTED_PRIOR, Drafter
+from ..sampling.noise import Noise
+from ..sampling.warp import read_tokens
+from ..trees.coupled import verify_coupled
+from ..trees.draft import NOTHING, Draft, DraftedTree
+from ..trees.tree import Verdict, Visit
+from ..trees.verification import verify_draft
+from .verifier import Verifier
+
+
+class Level:
+    """A verifier and the scheduler that chooses its drafters; itself a Drafter, of chains."""
+
+    branches = False
+
+    def __init__(
+        self,
+        name: str,
+        verifier: Verifier,
+        scheduler: AdaptiveScheduler,
+        generator: Generator | None,
+        clock: Callable[[], float],
+        group: Group = ALONE,
+        prior: float = SELECTED_PRIOR,
+        noise: Noise | None = None,
+    ) -> None:
+        """Create a level.
+
+        Args:
+            prior: the rate at which the next level is expected to accept this one's tokens.
+            noise: makes sampling coupled: nothing is drawn with the generator.
+        """
+        self.name, self._prior = name, prior
+        self._noise = noise
+        self._group = group
+        self._verifier = verifier
+        self._scheduler = scheduler
+        self._generator = generator
+        self._clock = clock
+        self.statistics: dict[str, LevelStatistics] = {}
+        self.relative_cost = verifier.relative_cost
+        self.using = "none"  # the drafter of the last verification
+
+    def draft_kind(self, sequence: TokenSequence) -> Hashable:
+        return self.name
+
+    def prior(self, kind: Hashable) -> float:
+        return self._prior
+
+    @property
+    def setups(self) -> int:
+        return self._verifier.setups
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        return self._verifier.setup_cost(sequence)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self._verifier.observe(drafted, accepted)
+
+    @property
+    def gain(self) -> Gain | None:
+        """What drafting has gained over plain steps of the verifier; see `Speculated.gain`."""
+        return self._scheduler.gain
+
+    @torch.inference_mode()
+    def advance(self, sequence: TokenSequence, limit: int) -> Draft:
+        """Draft and verify once: append 1 to `limit` tokens to the sequence, and return them.
+
+        A draft has at most `limit` - 1 tokens, because the verifier adds one.
+        """
+        start = self._clock()
+        drafter, gamma = self._scheduler.choose(sequence, limit - 1)
+        setups = 0 if drafter is None else drafter.setups, self._verifier.setups
+        shape = self._scheduler.tree
+        draft = _propose(drafter, sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
+        drafted = self._clock()
+        target = self._score(sequence, draft)
+        path, token = self._verify(draft, target, len(sequence), shape)
+        end = self._clock()
+        # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
+        result = path[-1] + 1 if path else 0, token
+        *result, draft_s, verify_s = self._group.agree((*result, drafted - start, end - drafted))
+        last, token = map(int, result)
+        path = draft.path(last - 1)
+        accepted = len(path)
+        emitted = [*(draft.tokens[node] for node in path), token]
+        rows = range(last + 1) if draft.parents is None else [0, *(node + 1 for node in path)]
+        self._verifier.emit(rows, emitted)
+        sequence.extend(emitted)
+        self._verifier.settle(sequence)
+        if draft.tokens:
+            drafter.observe(draft.depth, accepted)
+        drafter = drafter if draft.tokens else None
+        included = drafter is not None and drafter.setups > setups[0], self._verifier.setups > setups[1]
+        cycle = Cycle(
+            drafter, emitted[0], draft.depth, accepted, draft_s, verify_s, *included, draft.parents, tuple(path)
+        )
+        self._scheduler.observe(cycle)
+        self._count(cycle)
+        if self._noise is not None:
+            return Draft(emitted, None)
+        return Draft(emitted, target[: last + 1] if draft.parents is None else target[rows])
+
+    def _verify(self, draft: Draft, target: Tensor, position: int, shape: DraftedTree | None) -> Verdict:
+        """Return what is accepted of the draft, and the token that follows; row 0 is for `position`."""
+        if self._noise is None:
+            sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
+            return verify_draft(draft, target, self._generator, sampling)
+        picks = self._noise.pick(target, [position, *(position + depth for depth in draft.depths)])
+        return verify_coupled(draft.tokens, read_tokens(picks, target), draft.parents)
+
+    def _score(self, sequence: TokenSequence, draft: Draft) -> Tensor:
+        if draft.parents is None:
+            return self._verifier.score(sequence, draft.tokens)
+        return self._verifier.score(sequence, draft.tokens, draft.parents)
+
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
+        """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
+        start = len(sequence)
+        parts: list[Draft] = []
+        try:
+            while len(sequence) < start + limit:
+                parts.append(self.advance(sequence, start + limit - len(sequence)))
+            rows = torch.cat([part.rows for part in parts]) if self._noise is None else None
+            return Draft(sequence.tokens[start:], rows)
+        finally:
+            sequence.truncate(start)
+
+    def _count(self, cycle: Cycle) -> None:
+        name = self.using = cycle.drafter.name if cycle.drafter is not None else "none"
+        known = self.statistics.get(name, LevelStatistics(name, self._verifier.name))
+        self.statistics[name] = known.plus(
+            cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s, *self._tree_of(cycle)
+        )
+
+    @staticmethod
+    def _tree_of(cycle: Cycle) -> tuple[int, list[Visit]] | tuple[()]:
+        """Return the nodes and the visits of a cycle's tree, for the statistics; nothing for a chain."""
+        return () if cycle.parents is None else (len(cycle.parents), cycle.visits)
+
+
+def _propose(drafter: Drafter, sequence: TokenSequence, limit: int, shape: DraftedTree | None) -> Draft:
+    return drafter.propose(sequence, limit) if shape is None else drafter.propose(sequence, limit, shape)
+
+
+def speculate(
+    name: str,
+    verifier: Verifier,
+    scheduler: AdaptiveScheduler,
+    generator: Generator | None,
+    clock: Callable[[], float] = time.perf_counter,
+    group: Group = ALONE,
+    prior: float = SELECTED_PRIOR,
+    noise: Noise | None = None,
+) -> Level:
+    """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly.
+
+    Arguments as of `Level`.
+    """
+    return Level(name, verifier, scheduler, generator, clock, group, prior, noise)

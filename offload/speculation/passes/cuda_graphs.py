@@ -1,0 +1,123 @@
+"""Forward passes of a few rows with fixed shapes: recorded once as CUDA graphs, and replayed.
+
+A pass runs a thousand small operations. To launch them one by one takes the host longer than the GPU needs to run them;
+a CUDA graph launches them at once. What changes from pass to pass is loaded into tensors before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...caches.fixed_shape import StaticCache, StaticStep
+from ...caches.protocol import KVCache
+from ...errors import Degraded
+from ...model.decoder import Model
+from ...settings.config import LONGEST_GAMMA
+from .cuda_recorder import CudaRecorder
+
+Record = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+
+
+def padded(rows: int) -> int:
+    """Return the number of rows that a pass of `rows` is recorded with: the next power of two."""
+    return 1 << (rows - 1).bit_length()
+
+
+def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
+    """Return the graphs of a model's passes over a cache, or None if a tensor of theirs may move."""
+    # With several ranks there are no graphs: not every backend can record the collectives.
+    # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores, sinks or
+    # linear attention, or where what the layers take follows from positions.
+    shape = model.shape
+    has_limits = shape.caps_scores or shape.has_sinks or not shape.takes_rows_alone
+    has_kinds = shape.sliding_layers or shape.linear_layers
+    is_fixed = model.keeps_weights and shape.experts is None and not (has_kinds or has_limits)
+    on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1
+    return StepGraphs(model, cache) if on_gpu and getattr(cache, "has_static_steps", False) else None
+
+
+@dataclass(slots=True)
+class _Recording:
+    """A pass of a fixed number of rows."""
+
+    ids: Tensor  # [rows]
+    step: StaticStep
+    repeat: Callable[[], Tensor] | None = None  # runs it again, and returns hidden rows in the same memory
+
+
+class StepGraphs:
+    """Runs a model's passes of up to a draft's verification, with a recording for each of a few numbers of rows.
+
+    The first recording that fails is the last: from then on, passes run one operation at a time. What a failed one has
+    stored lies where the pass under way stores its own, or behind that.
+
+    Args:
+        cache: an empty cache.
+        record: returns a callable that repeats a computation in the same memory; None for CUDA graphs.
+    """
+
+    def __init__(self, model: Model, cache: StaticCache, record: Record | None = None) -> None:
+        self._model, self._cache = model, cache
+        self._record = record or CudaRecorder(model.device)
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._failed = False
+        cache.clear()
+
+    def serves(self, tokens: int) -> bool:
+        """Return whether a pass of so many tokens is recorded."""
+        return not self._failed and tokens <= LONGEST_GAMMA + 1 and self._cache.fits(padded(tokens))
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Record a pass of one token ahead, so that the first step's time is like the others'.
+
+        Overwrites what the cache keeps of the newest pass, such as its queries.
+        """
+        if self.serves(1):
+            self._begin(1)
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor) -> Tensor:
+        """Run `Model.forward` over the cache."""
+        cache, tokens = self._cache, len(ids)
+        recording = self._begin(tokens)
+        if recording is None:
+            return self._model.forward(ids, cache)  # the pass starts over
+        recording.ids[:tokens] = ids
+        hidden = recording.repeat()[:tokens].clone()  # the next replay writes to the same memory
+        cache.commit()
+        return hidden
+
+    def _begin(self, tokens: int) -> _Recording | None:
+        """Begin a pass; return it recorded and loaded but for its ids, or None if it cannot be recorded."""
+        rows = padded(tokens)
+        self._cache.begin_padded(tokens, rows)
+        recording = self._recording(rows)
+        recording.step.load()
+        return recording if recording.repeat is not None or self._try(recording) else None
+
+    def _recording(self, rows: int) -> _Recording:
+        key = rows, self._cache.step_key()
+        if key not in self._recordings:
+            ids = torch.zeros(rows, dtype=torch.long, device=self._model.device)
+            self._recordings[key] = _Recording(ids, self._cache.new_step(rows))
+        return self._recordings[key]
+
+    def _try(self, recording: _Recording) -> bool:
+        """Record; return whether that was possible."""
+
+        def run() -> Tensor:
+            return self._model.through(recording.ids, recording.step)
+
+        try:
+            recording.repeat = self._record(run)
+        except Exception as error:  # of CUDA, of the allocator, of a compiler
+            self._failed = True
+            self._recordings.clear()
+            warnings.warn(f"steps cannot be recorded, and will be slower: {error}", Degraded, stacklevel=2)
+        return not self._failed

@@ -1,0 +1,113 @@
+"""Forward passes of a few tokens on the native kernel: their calls are recorded once, and then run by one call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ...caches.protocol import KVCache, RecordableCache
+from ...kernels.native.recording import PassInputs, RecordedLayers, SequenceCalls
+from ...memory.tree_attention import Tree
+from ...model.decoder import Model
+from ...settings.method_sizes import KEPT_QUERIES
+
+_MOST_KEYS = 8  # recordings of a cache: it is plain, or has a tree, whose queries are kept at some place
+
+
+def recorded_passes(model: Model, cache: KVCache) -> RecordedPasses | None:
+    """Return a model's recorded passes over a cache, or None if they are not native kernel calls alone."""
+    is_recordable = model.is_recordable and getattr(cache, "is_recordable", False)
+    return RecordedPasses(model, cache) if is_recordable else None
+
+
+class PassRecorder:
+    """Runs a model's passes over one or more caches, of up to `rows` rows together, from recordings.
+
+    The layers are recorded once, each cache once for each key that its `begin_recorded` returns.
+    """
+
+    def __init__(self, model: Model, rows: int) -> None:
+        self.rows = rows
+        self._model = model
+        self._rows = torch.empty((rows, model.shape.hidden), dtype=model.dtype)
+        self._attended: list[tuple[Tensor, ...]] = []  # for each layer q, k, v and the result, of all rows
+        with model.operations.record() as self._recording:
+            self._hidden = model.through_layers(self._rows, self)
+        self._layers = RecordedLayers(self._recording)
+        self._recorded: WeakKeyDictionary[RecordableCache, OrderedDict[Hashable, SequenceCalls]] = WeakKeyDictionary()
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Note where a layer's queries, keys and values are, and where its attention is to be, while it is recorded."""
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._attended.append((q, k, v, out))
+        self._recording.add_layer(layer)
+        return out
+
+    @torch.inference_mode()
+    def run(self, ids: Tensor, begun: Sequence[tuple[RecordableCache, Hashable, PassInputs]]) -> Tensor:
+        """Run a pass of `ids` `[tokens]`, those of each sequence together; return hidden rows `[tokens, hidden]`.
+
+        `begun` are for each sequence its cache, and what `begin_recorded` has returned.
+        """
+        sequences = [(self._find(cache, key, len(inputs.rows[0])), inputs) for cache, key, inputs in begun]
+        self._rows[: len(ids)].copy_(self._model.embed(ids))
+        self._layers.run(self._model.operations.kernel, sequences)
+        return self._hidden[: len(ids)].clone()  # the next pass writes to the same memory
+
+    def _find(self, cache: RecordableCache, key: Hashable, tokens: int) -> SequenceCalls:
+        recorded = self._recorded.setdefault(cache, OrderedDict())
+        if key not in recorded:
+            recorded[key] = self._record(cache, tokens)
+            if len(recorded) > _MOST_KEYS:
+                recorded.popitem(last=False)
+        recorded.move_to_end(key)
+        return recorded[key]
+
+    def _record(self, cache: RecordableCache, tokens: int) -> SequenceCalls:
+        """Record, without running it, what a cache does in a pass of `tokens` tokens, which it has begun."""
+        operations, layers = self._model.operations, []
+        for layer, (*rows, out) in enumerate(self._attended):
+            with operations.record() as recording:
+                attended = cache.attend(layer, *(x[:tokens] for x in rows))
+                operations.kernel.copy(attended, out[:tokens], joins=True)
+            layers.append(recording)
+        return SequenceCalls(layers)
+
+
+class RecordedPasses:
+    """Runs a model's passes over one cache from recordings."""
+
+    def __init__(self, model: Model, cache: RecordableCache) -> None:
+        self._model, self._cache = model, cache
+        self._recorder: PassRecorder | None = None
+
+    def serves(self, tokens: int) -> bool:
+        """Return whether a pass of so many tokens is recorded; longer ones gain little."""
+        return tokens <= KEPT_QUERIES
+
+    def prepare(self) -> None:
+        """Do nothing: to record a pass takes no longer than to run it call by call."""
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor) -> Tensor:
+        """Run `Model.forward` over the cache."""
+        hidden = self._run(ids)
+        self._cache.commit()
+        return hidden
+
+    @torch.inference_mode()
+    def forward_tree(self, ids: Tensor, tree: Tree) -> Tensor:
+        """Run `Model.forward_tree` over the cache."""
+        hidden = self._run(ids, tree)
+        self._cache.hold()
+        return hidden
+
+    def _run(self, ids: Tensor, tree: Tree | None = None) -> Tensor:
+        begun = self._cache.begin_recorded(len(ids), tree)
+        if self._recorder is None:
+            self._recorder = PassRecorder(self._model, KEPT_QUERIES)
+        return self._recorder.run(ids, [(self._cache, *begun)])

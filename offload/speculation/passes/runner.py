@@ -1,0 +1,329 @@
+"""A model with the cache of one sequence: synchronise the cache with the sequence, and return hidden rows.
+
+Only a runner truncates a cache: it compares the cached tokens with the sequence, truncates the cache to their longest
+common prefix, and runs the other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from ...caches.protocol import KVCache
+from ...caches.selected import SelectedCache
+from ...events import Prefilled
+from ...memory.tree_attention import Tree, tree_of
+from ...model.decoder import Model, QuantizedCopy
+from ...sequence import TokenSequence, Watermarks, common_prefix
+from ..sampling.transfers import upload
+from .cuda_graphs import graphs_for
+from .estimators import ATTENTION_COST, ROW_COST
+from .recorded_passes import recorded_passes
+from .steps import AT_ONCE, Executor, PassRecordings, Step
+
+
+class Runner:
+    """One model, one cache, one sequence at a time.
+
+    `rows` accepts any sequence. If it shares no prefix with the cached tokens, it takes as long as a prefill.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, chunk: int = 512, by_layers: bool = False) -> None:
+        """With `by_layers`, run prompts layer by layer, for a FullCache whose keys and values are offloaded."""
+        self.model = model
+        self._by_layers = by_layers
+        self.cache = cache
+        self._chunk = chunk  # tokens per forward pass
+        self._cached: list[int] = []  # tokens whose keys and values are in the cache
+        self._last: Tensor | None = None  # [1, hidden], the row of the last cached token
+        self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
+        self._tree: Tree | None = None  # of the nodes in flight, in the order in which they were run
+        self._nodes: list[int] = []  # their tokens
+        self.graphs: PassRecordings | None = recorded_passes(model, cache) or graphs_for(model, cache)
+        self.executor: Executor = AT_ONCE
+
+    @property
+    def num_cached(self) -> int:
+        """Number of tokens in the cache."""
+        return len(self._cached)
+
+    @property
+    def attended(self) -> int:
+        """Number of keys that the next token attends to, nearly."""
+        return self.cache.length
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a prompt that are run in one pass."""
+        return self._chunk
+
+    def prefill(self, sequence: TokenSequence, end: int | None = None) -> Generator[Prefilled]:
+        """Run the sequence's tokens that are not in the cache, a chunk at a time. Closing it early keeps whole chunks.
+
+        With `end`, run only the tokens before that position.
+        """
+        end = len(sequence) if end is None else end
+        self._truncate(min(self._matching_prefix(sequence), end - 1))
+        yield Prefilled(self.num_cached, len(sequence))
+        if self.graphs is not None:
+            self.graphs.prepare()
+        if self._by_layers and end - self.num_cached > self._chunk:
+            yield from self._prefill_by_layers(sequence, end)
+        while self.num_cached < end:
+            self._run(sequence.tokens[self.num_cached : min(self.num_cached + self._chunk, end)])
+            yield Prefilled(self.num_cached, len(sequence))
+
+    def _prefill_by_layers(self, sequence: TokenSequence, end: int) -> Generator[Prefilled]:
+        """Run the prompt in one pass. Closing it early keeps nothing. Progress by layers is reported in tokens."""
+        cached, ids = self.num_cached, sequence.tokens[self.num_cached : end]
+        self._last = None
+        run = self.model.forward_by_layers(self._id_tensor(ids), self.cache, self._chunk)
+        try:
+            while True:
+                yield Prefilled(cached + (len(ids) - 1) * next(run) // self.model.shape.layers, len(sequence))
+        except StopIteration as finished:
+            hidden = finished.value
+        self._cached += ids
+        self._last = hidden[-1:]
+        yield Prefilled(self.num_cached, len(sequence))
+
+    def restore(self, start: int, ids: Sequence[int], kv: Tensor) -> None:
+        """Restore tokens from position `start` on instead of running them; see `FullCache.restore`."""
+        self._truncate(start)
+        assert start == self.num_cached, "a gap before the restored tokens"
+        self._last = None
+        self.cache.restore(len(ids), kv)
+        self._cached += ids
+
+    def restore_states(self, length: int, states: Tensor) -> None:
+        """Restore the states of layers with linear attention behind the first `length` restored tokens."""
+        self.cache.restore_states(length, states)
+        del self._cached[length:]
+
+    def adopt(self, ids: Sequence[int]) -> None:
+        """Take the first tokens of an empty FullCache as cached: its store shares them with another sequence's."""
+        self.cache.adopt(len(ids))
+        self._cached += ids
+
+    def truncate(self, length: int) -> None:
+        """Keep at most the first `length` tokens in the cache."""
+        self._truncate(min(length, self.num_cached))
+
+    @torch.inference_mode()
+    def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
+        """Return hidden rows `[len(draft) + 1, hidden]`: of the sequence's last token, then of each draft token.
+
+        The draft's keys and values stay in the cache until the next call shows that the sequence differs.
+        """
+        wanted = len(draft) + 1
+        last = self._row_of_last(sequence)
+        pending = [*sequence.tokens[self.num_cached :], *draft]
+        while len(pending) > max(self._chunk, wanted):
+            size = min(self._chunk, len(pending) - wanted)  # the wanted rows must come from one pass
+            self._run(pending[:size])
+            del pending[:size]
+        rows = self._run(pending) if pending else self._last[:0]
+        return torch.cat((last, rows)) if last is not None else rows[-wanted:]
+
+    @torch.inference_mode()
+    def tree_rows(self, sequence: TokenSequence, draft: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Return hidden rows `[len(draft) + 1, hidden]` as `rows` does, for a draft that is a tree.
+
+        The draft stays in flight until the next call with a sequence, which keeps the path along which that goes on.
+        """
+        last = self._row_of_last(sequence)
+        pending = sequence.tokens[self.num_cached :]
+        while len(pending) > self._chunk:
+            self._run(pending[: self._chunk])
+            del pending[: self._chunk]
+        count = len(pending)
+        ids = [*pending, *draft]
+        rows = self.step_tree(self._id_tensor(ids), [*range(-1, count - 1), *(parent + count for parent in parents)])
+        self.resolve_tree(ids)
+        return torch.cat((last, rows)) if last is not None else rows[count - 1 :]
+
+    @torch.inference_mode()
+    def step_tree(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
+        """Run tokens `[tokens]` of the device as nodes of a tree; return their hidden rows `[tokens, hidden]`.
+
+        `parents` are numbers of nodes, in the order in which they were run since the last call with a sequence; -1 is
+        the last cached token. Nodes are in flight, as those of `tree_rows`, if the host gives their ids to
+        `resolve_tree`.
+        """
+        before = () if self._tree is None else self._tree.parents
+        tree = tree_of((*before, *parents))
+        hidden = self.executor.hidden(Step(self.model, self.cache, ids, self.attended, tree, self.graphs))
+        self._tree = tree
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
+        return self.executor.logits(self.model, hidden)
+
+    def resolve_tree(self, ids: Sequence[int]) -> None:
+        """Note the ids of the tokens that the last steps ran as nodes, in order."""
+        self._nodes += ids
+
+    @torch.inference_mode()
+    def step(self, ids: Tensor) -> Tensor:
+        """Run tokens `[tokens]` of the device after those in the cache; return their hidden rows `[tokens, hidden]`.
+
+        The host need not know the ids, which are in the model's vocabulary, so it does not wait for them. Until it
+        gives them to `resolve`, they do not count as cached: the next call with a sequence drops them from the cache.
+        """
+        self._last = None
+        hidden = self.executor.hidden(Step(self.model, self.cache, ids, self.attended, recorded=self.graphs))
+        self._last = hidden[-1:]
+        return hidden
+
+    def resolve(self, ids: Sequence[int]) -> None:
+        """Note the ids of the tokens that the last steps ran, in order."""
+        assert self.num_cached + len(ids) <= self.cache.length, "more ids than tokens that were run"
+        self._cached += ids
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Note how many tokens drafted from this runner's rows were accepted."""
+
+    def row_cost(self) -> float:
+        """Estimate the time of each further row of a pass on a FullCache, relative to a plain step.
+
+        Keys and values that a pass reads over a link, it reads once for all its rows. All ranks return the same.
+        """
+        weights, shape = self.model.read_cost, self.model.shape
+        kv = ATTENTION_COST * shape.growing.kv_bytes(1, self.model.dtype.itemsize) * self.num_cached
+        share = (weights + kv) / (weights + self.cache.store.read_cost * kv)
+        (agreed,) = self.model.group.agree([share])
+        return ROW_COST * agreed
+
+    relative_cost = 1.0  # estimated time of a step, in plain steps of the full cache
+
+    @property
+    def setups(self) -> int:
+        """How many times this runner has prepared its cache at a one-off cost."""
+        return 0
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        """Estimate the one-off cost of the next pass, in plain steps of the full cache; 0 if there is none."""
+        return 0.0
+
+    def settle(self, sequence: TokenSequence) -> None:
+        """Drop from the cache the tokens that are not in the sequence, such as a rejected draft."""
+        self._truncate(self._matching_prefix(sequence))
+
+    def _row_of_last(self, sequence: TokenSequence) -> Tensor | None:
+        """Truncate the cache to its common prefix with the sequence; return the last token's row if it is kept."""
+        agreed = self._matching_prefix(sequence)
+        if agreed == len(sequence) == self.num_cached and self._last is not None:
+            return self._last
+        self._truncate(min(agreed, len(sequence) - 1))
+        return None
+
+    def _matching_prefix(self, sequence: TokenSequence) -> int:
+        """Return how many leading tokens of the sequence are in the cache."""
+        if not self.cache.is_intact:
+            self._cached.clear()
+        unchanged = sequence.marks.unchanged(self)
+        if sequence.marks is not self._marks:  # the runner followed another sequence since its last update
+            unchanged = 0
+        agreed = common_prefix(self._cached, sequence.tokens, min(unchanged, self.num_cached))
+        # Tokens after the common prefix may match the sequence again later, but no watermark would say so.
+        del self._cached[agreed:]
+        # Last: an interrupt before must not leave tokens that were not compared.
+        sequence.marks.update(self, len(sequence))
+        self._marks = sequence.marks
+        self._last = self._last if agreed == self.cache.length else None
+        return agreed if self._tree is None else agreed + self._keep_path(sequence.tokens[agreed:])
+
+    def _keep_path(self, following: Sequence[int]) -> int:
+        """Commit the path of the tree in flight along which the sequence goes on, and drop the others.
+
+        Returns the tokens of the path. Nothing is kept if the cache has lost the tree, or the sequence has left it.
+        """
+        tree, ids, self._tree, self._nodes = self._tree, self._nodes, None, []
+        if self.num_cached < self.cache.length or not self.cache.held == len(tree) == len(ids):
+            return 0
+        path = tree.follow(ids, following)
+        if path:
+            self._last = None
+            self.cache.commit(path)  # first: an interrupt between the two must not leave more tokens than keys
+            self._cached += following[: len(path)]
+        return len(path)
+
+    def _truncate(self, length: int) -> None:
+        del self._cached[length:]  # first: an interrupt between the two must not leave more tokens than keys
+        if length < self.cache.length:
+            self._last = None
+            del self._cached[self.cache.truncate(length) :]
+
+    def _run(self, ids: Sequence[int]) -> Tensor:
+        hidden = self.step(self._id_tensor(ids))
+        self.resolve(ids)
+        return hidden
+
+    def _id_tensor(self, ids: Sequence[int]) -> Tensor:
+        """Return ids clamped to the model's vocabulary: a target with a padded one may emit ids that a draft lacks."""
+        return upload(torch.tensor(ids).clamp_(max=self.model.shape.vocab - 1), self.model.device)
+
+
+class SelectedRunner(Runner):
+    """A runner on a selection of the full cache of another runner with the same model, or a quantised copy of it.
+
+    It does not run tokens that are in the full cache, which must match the sequence's committed tokens.
+    """
+
+    def __init__(self, full: Runner, cache: SelectedCache, copy: QuantizedCopy | None = None) -> None:
+        super().__init__(full.model if copy is None else copy.model, cache)
+        self._full, self.copy = full, copy
+        shape, itemsize = full.model.shape, full.model.dtype.itemsize
+        costs = full.model.read_cost, self.model.read_cost, ATTENTION_COST * shape.growing.kv_bytes(1, itemsize)
+        # Shares of ranks may be uneven, but all ranks have to choose alike: they use rank 0's.
+        self._full_weights, self._weights, self._kv_of_token = full.model.group.agree(costs)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self.cache.observe(drafted, accepted)
+
+    @property
+    def relative_cost(self) -> float:
+        """The bytes that a step reads, relative to a plain step of the full cache; those over a link count more."""
+        kv = self._kv_of_token * self._full.num_cached
+        kept = min(self.cache.budget / max(self._full.num_cached, 1), 1.0)
+        cost = (self._weights + kept * kv) / sum(self._read())
+        return min(cost, 0.95)
+
+    @property
+    def attended(self) -> int:
+        return min(self.cache.budget, self.cache.length)
+
+    def _read(self) -> tuple[float, float]:
+        """Return the costs of the weights and the KV that a plain step of the full cache reads."""
+        kv = self._kv_of_token * self._full.num_cached
+        return self._full_weights, self._full.cache.store.read_cost * kv
+
+    @property
+    def setups(self) -> int:
+        return 0 if self.cache.selects_for_free else self.cache.selections
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        if not (cost := self.cache.selection_cost(len(sequence))):
+            return 0.0
+        weights, kv = self._read()
+        return cost * kv / (weights + kv)
+
+    def renew(self) -> None:
+        """Select again before the next pass, because the prompt has changed."""
+        self.cache.renew()
+
+    def _matching_prefix(self, sequence: TokenSequence) -> int:
+        agreed = super()._matching_prefix(sequence)
+        self.cache.adopt()
+        if agreed > self.cache.length:
+            agreed = self.cache.length
+            del self._cached[agreed:]
+            self._last = None
+        if agreed < self._full.num_cached:
+            agreed = min(self._full.num_cached, len(sequence))
+            self._cached += sequence.tokens[self.num_cached : agreed]
+            self._last = None
+        return agreed

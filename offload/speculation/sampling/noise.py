@@ -1,0 +1,147 @@
+"""Random noise that depends on seed, position and token alone, and the token that it picks from a distribution.
+
+Philox4x32-10 is counter-based (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011): any number can be
+computed by itself. It is computed with integers, and the logarithm with exactly rounded operations, one at a time, so
+every device and any grouping of the work gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ...kernels.native import Kernel
+
+_WORD = 0xFFFFFFFF
+_LN2 = 0.6931471805599453
+_BLOCK = 16  # positions whose noise is computed together where the whole vocabulary's is needed
+_BLOCKS = 4  # that are kept: a draft and its verification ask for the same ones
+
+
+def philox(counter: Sequence[Tensor | int], seed: int) -> tuple[Tensor, ...]:
+    """Return the 4 words of Philox4x32-10 for a counter of 4 words; the seed's halves are its key.
+
+    Words are int64 of 0 to 2^32 - 1, any shapes that broadcast.
+    """
+    c0, c1, c2, c3 = counter
+    key0, key1 = seed & _WORD, seed >> 32
+    for _ in range(10):
+        # Products of 64 bits wrap into the sign bit, and `>>` extends it: the masks undo that.
+        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = (second >> 32 & _WORD) ^ c1 ^ key0, second & _WORD
+        c2, c3 = (first >> 32 & _WORD) ^ c3 ^ key1, first & _WORD
+        key0, key1 = (key0 + 0x9E3779B9) & _WORD, (key1 + 0xBB67AE85) & _WORD
+    return c0, c1, c2, c3
+
+
+def exponential(words: Tensor) -> Tensor:
+    """Return exponentially distributed numbers in fp32 for words of 0 to 2^32 - 1: -log(1 - (word + 1/2) / 2^32).
+
+    Relative error below 1e-7. The logarithm is a series in fp64, since `torch.log` differs between devices.
+    """
+    mantissa, exponent = torch.frexp((2**33 - 1 - 2 * words).double())  # exact: integers of 33 bits
+    is_low = mantissa < 0.5**0.5
+    mantissa = mantissa + mantissa * is_low  # sqrt(1/2) to sqrt(2)
+    exponent = exponent - 33 - is_low.to(exponent.dtype)
+    s = (mantissa - 1) / (mantissa + 1)  # log(m) = 2 (s + s^3 / 3 + s^5 / 5 + ...), |s| < 0.172
+    z = s * s
+    series = z * (1 / 13) + 1 / 11
+    for divisor in (9, 7, 5, 3):
+        series = series * z + 1 / divisor
+    logarithm = exponent.double() * _LN2 + (series * z * s + s) * 2
+    return logarithm.neg_().float()
+
+
+class Noise:
+    """The noise of one seed: an exponential number for every position of a sequence and every token.
+
+    -log of it is Gumbel noise, so the token with the largest p / exponential is the argmax of log p + Gumbel noise: a
+    sample of p. Samples of two distributions with the same noise are equal with a probability of at least
+    (1 - d) / (1 + d) for total variation d (Daliri et al., Coupling without Communication and Drafter-Invariant
+    Speculative Decoding, arXiv 2408.07978).
+    """
+
+    def __init__(self, seed: int, kernel: Kernel | None = None) -> None:
+        """With a `kernel`, rows on the CPU are picked from by it; the tokens are the same."""
+        self.seed = seed
+        self._kernel = kernel
+        self._blocks: dict[tuple[int, int, torch.device], Tensor] = {}  # least recently used first
+
+    def of_tokens(self, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Return the exponential numbers `[n]` of n positions and tokens, int64 on one device."""
+        words = torch.stack(philox((tokens >> 2, positions, 0 * positions, 0), self.seed))
+        return exponential(words.gather(0, (tokens & 3).unsqueeze(0))[0])
+
+    def rows(self, positions: Sequence[int], vocab: int, device: torch.device) -> Tensor:
+        """Return the exponential numbers of all tokens, `[positions, vocab]`."""
+        return torch.stack([self._block(each // _BLOCK, vocab, device)[each % _BLOCK] for each in positions])
+
+    def _block(self, index: int, vocab: int, device: torch.device) -> Tensor:
+        key = index, vocab, device
+        block = self._blocks.pop(key, None)
+        if block is None:
+            tokens = torch.arange(-(-vocab // 4), device=device)
+            positions = torch.arange(index * _BLOCK, (index + 1) * _BLOCK, device=device).unsqueeze(1)
+            words = torch.stack(philox((tokens, positions, 0 * positions, 0), self.seed), dim=-1)
+            block = exponential(words.flatten(1)[:, :vocab])
+            while len(self._blocks) >= _BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[key] = block
+        return block
+
+    def scores(self, probs: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return p / exponential of distributions `[rows, vocab]`, each for its position; of 0 it is 0.
+
+        The largest is the sample. The k largest, where they are not 0, are a sample of k tokens without replacement
+        (Gumbel top-k: Kool et al., arXiv 1903.06059).
+        """
+        if probs.device.type != "cpu":
+            return probs / self.rows(positions, probs.shape[1], probs.device)
+        row, token = probs.nonzero(as_tuple=True)  # few, after top-p
+        if len(token) > probs.numel() / 8:
+            return probs / self.rows(positions, probs.shape[1], probs.device)
+        scores = torch.zeros_like(probs)
+        scores[row, token] = probs[row, token] / self.of_tokens(torch.tensor(positions)[row], token)
+        return scores
+
+    def pick(self, probs: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return the sample of each distribution `[rows, vocab]` by the noise of its position, `[rows]`, on the device.
+
+        It never has a probability of 0. For a row of NaN it is any token.
+        """
+        assert len(positions) == len(probs), "a position for each row"
+        if self._kernel is None or probs.device.type != "cpu":
+            return self.scores(probs, positions).argmax(dim=-1)
+        return torch.tensor([self._pick(row, position) for row, position in zip(probs, positions, strict=True)])
+
+    def best(self, probs: Tensor, positions: Sequence[int], count: int) -> Tensor:
+        """Return the tokens with the largest scores, `[rows, count]`, the best first; arguments as of `pick`.
+
+        Tokens of a probability above 0 are a sample without replacement; where there are too few, any others follow.
+        """
+        if self._kernel is None or probs.device.type != "cpu":
+            return self.scores(probs, positions).topk(count, dim=-1).indices
+        return torch.tensor([self._best(row, at, count) for row, at in zip(probs.clone(), positions, strict=True)])
+
+    def _best(self, row: Tensor, position: int, count: int) -> list[int]:
+        """Pick again and again, which is faster than computing the noise of all tokens. Changes the row."""
+        found: list[int] = []
+        while len(found) < count:
+            token = self._kernel.pick(row, self.seed, position)
+            if token < 0:  # as in `_pick`, or nothing is left
+                scores = self.scores(row.unsqueeze(0), [position])[0]
+                scores[found] = -1
+                return found + scores.topk(count - len(found)).indices.tolist()
+            found.append(token)
+            row[token] = 0
+        return found
+
+    def _pick(self, row: Tensor, position: int) -> int:
+        token = self._kernel.pick(row, self.seed, position)
+        if token < 0:  # two scores are so close that only their exact bits decide
+            return int(self.scores(row.unsqueeze(0), [position]).argmax())
+        return token

@@ -1,0 +1,185 @@
+"""Logits -> distribution -> token. One function makes the distribution, at every level of the hierarchy.
+
+Everything is computed on the device of the logits. The host waits for it in `sample` and `read_tokens` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...errors import TriforceError
+from ...settings.config import Sampling
+from .noise import Noise
+from .penalties import Penalties
+from .transfers import download
+
+if TYPE_CHECKING:
+    from ...kernels.native import Kernel
+
+_NEVER = float("-inf")
+_MASS = 2.0**52  # a probability of 1 as an integer: sums of integers are the same in any order
+
+
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Return the distribution of penalised logits: temperature, top-k, top-p, min-p, softmax, in transformers' order.
+
+    Args:
+        logits: `[rows, vocab]` in fp32.
+
+    Returns:
+        `[rows, vocab]` in fp32, rows summing to 1. Temperature 0 gives one-hot rows at the largest logit. A row with a
+        logit that is NaN or +inf, or without a finite logit, is all NaN; `read_tokens` raises an error for it.
+    """
+    best = logits.amax(dim=-1, keepdim=True)  # NaN if one of the logits is
+    if sampling.greedy:
+        zero = best - best  # NaN unless the best is finite
+        return zero.expand_as(logits).scatter(-1, logits.argmax(dim=-1, keepdim=True), zero + 1)
+    logits = (logits - best) / sampling.temperature  # the largest is 0: no overflow at any temperature
+    if sampling.top_k:
+        logits = _keep_top_k(logits, sampling.top_k)
+    if sampling.top_p < 1:
+        keep_top_p = keep_top_p_by_row if logits.device.type == "cpu" else keep_top_p_at_once
+        logits = keep_top_p(logits, sampling.top_p)
+    if sampling.min_p > 0:
+        probs = logits.softmax(dim=-1)
+        logits = logits.masked_fill(probs < sampling.min_p * probs.amax(dim=-1, keepdim=True), _NEVER)
+    return logits.softmax(dim=-1)
+
+
+def _keep_top_k(logits: Tensor, k: int) -> Tensor:
+    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < kth, _NEVER)
+
+
+def keep_top_p_by_row(logits: Tensor, p: float) -> Tensor:
+    """Keep the smallest set of the likeliest tokens whose probabilities sum to p; always at least one token.
+
+    Of equally likely tokens, those with larger ids are kept. For the CPU, where sorting takes most of the time.
+    """
+    probs = logits.softmax(dim=-1)
+    # Tokens below this sum to less than 1 - p, so none of them is kept: only the few others are sorted.
+    likely = (probs > (1 - p) / logits.shape[-1]) | (probs == probs.amax(dim=-1, keepdim=True))
+    unlikely_mass = probs.masked_fill(likely, 0).sum(dim=-1)
+    kept = torch.full_like(logits, _NEVER)
+    for row, candidates in enumerate(likely):
+        tokens = candidates.nonzero().squeeze(-1)
+        if not len(tokens):  # a row of NaN
+            continue
+        ordered, order = probs[row, tokens].sort(stable=True)  # ascending; stable: equal rows break ties alike
+        above = ordered.cumsum(dim=-1) + unlikely_mass[row] > 1 - p
+        above[-1] = True
+        tokens = tokens[order[above]]
+        kept[row, tokens] = logits[row, tokens]
+    return kept
+
+
+def keep_top_p_at_once(logits: Tensor, p: float) -> Tensor:
+    """Keep what `keep_top_p_by_row` keeps, but for rounding. For a GPU: a few kernels for all rows, and no wait.
+
+    What is kept of a row does not depend on the rows beside it.
+    """
+    ordered, order = logits.softmax(dim=-1).sort(dim=-1, stable=True)  # ascending
+    below = ordered.mul_(_MASS).long().cumsum_(dim=-1) <= int((1 - p) * _MASS)  # in place: there may be 30 rows
+    below[:, -1:].fill_(False)
+    return logits.masked_fill(torch.empty_like(below).scatter_(-1, order, below), _NEVER)
+
+
+def draw(probs: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw one token from a distribution `[vocab]`, never one of probability 0; return it on the device, `[1]`.
+
+    All randomness is the generator's. Without one, the distribution is one-hot, and nothing is drawn.
+    """
+    if generator is None:
+        return probs.argmax(dim=-1, keepdim=True)
+    noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
+    return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
+
+
+def uniform(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Return random numbers in [0, 1), `[count]`; without a generator zeros, as good for probabilities of 0 and 1."""
+    if generator is None:
+        return torch.zeros(count, device=device)
+    return torch.rand(count, generator=generator, device=device)
+
+
+def sample(probs: Tensor, generator: torch.Generator | None) -> int:
+    """Draw one token as `draw` does, and wait for it. Raises TriforceError as `read_tokens` does."""
+    return read_tokens(draw(probs, generator), probs.unsqueeze(0))[0]
+
+
+def read_tokens(tokens: Tensor, rows: Tensor) -> list[int]:
+    """Return tokens `[n]` drawn from the distributions `rows` `[rows, vocab]`, by one copy from the device.
+
+    Raises:
+        TriforceError: if a row is NaN.
+    """
+    is_nan = rows[:, :1].isnan().any(dim=0)  # every number of such a row is NaN
+    *values, failed = download(torch.cat((tokens, is_nan.long())))
+    if failed:
+        raise TriforceError(
+            "the model gave logits that are no numbers", "try --dtype float32; the weights may be damaged"
+        )
+    return values
+
+
+class Sampler:
+    """The sampling settings, the random generator and the penalties, of one sequence."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int,
+        vocab: int,
+        device: torch.device,
+        breakers: Collection[int] = (),
+        kernel: Kernel | None = None,
+    ) -> None:
+        """`breakers` are the ids of DRY's sequence breakers; a `kernel` draws with coupled noise on the CPU, faster.
+
+        Greedy sampling has no generator: for a large vocabulary, to draw takes as long as a layer.
+        """
+        self.sampling = sampling
+        self.vocab = vocab
+        self.generator = None if sampling.greedy else torch.Generator(device).manual_seed(seed)
+        self.noise = Noise(seed, kernel) if sampling.coupled and not sampling.greedy else None
+        self._penalties = Penalties(sampling, vocab, device, breakers)
+
+    def observe_prompt(self, ids: Sequence[int]) -> None:
+        """Append tokens of the prompt to the history."""
+        self._penalties.observe(ids, generated=False)
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Append generated tokens to the history."""
+        self._penalties.observe(ids)
+
+    @property
+    def reads_history(self) -> bool:
+        """Return whether `distribution` depends on earlier tokens, which must then be known on the host."""
+        return self._penalties.active
+
+    @torch.inference_mode()
+    def distribution(
+        self, logits: Tensor, tentative: Sequence[int] = (), paths: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
+        """Return the distributions `[rows, vocab]` of logits `[rows, vocab]`.
+
+        The last row follows the history and all `tentative` tokens; each row before it follows one token less. The
+        tentative tokens are not added to the history. With `paths`, each row follows the history and the tentative
+        tokens of its own path.
+        """
+        return warp(self._penalties.apply(logits, tentative, paths), self.sampling)
+
+    def draw(self, probs: Tensor, position: int) -> Tensor:
+        """Draw the token at a position of the sequence from a distribution `[vocab]`, as `draw` does."""
+        if self.noise is None:
+            return draw(probs, self.generator)
+        return self.noise.pick(probs.unsqueeze(0), [position])
+
+    @torch.inference_mode()
+    def penalised(self, logits: Tensor, paths: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """Return logits `[rows, vocab]` after the penalties alone, for the history and each row's path."""
+        return self._penalties.apply(logits, (), paths)

@@ -1,0 +1,1 @@
+"""Weights that do not stay on the device: layers that are streamed, experts on the host."""

@@ -1,0 +1,127 @@
+"""A GPU's store of quantised keys and values, in Triton's interpreter: it does what the native kernel's does."""
+
+import pytest
+import torch
+
+from offload.architecture.kv_formats import SINK, WINDOW
+from offload.caches.full import FullCache
+from offload.kernels.triton import ops
+from offload.memory.device_quantized_store import DeviceQuantizedStore
+from offload.memory.quantized_store import QuantizedStore
+from offload.memory.store import PlainStore
+from offload.memory.tree_attention import tree_of
+from tests.support.offloading import CPU, native_kernel
+from tests.support.stores import new_rope, projected, tiny_shape
+
+pytest.importorskip("triton")
+CAPACITY = 320  # of the RoPE of the tests
+IDS = [(7 * position) % 251 for position in range(300)]
+LAYER = 1  # one of three; the others stay empty: the interpreter is slow
+
+
+def new_caches(kind, dtype=torch.float32):
+    """Return a cache of the native kernel's store and one of a GPU's, which are to do the same."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    stores = (
+        QuantizedStore(native_kernel(), tiny_shape(), CAPACITY, dtype, kind),
+        DeviceQuantizedStore(tiny_shape(), CAPACITY, dtype, CPU, kind),
+    )
+    return [FullCache(store, new_rope(dtype), CAPACITY) for store in stores]
+
+
+def run(caches, ids, tree=None, unseen=0):
+    """Run a pass in a layer of both caches; their attention is the same. The first `unseen` tokens do not attend."""
+    rows = []
+    for cache in caches:
+        cache.begin(len(ids), tree)
+        q, k, v = projected(ids, LAYER, cache.store.dtype)
+        if unseen:
+            cache.append(LAYER, q[:unseen], k[:unseen], v[:unseen])
+        rows.append(cache.attend(LAYER, q[unseen:], k[unseen:], v[unseen:]).clone())
+        cache.commit() if tree is None else cache.hold()
+    assert_same(*rows)
+
+
+def assert_same(*both, tolerance=None):
+    tolerance = tolerance or (3e-2 if both[0].dtype == torch.bfloat16 else 1e-4)
+    torch.testing.assert_close(both[1], both[0], rtol=0, atol=tolerance)
+
+
+def assert_same_content(caches, end, tolerance=None):
+    for own, other in zip(*(cache.store.read(0, end) for cache in caches), strict=True):
+        assert_same(other[LAYER], own[LAYER], tolerance=tolerance)
+
+
+@pytest.fixture(autouse=True)
+def one_split(monkeypatch):
+    """The interpreter is slow."""
+    monkeypatch.setattr(ops, "useful_splits", lambda *_: 1)
+
+
+def test_chunks_and_single_tokens():
+    """Of the sink, of its window, across the ends of windows and of the ring; the ring grows; then a rollback."""
+    caches = new_caches("q4")
+    at = 0
+    for tokens, unseen in ((34, 30), (224, 220), (41, 40)):
+        run(caches, IDS[at : at + tokens], unseen=unseen)
+        at += tokens
+    assert at == 299
+    assert_same_content(caches, at, tolerance=1e-1)  # a rounded half is another code
+    assert [cache.truncate(250) for cache in caches] == [250, 250]
+    run(caches, IDS[:8], unseen=7)
+    assert_same_content(caches, 258, tolerance=1e-1)
+
+
+@pytest.mark.parametrize("start", [5, 250])
+def test_trees(start):
+    """One of them crosses the end of a window, behind which a token sees that window quantised."""
+    caches = new_caches("q8")
+    run(caches, IDS[:start], unseen=start - 1)
+    parents = (-1, 0, 1, 1, 3, 4, 5, 0, 6, 8)
+    for end in (4, 10):
+        first = 0 if end == 4 else 4
+        run(caches, [(5 * index + 3) % 250 for index in range(first, end)], tree_of(parents[:end]))
+    for cache in caches:
+        cache.commit([0, 1, 3, 4, 5, 6, 8])
+    run(caches, IDS[:2])
+    assert_same_content(caches, caches[0].length, tolerance=1e-1)
+
+
+def filled(kind, tokens=300):
+    cache = FullCache(
+        DeviceQuantizedStore(tiny_shape(), CAPACITY, torch.float32, CPU, kind), new_rope(torch.float32), CAPACITY
+    )
+    cache.begin(tokens)
+    for layer in range(tiny_shape().layers):
+        cache.append(layer, *projected(IDS[:tokens], layer))
+    cache.commit()
+    return cache
+
+
+def test_gathered_chunks_are_what_is_read():
+    """Of the sink, of whole windows, and of the ring, which has them as they are."""
+    store, plain = filled("q4").store, PlainStore(tiny_shape(), CAPACITY, torch.float32, CPU)
+    both = store.read(0, 288)
+    rows, chunks = torch.tensor([0, 1, 5, 4, 3]), torch.tensor([0, 4, 3, 7, 1])
+    plain.write(0, *both)
+    store.begin(0, 1)
+    store._lost = 8 * 32  # as if the ring began there
+    for own, other in zip(store.gather(rows, chunks, 32), plain.gather(rows, chunks, 32), strict=True):
+        assert torch.equal(own, other)
+    means = [x.mean_keys(1, SINK, 2 * WINDOW, 32) for x in (store, plain)]
+    torch.testing.assert_close(*means)
+
+
+def test_a_dump_is_loaded():
+    """Its bytes are the format's; what follows the whole windows is not in it."""
+    full, other = filled("q8"), filled("q8", 1)
+    other.truncate(0)
+    dumps = [full.store.dump(0, WINDOW), full.store.dump(WINDOW, 2 * WINDOW)]
+    for kv in dumps:
+        other.restore(WINDOW, kv)
+    for own, wanted in zip(*(cache.store.read(0, 2 * WINDOW) for cache in (other, full)), strict=True):
+        assert torch.equal(own, wanted)
+    assert all(
+        torch.equal(other.store.dump(start, start + WINDOW), kv) for start, kv in zip((0, WINDOW), dumps, strict=True)
+    )

@@ -1,0 +1,185 @@
+"""Caches that evict: StreamingLLM and H2O against a slow reference, in passes of any size, rolled back, interrupted."""
+
+import pytest
+import torch
+
+from offload.caches.h2o import H2OCache
+from offload.caches.sink import SinkCache
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.memory.block_store import BlockStore
+from offload.memory.store import PlainStore
+from offload.sequence import TokenSequence
+from offload.settings.config import Speculation
+from offload.speculation.levels.approximate import ApproximateRunner, approximate_runner
+from tests.support.evicting import SlowCache, keep_heavy, keep_latest
+from tests.support.models import id_tensor, ids
+from tests.support.offloading import CPU
+
+SINK, WINDOW, BUDGET = 2, 5, 16
+CACHES = {"StreamingLLM": (SinkCache, keep_latest(SINK)), "H2O": (H2OCache, keep_heavy(SINK, WINDOW))}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir):
+    return load_model(FolderCheckpoint(tiny_model_dir), torch.float32, CPU, lambda done, total: None)
+
+
+@pytest.fixture(params=CACHES)
+def kind(request):
+    return CACHES[request.param]
+
+
+def new_cache(model, kind, every, store=None):
+    room = BUDGET + every
+    store = store or PlainStore(model.shape, room, model.dtype, CPU)
+    return kind[0](store, model.rope(room), SINK, WINDOW, BUDGET, room)
+
+
+def new_runner(model, kind, every=8, chunk=512):
+    return ApproximateRunner(model, new_cache(model, kind, every), chunk)
+
+
+def decode(model, cache, prompt, count):
+    """Return greedy tokens, one pass for each token of the prompt and of the answer, and their logits."""
+    found, rows = [], []
+    for position in range(len(prompt) + count - 1):
+        token = prompt[position] if position < len(prompt) else found[-1]
+        logits = model.logits(model.forward(torch.tensor([token]), cache))
+        if position >= len(prompt) - 1:
+            rows.append(logits)
+            found.append(int(logits.argmax()))
+    return found, torch.cat(rows)
+
+
+@pytest.mark.parametrize("every", [1, 6])
+def test_greedy_decoding_equals_the_slow_reference_token_for_token(model, kind, every):
+    reference = SlowCache(model, kind[1], BUDGET, every)
+    expected, logits = decode(model, reference, ids(40), 40)
+    found, own = decode(model, new_cache(model, kind, every), ids(40), 40)
+    assert found == expected
+    assert torch.allclose(own, logits, atol=1e-3)
+    assert reference.longest == BUDGET + every
+    whole, _ = decode(model, model.new_cache(80), ids(40), 40)
+    assert found != whole  # tokens were missed
+
+
+@pytest.fixture
+def native_model(tiny_model_dir, native_operations):
+    return load_model(FolderCheckpoint(tiny_model_dir), torch.float32, CPU, lambda done, total: None, native_operations)
+
+
+def test_the_native_kernels_scores_evict_what_the_slow_references_do(native_model, kind):
+    reference = SlowCache(native_model, kind[1], BUDGET, 6)
+    expected, logits = decode(native_model, reference, ids(60), 60)
+    store = BlockStore(native_model.operations.kernel, native_model.shape, BUDGET + 6, native_model.dtype)
+    found, own = decode(native_model, new_cache(native_model, kind, 6, store), ids(60), 60)
+    assert found == expected
+    assert torch.allclose(own, logits, atol=1e-3)
+
+
+def test_heads_keep_different_tokens_and_the_heaviest(model):
+    cache = new_cache(model, CACHES["H2O"], 8)
+    chosen, keep = [], cache.keep
+    cache.keep = lambda layer: chosen.append(keep(layer)) or chosen[-1]
+    for part in id_tensor(BUDGET + 9).split(1):
+        model.forward(part, cache)
+    assert len(chosen) == model.shape.layers
+    for kept in chosen:
+        assert kept.shape == (model.shape.kv_heads, BUDGET)
+        assert (kept.diff(dim=1) > 0).all()
+        assert {0, 1, *range(19, 24)} <= set(kept[0].tolist())
+    assert any(not torch.equal(*kept) for kept in chosen)
+
+
+@pytest.mark.parametrize("chunk", [3, 16, 512])
+def test_a_prompt_in_chunks_equals_token_by_token(model, kind, chunk):
+    sequence = TokenSequence(ids(150))
+    expected = new_runner(model, kind, chunk=1).rows(sequence)
+    runner = new_runner(model, kind, chunk=chunk)
+    list(runner.prefill(sequence))
+    assert torch.allclose(runner.rows(sequence), expected, atol=1e-4)
+
+
+def test_the_native_kernel_gives_the_same_bits_in_passes_of_any_size(tiny_model_dir, kind, native_operations):
+    model = load_model(
+        FolderCheckpoint(tiny_model_dir), torch.bfloat16, CPU, lambda done, total: None, native_operations
+    )
+    found = []
+    for chunk in (1, 7, 512):
+        store = BlockStore(native_operations.kernel, model.shape, BUDGET + 8, model.dtype)
+        runner = ApproximateRunner(model, new_cache(model, kind, 8, store), chunk)
+        found.append(runner.rows(TokenSequence(ids(100))))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_before_an_eviction_nothing_is_approximate(model, kind):
+    sequence = id_tensor(BUDGET)
+    cache = new_cache(model, kind, 16)
+    assert torch.equal(model.forward(sequence, cache), model.forward(sequence, model.new_cache(BUDGET)))
+
+
+def test_memory_is_constant_and_positions_stay_inside_the_cache(model, kind, monkeypatch):
+    runner = new_runner(model, kind)
+    rope, ends = runner.cache._rope, []
+    rows = rope.rows
+    monkeypatch.setattr(rope, "rows", lambda start, end: ends.append(end) or rows(start, end))
+    size = runner.cache.nbytes
+    list(runner.prefill(TokenSequence(ids(500))))
+    assert (runner.cache.length, runner.cache.nbytes) == (500, size)
+    assert max(ends) == BUDGET + 8
+
+
+@pytest.mark.parametrize("length", [30, 33, 38, 39])
+def test_after_a_rollback_all_is_as_if_the_tokens_had_never_been_run(model, kind, length):
+    """From 40 tokens back: some of these lengths are within reach, others are not."""
+    runner, sequence = new_runner(model, kind), TokenSequence(ids(40))
+    list(runner.prefill(sequence))
+    sequence.truncate(length)
+    sequence.extend(ids(20, seed=1))
+    assert torch.allclose(runner.rows(sequence), new_runner(model, kind).rows(sequence), atol=1e-4)
+
+
+def test_a_rollback_within_reach_runs_nothing_again(model, kind):
+    cache = new_runner(model, kind).cache
+    for part in id_tensor(38).split(2):
+        model.forward(part, cache)
+    assert cache.truncate(33) == 33
+    assert cache.truncate(20) == cache.length == 0
+
+
+def test_an_interrupted_eviction_starts_over(model, kind, monkeypatch):
+    runner, sequence = new_runner(model, kind), TokenSequence(ids(60))
+    cache, keep = runner.cache, runner.cache.keep
+
+    def interrupt(layer):
+        if layer and not interrupted:
+            interrupted.append(layer)
+            raise KeyboardInterrupt
+        return keep(layer)
+
+    interrupted = []
+    monkeypatch.setattr(cache, "keep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(runner.prefill(sequence))
+    assert cache.length == 0
+    assert torch.allclose(runner.rows(sequence), new_runner(model, kind).rows(sequence), atol=1e-4)
+
+
+def test_more_tokens_than_there_is_room_for_and_trees_are_refused(model, kind):
+    cache = new_cache(model, kind, 8)
+    with pytest.raises(AssertionError, match="at once"):
+        cache.begin(cache.room + 1)
+    with pytest.raises(NotImplementedError):
+        cache.hold()
+    assert cache.length == 0
+
+
+@pytest.mark.parametrize("name", ["streaming-llm", "h2o"])
+def test_the_settings_give_the_sizes(model, name):
+    settings = Speculation(method="ar", approximate=name, sink=2, window=5, budget=40)
+    cache = approximate_runner(model, settings, 1000, 512).cache
+    assert (cache.budget, cache.capacity) == (40, 80)
+    kept = cache.keep(0)[0].tolist()
+    assert kept[:2] == [0, 1] and kept[-5:] == [75, 76, 77, 78, 79]
+    assert (kept[2] == 42) == (name == "streaming-llm")

@@ -1,0 +1,176 @@
+"""Links that fail, are slow or are interrupted: an error or the right output, never a wrong one, and no hang."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from offload.memory.link import SimulatedLink, TransferFailed
+from offload.memory.prefetch import PrefetchRing
+from tests.support.models import id_tensor
+from tests.support.offloading import CAPACITY, PAGE, make_link, make_model, settings, tiered_cache
+
+LENGTH = 300
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("faults"), native=False)
+
+
+def expected(model):
+    cache = tiered_cache(model, settings("stream"))
+    model.forward(id_tensor(LENGTH), cache)
+    return model.forward(id_tensor(3, 1), cache)
+
+
+class Fault:
+    """A callback before every copy, which runs `action` for `times` copies from number `first` on."""
+
+    def __init__(self, action, times=1):
+        self.action, self.times = action, times
+        self.first, self.seen = None, 0
+
+    def __call__(self, pairs):
+        self.seen += 1
+        if self.first is not None and self.first <= self.seen < self.first + self.times:
+            self.action()
+
+    def begin(self, after=2):
+        self.first = self.seen + after
+
+
+def decode(model, cache):
+    """Run some passes: copies that were in flight before the fault began may still succeed."""
+    for _ in range(3):
+        model.forward(id_tensor(3, 1), cache)
+        cache.truncate(LENGTH)
+
+
+def fail():
+    raise OSError("the cable is loose")
+
+
+def test_a_copy_that_fails_once_is_retried(model):
+    fault = Fault(fail)
+    cache = tiered_cache(model, settings(), make_link(before=fault))
+    model.forward(id_tensor(LENGTH), cache)
+    fault.begin()
+    decode(model, cache)
+    assert fault.seen > fault.first
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["stream", "hybrid"])
+def test_copies_that_keep_failing_raise_and_the_next_pass_is_right(model, mode):
+    fault = Fault(fail, times=6)
+    cache = tiered_cache(model, settings(mode, share=None if mode == "stream" else 0.5), make_link(before=fault))
+    model.forward(id_tensor(LENGTH), cache)
+    fault.begin()
+    with pytest.raises(TransferFailed, match="the cable is loose"):
+        decode(model, cache)
+    assert cache.length == LENGTH
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+
+
+def test_a_permanently_failing_link_raises_in_every_pass(model):
+    fault = Fault(fail, times=10**9)
+    cache = tiered_cache(model, settings(), make_link(before=fault))
+    model.forward(id_tensor(LENGTH), cache)
+    fault.begin(after=1)
+    cache.store.tiers.ring.drop()
+    for _ in range(3):
+        with pytest.raises(TransferFailed):
+            model.forward(id_tensor(3, 1), cache)
+
+
+def test_a_failed_copy_to_the_host_raises_and_the_prefill_can_be_repeated(model):
+    fault = Fault(fail)
+    cache = tiered_cache(model, settings(), make_link(before=fault))
+    model.forward(id_tensor(90, 2), cache)
+    cache.truncate(0)
+    fault.begin()
+    with pytest.raises(TransferFailed):
+        model.forward(id_tensor(LENGTH), cache)
+    assert cache.length == 0
+    model.forward(id_tensor(LENGTH), cache)
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+
+
+def test_a_link_that_becomes_ten_times_slower_changes_no_output(model):
+    link = make_link(bandwidth=2e9)
+    cache = tiered_cache(model, settings("hybrid"), link)
+    model.forward(id_tensor(LENGTH), cache)
+    link.bandwidth /= 10
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_while_a_copy_is_waited_for(model):
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+
+    fault = Fault(interrupt)
+    cache = tiered_cache(model, settings("hybrid", share=0.5), make_link(before=fault))
+    model.forward(id_tensor(LENGTH), cache)
+
+    def decode_until_interrupted():
+        for _ in range(3):  # Python drops an interrupt that comes while it runs a weak reference's callback
+            fault.begin()
+            decode(model, cache)
+
+    with pytest.raises(KeyboardInterrupt):
+        decode_until_interrupted()
+    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
+
+
+def test_a_missing_wait_is_found(model, monkeypatch):
+    """Without waits, poisoned buffers make the output NaN."""
+    monkeypatch.setattr(SimulatedLink, "wait", lambda link, ticket: None)
+    cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.01)))
+    model.forward(id_tensor(60), cache)
+    list(model.forward_by_layers(id_tensor(140, 1), cache, 50))
+    assert model.forward(id_tensor(3, 1), cache).isnan().any()
+
+
+def test_a_buffer_that_is_released_too_early_is_found(model, monkeypatch):
+    """Prefetching into a buffer that is still in use makes the output NaN."""
+    take, release = PrefetchRing.take, PrefetchRing.release
+    monkeypatch.setattr(PrefetchRing, "take", lambda ring, item: (buffer := take(ring, item), release(ring, buffer))[0])
+    monkeypatch.setattr(PrefetchRing, "release", lambda ring, buffer: None)
+    cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.01)))
+    model.forward(id_tensor(LENGTH), cache)
+    assert model.forward(id_tensor(3, 1), cache).isnan().any()
+
+
+def test_no_more_is_copied_than_the_sequence_has(model):
+    """The bytes copied depend on the sequence, not on the capacity."""
+    link = make_link()
+    cache = tiered_cache(model, settings(), link, capacity=50 * CAPACITY)
+    model.forward(id_tensor(LENGTH), cache)
+    before = link.statistics.bytes
+    model.forward(id_tensor(1), cache)
+    cache.store.tiers.ring.drop()
+    assert link.statistics.bytes - before <= 1.5 * model.shape.kv_bytes(LENGTH, 4)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_failed_prefill_behind_an_open_page_leaves_that_page_intact(native, tmp_path):
+    """Its committed tokens are on the device; its host copy may be half overwritten."""
+    model = make_model(tmp_path, native=native)
+    fault = Fault(fail, times=10**9)
+    cache = tiered_cache(model, settings(), make_link(before=fault))
+    model.forward(id_tensor(LENGTH), cache)
+    cache.truncate(PAGE // 2)
+    fault.begin(after=2)  # the first copies the open page back to the device
+    with pytest.raises(TransferFailed):
+        model.forward(id_tensor(LENGTH, 5), cache)
+    fault.first = None
+    fresh = tiered_cache(model, settings())
+    model.forward(id_tensor(LENGTH)[: PAGE // 2], fresh)
+    for part in (id_tensor(LENGTH, 6), id_tensor(3, 7)):
+        found, wanted = (model.forward(part, each) for each in (cache, fresh))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

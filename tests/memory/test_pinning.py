@@ -1,0 +1,179 @@
+"""Pinning of host memory, on a fake CUDA runtime. Needs no GPU."""
+
+import gc
+import mmap
+import threading
+
+import pytest
+import torch
+
+from offload import GenerationConfig, Sampling, Speculation
+from offload.errors import Degraded
+from offload.events import Pinned, Prefilled
+from offload.kernels.ops import TorchOperations
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.memory import pinning
+from offload.memory import tiered_factory as factory
+from offload.memory.block_store import host_memory
+from offload.memory.pinning import Pinning, pieces
+from offload.memory.tiered_factory import TieredStoreFactory
+from offload.session import Session
+from tests.support.models import id_tensor, make_hf_model
+from tests.support.offloading import CPU, SHAPE, make_link, make_model, settings
+
+ROW = 3 * mmap.PAGESIZE
+
+
+class FakeCudart:
+    """Registers no page twice, and refuses from piece number `refused` on."""
+
+    def __init__(self):
+        self.registered = {}
+        self.calls, self.refused = 0, None
+        self.gate = threading.Event()  # registering waits for it
+        self.gate.set()
+
+    def cudaHostRegister(self, address, size, flags):
+        self.gate.wait(10)
+        self.calls += 1
+        if self.refused is not None and self.calls > self.refused:
+            return 2
+        for other, bytes in self.registered.items():
+            assert address + size <= other or other + bytes <= address
+        self.registered[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address):
+        del self.registered[address]
+
+
+@pytest.fixture
+def cudart(monkeypatch):
+    fake = FakeCudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(pinning, "_clear_error", lambda: None)
+    monkeypatch.setattr(pinning, "PIECE", 2 * ROW)
+    yield fake
+    gc.collect()  # what is still pinned is unpinned by the fake
+    assert fake.registered == {}
+
+
+def memory_of(rows):
+    return host_memory((rows, ROW // 4), torch.float32)
+
+
+def test_memory_is_pinned_in_whole_rows_until_it_is_freed(cudart, recwarn):
+    memory = memory_of(5)
+    Pinning(memory).wait()
+    assert cudart.registered == {memory.data_ptr() + 2 * ROW * i: min(2, 5 - 2 * i) * ROW for i in range(3)}
+    assert not recwarn
+    del memory
+    gc.collect()
+    assert cudart.registered == {}
+
+
+@pytest.mark.parametrize("row", [100, 4096, ROW, 5000 * 4])
+def test_no_row_spans_two_pieces_and_every_piece_begins_at_a_page(monkeypatch, row):
+    monkeypatch.setattr(pinning, "PIECE", 2 * ROW)
+    memory = host_memory((70_000_000 // row, row), torch.uint8)
+    found = list(pieces(memory))
+    assert sum(size for _, size in found) == memory.nbytes and len(found) > 1
+    for address, _ in found:
+        assert address % mmap.PAGESIZE == 0
+        assert (address - memory.data_ptr()) % row == 0
+    assert list(pieces(memory.flatten())) == [(memory.data_ptr(), memory.nbytes)]
+
+
+def test_progress_is_reported_while_it_lasts(cudart):
+    cudart.gate.clear()
+    memory = memory_of(5)
+    progress = Pinning(memory).progress()
+    assert next(progress) == (0, memory.nbytes)
+    cudart.gate.set()
+    reports = [done for done, _ in progress]
+    assert reports == sorted(reports)
+    assert len(cudart.registered) == 3
+
+
+def test_refused_memory_stays_pageable_with_a_warning(cudart):
+    cudart.refused = 1
+    memory = memory_of(5)
+    pinned = Pinning(memory)
+    with pytest.warns(Degraded, match=f"{3 * ROW:,} of {5 * ROW:,} bytes of host memory could not be pinned"):
+        list(pinned.progress())
+    assert list(cudart.registered) == [memory.data_ptr()]  # no copy spans what is pinned and what is not
+    pinned.wait()  # silent: one warning is enough
+    del memory
+    gc.collect()
+    assert cudart.registered == {}
+
+
+def test_memory_that_is_freed_while_it_is_pinned_is_unpinned(cudart):
+    cudart.gate.clear()
+    memory = memory_of(50)
+    pinned = Pinning(memory)
+    threading.Timer(0.05, cudart.gate.set).start()
+    del memory
+    gc.collect()
+    assert cudart.registered == {}
+    assert cudart.calls < 25
+    pinned.wait()
+
+
+@pytest.fixture
+def stores(cudart, monkeypatch, tmp_path):
+    """A factory of stores on the CPU whose pages are pinned as a GPU's are, and their shape."""
+    make_hf_model("llama", **SHAPE).save_pretrained(tmp_path)
+
+    def begin(size, dtype, device):
+        memory = host_memory(size, dtype)
+        return memory, Pinning(memory)
+
+    monkeypatch.setattr(factory, "begin_allocation", begin)
+    return TieredStoreFactory(TorchOperations(), CPU, settings(), make_link()), FolderCheckpoint(tmp_path).shape
+
+
+@pytest.mark.long
+def test_reserved_memory_is_used_by_a_store_of_that_size_alone(stores, cudart):
+    make, shape = stores
+    make.reserve(shape, 500, torch.float32)
+    reserved = make._reserved[0].data_ptr()
+    assert make.new_store(shape, 500, torch.float32).tiers.pages.data_ptr() == reserved
+    make.reserve(shape, 500, torch.float32)
+    smaller = make.new_store(shape, 200, torch.float32)
+    gc.collect()
+    list(smaller.prepare())
+    assert sum(cudart.registered.values()) == smaller.tiers.pages.nbytes
+
+
+def test_a_pass_waits_for_its_memory(stores, cudart):
+    make, shape = stores
+    cudart.gate.clear()
+    store = make.new_store(shape, 500, torch.float32)
+    threading.Timer(0.05, cudart.gate.set).start()
+    store.begin(0, 5)
+    assert sum(cudart.registered.values()) == store.tiers.pages.nbytes
+
+
+def generate(session):
+    settings = Sampling(temperature=0), GenerationConfig(max_new_tokens=2), Speculation()
+    return session.generate(id_tensor(100).tolist(), *settings, frozenset())
+
+
+def test_a_session_reports_the_wait_before_the_prefill(stores, cudart, tmp_path):
+    cudart.gate.clear()
+    session = Session(make_model(tmp_path, native=False), None, 500, 50, stores[0])
+    pages = session.full.cache.store.tiers.pages
+    interrupted = generate(session)
+    assert next(interrupted) == Pinned(0, pages.nbytes)
+    interrupted.close()
+    events = generate(session)
+    assert next(events) == Pinned(0, pages.nbytes)
+    cudart.gate.set()
+    kinds = [type(event) for event in events]
+    assert Prefilled in kinds[kinds.count(Pinned) :]
+    assert Pinned not in kinds[kinds.index(Prefilled) :]
+    assert sum(cudart.registered.values()) == pages.nbytes

@@ -1,0 +1,183 @@
+"""The full cache over tiers of memory: placement and slow copies do not change the output."""
+
+import random
+
+import pytest
+import torch
+
+from offload import Speculation
+from offload.architecture.tier_footprint import GATHERED_BYTES
+from offload.memory import tier_reader
+from offload.memory.balance import HOST_ROWS, Balance
+from offload.memory.tier_reader import TierReader
+from offload.sequence import TokenSequence
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import Runner, SelectedRunner
+from tests.support.models import id_tensor
+from tests.support.offloading import (
+    CAPACITY,
+    PAGE,
+    make_link,
+    make_model,
+    native_kernel,
+    random_delays,
+    settings,
+    tiered_cache,
+)
+
+MODES = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
+
+
+@pytest.fixture(scope="module", params=["torch", "native-fp32", "native-bf16"])
+def model(request, tmp_path_factory):
+    if request.param != "torch" and native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    dtype = torch.bfloat16 if request.param.endswith("bf16") else torch.float32
+    return make_model(tmp_path_factory.mktemp("tiers"), dtype, request.param != "torch")
+
+
+def same(model, found, expected):
+    """Compare up to rounding, which differs with torch's operations and with a single store."""
+    if model.dtype == torch.bfloat16:
+        return (found - expected).abs().max() <= 0.02 * expected.abs().max()
+    return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.daily("torch-*-0", "native*-stream-*", "native*-hybrid-1")
+@pytest.mark.parametrize(("mode", "resident"), MODES)
+@pytest.mark.parametrize("chunk", [5, PAGE, 150, CAPACITY])
+def test_any_placement_gives_the_full_cache_s_hidden_rows(model, mode, resident, chunk):
+    expected = model.forward(id_tensor(CAPACITY), model.new_cache(CAPACITY))
+    cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(1)))
+    found = torch.cat([model.forward(part, cache) for part in id_tensor(CAPACITY).split(chunk)])
+    assert cache.length == CAPACITY
+    assert same(model, found, expected)
+
+
+@pytest.mark.parametrize(("mode", "resident"), MODES)
+def test_prefill_by_layers_equals_prefill_by_chunks(model, mode, resident):
+    """Both follow a committed prefix; later tokens see what was stored."""
+    rows = []
+    for by_layers in (False, True):
+        cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(2)))
+        model.forward(id_tensor(90), cache)
+        if by_layers:
+            list(model.forward_by_layers(id_tensor(400, 1), cache, 50))
+        else:
+            for part in id_tensor(400, 1).split(50):
+                model.forward(part, cache)
+        rows.append(torch.cat([model.forward(id_tensor(3, 2), cache), model.forward(id_tensor(70, 3), cache)]))
+    assert same(model, *rows)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories_end_with_the_same_bits(model, seed):
+    """Histories of passes, rollbacks and aborted passes; on the native kernel every bit is equal."""
+    rng = random.Random(seed)
+    mode, resident = rng.choice(MODES)
+    cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(seed)))
+    tokens = []
+    for _ in range(25):
+        if rng.random() < 0.3 and tokens:
+            del tokens[rng.randrange(len(tokens) // 2, len(tokens)) :]
+            cache.truncate(len(tokens))
+        if rng.random() < 0.2:
+            abort_a_pass(model, cache, rng)
+        count = min(rng.choice((1, 4, 30, 100)), CAPACITY - 100 - len(tokens))
+        if count > 0:
+            new = [rng.randrange(267) for _ in range(count)]
+            model.forward(torch.tensor(new), cache)
+            tokens += new
+    found = model.forward(id_tensor(5), cache)
+    fresh = tiered_cache(model, settings("stream", resident))
+    for part in torch.tensor(tokens).split(40):
+        model.forward(part, fresh)
+    expected = model.forward(id_tensor(5), fresh)
+    assert same(model, found, expected)
+    if model.operations.kernel is not None:
+        assert torch.equal(found, expected)
+
+
+def abort_a_pass(model, cache, rng):
+    """Run a pass that raises in one of its layers."""
+    at, attend = rng.randrange(3), cache.attend
+
+    def failing(layer, *rest):
+        if layer == at:
+            raise InterruptedError
+        return attend(layer, *rest)
+
+    cache.attend = failing
+    with pytest.raises(InterruptedError):
+        model.forward(id_tensor(rng.choice((1, 50, 90))), cache)
+    del cache.attend
+
+
+def test_read_gather_and_mean_keys_equal_the_plain_store_s(model):
+    whole, cache = model.new_cache(CAPACITY), tiered_cache(model, settings("hybrid", 1))
+    for each in (whole, cache):
+        for part in id_tensor(300).split(30):
+            model.forward(part, each)
+        model.forward(id_tensor(2), each)
+    tolerance = {"rtol": 0.02, "atol": 0.05} if model.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    for start, end in ((0, 302), (10, 20), (250, 302), (60, 70)):
+        for found, expected in zip(cache.store.read(start, end), whole.store.read(start, end), strict=True):
+            torch.testing.assert_close(found, expected, **tolerance)
+    rows, chunks = torch.tensor([0, 1, 2, 3, 4, 5, 5]), torch.tensor([0, 3, 4, 7, 17, 16, 1])
+    for found, expected in zip(*(each.store.gather(rows, chunks, 16) for each in (cache, whole)), strict=True):
+        torch.testing.assert_close(found, expected, **tolerance)
+    for layer in range(3):
+        found, expected = (each.store.mean_keys(layer, 48, 288, 16) for each in (cache, whole))
+        torch.testing.assert_close(found, expected, **tolerance)
+
+
+def test_chunks_are_gathered_in_parts_of_bounded_memory(model, monkeypatch):
+    cache = tiered_cache(model, settings("stream", 1))
+    model.forward(id_tensor(300), cache)
+    rows, chunks = torch.tensor([2, 3, 4, 5, 5, 0]), torch.tensor([3, 4, 7, 17, 1, 2])
+    whole = cache.store.gather(rows, chunks, 16)
+    sizes = []
+    fetched = TierReader._fetched
+    monkeypatch.setattr(TierReader, "_fetched", lambda store, x: sizes.append(x.nbytes) or fetched(store, x))
+    monkeypatch.setattr(tier_reader, "GATHERED_BYTES", 2 * 2 * 16 * model.shape.head_dim * model.dtype.itemsize)
+    for found, expected in zip(cache.store.gather(rows, chunks, 16), whole, strict=True):
+        assert torch.equal(found, expected)
+    assert len(sizes) == 3
+    assert cache.store._staging.nbytes == GATHERED_BYTES
+    assert max(sizes) <= tier_reader.GATHERED_BYTES
+
+
+def test_the_host_of_a_gpu_shares_no_passes_of_many_rows():
+    balance = Balance(share=None, most_rows=HOST_ROWS)
+    balance.observe_link(1.0)
+    for rows in (1, HOST_ROWS, 2048):
+        balance.observe_host(rows, 1.0, None)
+    assert balance.streamed(10, 1) == balance.streamed(10, HOST_ROWS) == 5
+    assert balance.streamed(10, 2048) == 10
+    assert Balance(share=1.0, most_rows=HOST_ROWS).streamed(10, 2048) == 10
+
+
+def test_a_runner_prefills_and_rolls_back(model):
+    """A second prompt shares a prefix with the first, as in decoding."""
+    runner = Runner(model, tiered_cache(model, settings("hybrid")), 50)
+    first, second = (
+        TokenSequence(id_tensor(300).tolist()),
+        TokenSequence([*id_tensor(200).tolist(), *id_tensor(60, 9).tolist()]),
+    )
+    list(runner.prefill(first))
+    list(runner.prefill(second))
+    fresh = Runner(model, tiered_cache(model, settings("stream")), 50)
+    list(fresh.prefill(second))
+    assert same(model, runner.rows(second, [5, 6]), fresh.rows(second, [5, 6]))
+
+
+@pytest.mark.parametrize("chunk", [16, 48, 100])
+def test_selected_chunks_never_cross_the_border_of_a_page(model, chunk):
+    """A chunk size that does not divide a page is rounded to one that does."""
+    settings_of = Speculation("retrieval", chunk=chunk, budget=4 * chunk)
+    full = Runner(model, tiered_cache(model, settings("stream")), 50)
+    sequence = TokenSequence(id_tensor(500).tolist())
+    list(full.prefill(sequence))
+    middle = SelectedRunner(full, selected_cache(full.cache, settings_of))
+    rows = middle.rows(sequence, [5, 6])
+    assert torch.isfinite(rows).all()
