@@ -11,8 +11,8 @@ from gpu_bare import is_missing
 from gpu_rows import Rows, Skipped
 
 ROOT = Path(__file__).parents[1]
-TIERS = ROOT / "tests" / "offloading" / "test_cuda_tiers.py"
-LINK = ROOT / "tests" / "offloading" / "test_cuda_link.py"  # needs no GPU
+TIERS = ROOT / "tests" / "memory" / "test_cuda_tiers.py"
+LINK = ROOT / "tests" / "memory" / "test_cuda_link.py"  # needs no GPU
 SECONDS = 60  # of a test, where pytest-timeout is there
 
 

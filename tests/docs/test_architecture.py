@@ -32,4 +32,4 @@ def _class(source):
 def test_the_example_of_an_evicting_cache_is_its_file_without_docstrings():
     shown = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("```python\n")
     (example,) = [part.split("```")[0] for part in shown if part.startswith("class H2OCache")]
-    assert _class(example) == _class((ROOT / "offload" / "kv_cache" / "h2o.py").read_text("utf-8"))
+    assert _class(example) == _class((ROOT / "offload" / "caches" / "h2o.py").read_text("utf-8"))
