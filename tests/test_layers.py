@@ -15,8 +15,6 @@ USES_THE_ENVIRONMENT = {
     ROOT / "offload" / "parallel" / "process_group.py",  # torch reads there what torchrun and `launch` have set
 }
 READS_PICKLES = ROOT / "offload/loading/hub/pickled.py"  # with torch's restricted unpickler, for `pull` alone
-    ROOT / "offload" / "loading" / "hub" / "pickled.py"
-)  # with torch's restricted unpickler, for `pull` alone
 
 
 def test_imports_keep_the_contracts():

