@@ -19,6 +19,7 @@ from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import (
     CAPACITY,
     CHUNK,
+    PAGE,
     SOME_STORES,
     STORES,
     definition,
@@ -30,6 +31,7 @@ from tests.support.stores import (
 
 PROMPT = [(11 * position) % 249 for position in range(150)]  # in the full cache that a cache selects from
 SINK, TAIL, BUDGET = 4, 32, 4 * CHUNK
+BORDERS = (PAGE // 2, 2 * PAGE, 3 * PAGE, 5 * PAGE, 6 * PAGE)  # of blocks and chunks, too: these are 16 tokens
 WINDOW, INFLIGHT = 24, 12  # of the StreamingLLM cache
 SELECTED = [
     *(f"{which} of {store}" for which in ("retrieval of everything", "recent chunks") for store in SOME_STORES),
@@ -60,6 +62,11 @@ class Subject:
         if self.chunks is not None:
             return [*range(CHUNK), *range(self.chunks.start * CHUNK, end)]
         return list(range(end))
+
+    def border_below(self, length: int) -> int | None:
+        """Return the next shorter length that is next to a border; of a cache that forgets any. None at the end."""
+        at_borders = range(length) if self.window else (x + d for x in BORDERS for d in (-1, 0, 1) if x + d < length)
+        return max((x for x in at_borders if x >= self.fixed), default=None)
 
     def attend(self, new: list[int], layers: int | None = None, tree: Tree | None = None) -> torch.Tensor:
         """Begin a pass and run its first layers; return `[layers, tokens, heads, head_dim]`."""
