@@ -111,7 +111,9 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
     rope = new_rope(dtype)
     if name == "StreamingLLM":
         cache = StreamingCache(tiny_shape(), rope, SINK, WINDOW, INFLIGHT, dtype, CPU)
-        return Subject(cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5, 12, 12), INFLIGHT + 1, "at once", WINDOW)
+        return Subject(
+            cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5, 12, 12), INFLIGHT + 1, "at once", WINDOW
+        )
     if name.startswith("full on "):
         cache = FullCache(new_store(name.removeprefix("full on "), dtype), rope, CAPACITY)
         return Subject(cache, rope, dtype, [], 0, (1, 40, 3, 70, 1, 5, 80), CAPACITY + 1, "in a cache of")
