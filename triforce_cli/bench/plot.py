@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from offload.errors import SettingsError
 
-from ..output.whole_file import check_file, permissions_of, target_of
+from ..output.output_files import check_file, permissions_of, target_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,9 +16,9 @@ from offload.settings.generation import FASTEST
 from offload.settings.method_sizes import has_draft_model, tree_nodes, uses_copy
 
 from ..exit_codes import DONE, INTERRUPTED
-from ..output.agreement import quantized_warning
 from ..output.plan import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
+from ..output.statistics import quantized_warning
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.plan import plan_run

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...exit_codes import DONE, INTERRUPTED
+from ...output.output_files import write_file
 from ...output.plan import print_plan
 from ...output.progress import ProgressDisplay
 from ...output.stdout_formats import json_line
 from ...output.terminal import Terminal
-from ...output.whole_file import write_file
 from ...run.plan import plan_run
 from .axes import STDOUT
 from .opened import open_grid
