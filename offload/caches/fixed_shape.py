@@ -21,7 +21,7 @@ class StaticStep(Attends, Protocol):
 
 
 class StaticCache(KVCache, Protocol):
-    """A cache that can fill up passes of a few tokens to a fixed number of rows, in tensors that stay where they are."""
+    """A cache that can fill up passes of few tokens to a fixed number of rows, in tensors that stay where they are."""
 
     def fits(self, rows: int) -> bool:
         """Return whether so many rows can follow the committed tokens now."""
