@@ -81,7 +81,7 @@ def generate(
     form = parse_output_options(ctx)
     paths = [] if request.group is not None and request.group.rank > 0 else paths
     with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
-        from ..run.generate import run_generation  # from here on torch is needed
+        from ..run.job import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)
 
@@ -103,7 +103,7 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel:
         progress = BatchProgress(terminal, form.quiet, to_file=output is not None)
         opened.callback(progress.display.close)
         progress.display.loading("starting")
-        from ..batch.run import BatchOptions, run_batch  # from here on torch is needed
+        from ..batch.batch_job import BatchOptions, run_batch  # from here on torch is needed
 
         batch = BatchOptions(file, results, AUTO if parallel is None else parallel)
         return run_batch(batch, request, terminal, form, progress)

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
-from offload.batching.batch import Failed
-from offload.batching.request import BatchRequest, Events
 from offload.errors import InternalError, PromptError, TriforceError, typed_error
 from offload.events import Event
-from offload.loading.tokenizers.text_stream import stream_text
-from offload.metrics import Meter
-from offload.model.decoder import QuantizedCopy
-from offload.settings.method_sizes import uses_copy
+from offload.metrics import Meter, Summary
 from offload.units import counted
 
 from ..distributed.rank import broadcast
 from ..exit_codes import DONE, FAILED
-from ..options.approximate import approximation_warnings
 from ..options.request import OutputOptions, Request
 from ..output.batch_display import BatchProgress
 from ..output.format import rounded
-from ..output.statistics import quantized_warning
+from ..output.progress import RunFacts
+from ..output.renderers import Renderer
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
-from ..run.concurrency import Concurrency
-from ..run.load import LoadedEngine, load_engine, plan_longest, print_dry_run
-from ..run.model_request import ModelRequest, Prompt, open_request, stretch
-from ..run.parallel import check_parallel
-from ..run.prompt_cache import LABEL, short_label
-from ..run.text_run import text_layer
+from ..run.batch_generator import BatchGenerator, BatchPrompt
+from ..run.job import Job, Load
+from ..run.model_request import ModelRequest, open_request, stretch
+from ..run.prompt_cache import LABEL
+from ..run.text_generator import TextGenerator
 from .batch_files import RESULT, BatchFile, Line, ResultFile, error_line
 from .line_request import Id, LineError, LineRequest
 from .survey import Survey, opened_for, survey
@@ -51,16 +45,6 @@ class BatchOptions:
     parallel: int | str
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A sequence under way."""
-
-    line: LineRequest
-    opened: ModelRequest
-    prompt: Prompt
-    meter: Meter
-
-
 def run_batch(
     batch: BatchOptions, request: Request, terminal: Terminal, output: OutputOptions, progress: BatchProgress
 ) -> int:
@@ -77,52 +61,48 @@ def run_batch(
     if request.extend_context:
         opened = replace(opened, model=stretch(opened.model, found.longest, terminal))
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
-    tiers = None if request.dry_run else plan_longest(opened, found.longest, terminal)
-    # Buffers of offloaded keys and values are planned for one sequence.
-    parallel = 1 if tiers is not None else check_parallel(batch.parallel, opened, found.longest, found.requests)
-    parallel = broadcast(request.group, lambda: parallel)
-    if tiers is not None and batch.parallel != 1 and found.requests > 1 and not output.quiet:
+    job = Job(opened, found.longest, terminal, output, progress.display)
+    own = job.parallel(batch.parallel, found.requests)
+    parallel = broadcast(request.group, lambda: own)
+    if job.is_offloaded and batch.parallel != 1 and found.requests > 1 and not output.quiet:
         terminal.note("keys and values, or experts, are offloaded: one sequence at a time")
     if request.dry_run and not output.quiet:
         terminal.note(f"the plan is that of the longest request; {parallel} run together")
-    if request.dry_run:
-        return print_dry_run(opened, found.longest, terminal, output, progress.display)
-    loaded = load_engine(opened, found.longest, tiers, progress.display)
-    progress.start(found.requests)
-    return _Run(batch, opened, loaded, finished, terminal, output, progress).run(parallel)
+
+    def work(load: Load) -> int:
+        generator = load()
+        progress.start(found.requests)
+        return _Run(batch, opened, generator, finished, terminal, output, progress).run(parallel)
+
+    return job.run(work)
 
 
 class _Run:
-    """The requests of a batch over one loaded engine."""
+    """The requests of a batch over one loaded model."""
 
     def __init__(
         self,
         batch: BatchOptions,
         opened: ModelRequest,
-        loaded: LoadedEngine,
+        generator: TextGenerator,
         finished: set[Id],
         terminal: Terminal,
         output: OutputOptions,
         progress: BatchProgress,
     ) -> None:
-        self._batch, self._opened, self._loaded = batch, opened, loaded
+        self._batch, self._opened, self._generator = batch, opened, generator
         self._terminal, self._output, self._progress = terminal, output, progress
         self._write: Callable[[str], None] = progress.display.write if batch.results is None else batch.results.write
         self._lines: dict[Id, int] = {}  # by the ids that they have, of all requests so far
         self._finished = finished
-        self._running: dict[int, _Running] = {}  # by line
-        self._concurrency = Concurrency()
-        self._agreement: float | None = None
-        self._copy: QuantizedCopy | None = None
         self._is_prepared = False
         self._first_error: str | None = None
 
     def run(self, parallel: int) -> int:
         """Run up to `parallel` requests at a time; return the exit code."""
+        together = BatchGenerator(self._generator, parallel)
         try:
-            with closing(self._loaded.engine.generate_batch(self._requests(), parallel)) as events:
-                for line, event in events:
-                    self._observe(line, event)
+            together.run(self._prompts())
         except KeyboardInterrupt:
             self._progress.display.hide()
             self._terminal.after_ctrl_c()
@@ -131,8 +111,8 @@ class _Run:
             raise
         self._progress.display.close()
         if not self._output.quiet:
-            together = self._concurrency.overall()
-            self._terminal.note(self._progress.statistics(together.mean, together.most))
+            overall = together.concurrency.overall()
+            self._terminal.note(self._progress.statistics(overall.mean, overall.most))
         if self._first_error is None:
             return DONE
         failed = f"{counted(self._progress.failed, 'request')} failed"
@@ -145,8 +125,8 @@ class _Run:
             return f"interrupted after {done}; with --output FILE, the same command would go on after them"
         return f"interrupted; {done} of this run saved: run the same command again to go on"
 
-    def _requests(self) -> Iterator[BatchRequest]:
-        """Yield the requests of the file that are not answered yet; write the errors of those that are none."""
+    def _prompts(self) -> Iterator[BatchPrompt]:
+        """Yield the prompts of the file that are not answered yet; write the errors of lines that are none."""
         group = self._opened.request.group
         lines = self._batch.file.lines() if self._batch.file is not None else iter(())
         while (packed := broadcast(group, lambda: self._next(lines))) is not None:
@@ -154,7 +134,7 @@ class _Run:
             try:
                 request = line.request()
                 self._check_id(request)
-                wanted = self._batch_request(request)
+                prompt = self._prompt(request)
             except LineError as error:
                 self._fail(error.line, error.id, error.error)
             except Exception as error:
@@ -162,7 +142,7 @@ class _Run:
                     raise  # the other ranks may go on
                 self._fail(request.line, request.id, typed_error(error))
             else:
-                yield wanted
+                yield prompt
 
     def _next(self, lines: Iterator[Line]) -> tuple[int, int, str] | None:
         """Return the next line that is not answered yet, packed."""
@@ -181,66 +161,16 @@ class _Run:
             error = PromptError(f"line {first} has the same id", "give each line another id")
             raise LineError(request.line, request.id, error)
 
-    def _batch_request(self, line: LineRequest) -> BatchRequest:
+    def _prompt(self, line: LineRequest) -> BatchPrompt:
         opened = opened_for(self._opened, line)
         prompt = opened.prompt(opened.encode(line.prompt), line.prompt[:LABEL])
-        self._prepare(opened, prompt)
-        if self._loaded.prompt_cache is not None:
-            self._loaded.prompt_cache.label = short_label(prompt.name)
-        settings = opened.settings
-        config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
-        self._running[line.line] = _Running(line, opened, prompt, Meter(len(prompt.ids)))
-        self._concurrency.enter(line.line)
-
-        def text(events: Events) -> Events:
-            return stream_text(events, text_layer(opened, prompt))
-
-        return BatchRequest(line.line, prompt.ids, opened.sampling, config, settings.speculation, text)
-
-    def _prepare(self, opened: ModelRequest, prompt: Prompt) -> None:
-        """Measure and warn of what changes the answers, once, on the first prompt."""
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        settings, engine, display = opened.settings, self._loaded.engine, self._progress.display
-        if settings.engine.quantize is not None:
-            display.loading(f"comparing {settings.engine.quantize} with the original weights")
-            self._agreement = opened.model.agreement(engine.model, prompt.ids)
-            self._terminal.warn(quantized_warning(settings.engine.quantize, self._agreement))
-        for warning in approximation_warnings(settings):
-            self._terminal.warn(warning)
-        if uses_copy(settings.speculation):
-            display.loading("rounding a copy of the weights, to draft with")
-            self._copy = engine.prepare(prompt.ids, settings.generation, settings.speculation)
-        display.hide()
-
-    def _observe(self, line: int, event: Event | Failed) -> None:
-        running = self._running[line]
-        if isinstance(event, Failed):
-            self._leave(line)
-            self._fail(line, running.line.id, event.error)
-            return
-        running.meter.observe(event)
-        self._progress.event(line, event)
-        if running.meter.finish_reason is not None:
-            self._finish(running)
-
-    def _finish(self, running: _Running) -> None:
-        line, meter = running.line, running.meter
-        facts = running.opened.summary_facts(running.prompt.new_tokens) | {"agreement": self._agreement}
-        facts["batch_size"] = self._leave(line.line)
-        if self._copy is not None:
-            facts |= {"self_draft": self._copy.level, "self_agreement": self._copy.agreement}
-        summary = asdict(replace(meter.summary(meter.finish_reason, **facts), settings={}))
-        numbers: dict[str, Any] = {name: each for name, each in summary.items() if name not in _LEFT_OUT}
-        texts = {"text": meter.text} | ({"thinking": "".join(meter.thoughts)} if self._output.show_thinking else {})
-        self._write(json_line(type=RESULT, id=line.id, line=line.line, **texts, **rounded(numbers)))
-        self._progress.finished(line.line, len(running.prompt.ids))
-
-    def _leave(self, line: int) -> float:
-        """Forget a sequence; return how many ran together with it, in the mean."""
-        del self._running[line]
-        return self._concurrency.leave(line).mean
+        renderer = _LineRenderer(line, self._write, self._terminal, self._progress, self._output.show_thinking)
+        if not self._is_prepared:
+            self._is_prepared = True  # even if it fails: that is the error of the first line alone
+            self._generator.prepare(prompt, renderer)
+            self._progress.display.hide()
+        failed = partial(self._fail, line.line, line.id)
+        return BatchPrompt(prompt, renderer, "", lambda text: None, failed, opened)
 
     def _fail(self, line: int, id: Id | None, error: TriforceError) -> None:
         if isinstance(error, InternalError):
@@ -249,3 +179,50 @@ class _Run:
             self._first_error = f"line {line}: {error.message}"
         self._write(error_line(line, id, error.message, error.hint))
         self._progress.failed_at(line)
+
+
+class _LineRenderer(Renderer):
+    """Writes the result of a line as one line of JSON, once all of it is there."""
+
+    def __init__(
+        self,
+        line: LineRequest,
+        write: Callable[[str], None],
+        terminal: Terminal,
+        progress: BatchProgress,
+        show_thinking: bool,
+    ) -> None:
+        self._line, self._write, self._show_thinking = line, write, show_thinking
+        self._terminal, self._progress = terminal, progress
+        self._meter = Meter(0)  # until `start` gives the generation's
+
+    def loading(self, text: str) -> None:
+        self._progress.display.loading(text)
+
+    def warn(self, text: str) -> None:
+        self._terminal.warn(text)
+
+    def start(self, facts: RunFacts) -> None:
+        self._meter = facts.meter
+
+    def verifying(self, text: str) -> None:
+        raise NotImplementedError("--verify is for a single text")
+
+    def close(self) -> None:
+        self._progress.display.close()
+
+    def event(self, event: Event) -> None:
+        self._progress.event(self._line.line, event)
+
+    def finish(self, summary: Summary) -> None:
+        if summary.finish_reason == "interrupted":  # it has no result: the next run begins it anew
+            return
+        line, meter = self._line, self._meter
+        fields = asdict(replace(summary, settings={}))
+        numbers: dict[str, Any] = {name: each for name, each in fields.items() if name not in _LEFT_OUT}
+        texts = {"text": meter.text} | ({"thinking": "".join(meter.thoughts)} if self._show_thinking else {})
+        self._write(json_line(type=RESULT, id=line.id, line=line.line, **texts, **rounded(numbers)))
+        self._progress.finished(line.line, meter.prompt_tokens)
+
+    def interrupt(self, summary: Summary) -> None:
+        self.finish(summary)
