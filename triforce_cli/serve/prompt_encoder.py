@@ -12,7 +12,7 @@ from offload.loading.prompt_checks import check_prompt
 from ..options.settings import Settings
 from ..run.model_request import ModelRequest
 from .api_errors import ApiError
-from .protocol import ApiRequest, Prompt
+from .api_request import ApiRequest, Prompt
 from .served_sequence import SequenceSettings
 
 _TOO_LONG = "context_length_exceeded"
