@@ -15,7 +15,7 @@ from offload.units import counted
 from ..distributed.rank import broadcast
 from ..exit_codes import DONE, FAILED
 from ..options.request import OutputOptions, Request
-from ..output.batch_display import BatchProgress
+from ..output.batch_display import BatchDisplay
 from ..output.format import rounded
 from ..output.progress import RunFacts
 from ..output.renderers import Renderer
@@ -46,7 +46,7 @@ class BatchOptions:
 
 
 def run_batch(
-    batch: BatchOptions, request: Request, terminal: Terminal, output: OutputOptions, progress: BatchProgress
+    batch: BatchOptions, request: Request, terminal: Terminal, output: OutputOptions, display: BatchDisplay
 ) -> int:
     """Answer all requests; return the exit code, FAILED if one of them has an error. Raises TriforceError."""
     opened = open_request(request, terminal, output.quiet)
@@ -61,7 +61,7 @@ def run_batch(
     if request.extend_context:
         opened = replace(opened, model=stretch(opened.model, found.longest, terminal))
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
-    job = Job(opened, found.longest, terminal, output, progress.display)
+    job = Job(opened, found.longest, terminal, output, display)
     own = job.parallel(batch.parallel, found.requests)
     parallel = broadcast(request.group, lambda: own)
     if job.is_offloaded and batch.parallel != 1 and found.requests > 1 and not output.quiet:
@@ -71,8 +71,9 @@ def run_batch(
 
     def work(load: Load) -> int:
         generator = load()
-        progress.start(found.requests)
-        return _Run(batch, opened, generator, finished, terminal, output, progress).run(parallel)
+        display.hide()
+        display.expect(found.requests)
+        return _Run(batch, opened, generator, finished, terminal, output, display).run(parallel)
 
     return job.run(work)
 
@@ -88,11 +89,11 @@ class _Run:
         finished: set[Id],
         terminal: Terminal,
         output: OutputOptions,
-        progress: BatchProgress,
+        display: BatchDisplay,
     ) -> None:
         self._batch, self._opened, self._generator = batch, opened, generator
-        self._terminal, self._output, self._progress = terminal, output, progress
-        self._write: Callable[[str], None] = progress.display.write if batch.results is None else batch.results.write
+        self._terminal, self._output, self._display = terminal, output, display
+        self._write: Callable[[str], None] = display.write if batch.results is None else batch.results.write
         self._lines: dict[Id, int] = {}  # by the ids that they have, of all requests so far
         self._finished = finished
         self._is_prepared = False
@@ -100,27 +101,27 @@ class _Run:
 
     def run(self, parallel: int) -> int:
         """Run up to `parallel` requests at a time; return the exit code."""
-        together = BatchGenerator(self._generator, parallel)
+        together = BatchGenerator(self._generator, parallel, self._display.end)
         try:
             together.run(self._prompts())
         except KeyboardInterrupt:
-            self._progress.display.hide()
+            self._display.hide()
             self._terminal.after_ctrl_c()
             if not self._output.quiet:
                 self._terminal.note(self._interrupted())
             raise
-        self._progress.display.close()
+        self._display.close()
         if not self._output.quiet:
             overall = together.concurrency.overall()
-            self._terminal.note(self._progress.statistics(overall.mean, overall.most))
+            self._terminal.note(self._display.statistics(overall.mean, overall.most))
         if self._first_error is None:
             return DONE
-        failed = f"{counted(self._progress.failed, 'request')} failed"
+        failed = f"{counted(self._display.failed, 'request')} failed"
         self._terminal.error(f"{failed}; the first: {self._first_error}", 'see the results of "type": "error"')
         return FAILED
 
     def _interrupted(self) -> str:
-        done = counted(self._progress.done, "result")
+        done = counted(self._display.results, "result")
         if self._batch.results is None:
             return f"interrupted after {done}; with --output FILE, the same command would go on after them"
         return f"interrupted; {done} of this run saved: run the same command again to go on"
@@ -136,11 +137,11 @@ class _Run:
                 self._check_id(request)
                 prompt = self._prompt(request)
             except LineError as error:
-                self._fail(error.line, error.id, error.error)
+                self._fail(error.line, error.id, False, error.error)
             except Exception as error:
                 if group is not None and not isinstance(error, TriforceError):
                     raise  # the other ranks may go on
-                self._fail(request.line, request.id, typed_error(error))
+                self._fail(request.line, request.id, False, typed_error(error))
             else:
                 yield prompt
 
@@ -164,21 +165,21 @@ class _Run:
     def _prompt(self, line: LineRequest) -> BatchPrompt:
         opened = opened_for(self._opened, line)
         prompt = opened.prompt(opened.encode(line.prompt), line.prompt[:LABEL])
-        renderer = _LineRenderer(line, self._write, self._terminal, self._progress, self._output.show_thinking)
+        renderer = _LineRenderer(line, self._write, self._terminal, self._display, self._output.show_thinking)
         if not self._is_prepared:
             self._is_prepared = True  # even if it fails: that is the error of the first line alone
             self._generator.prepare(prompt, renderer)
-            self._progress.display.hide()
-        failed = partial(self._fail, line.line, line.id)
+            self._display.hide()
+        failed = partial(self._fail, line.line, line.id, True)
         return BatchPrompt(prompt, renderer, "", lambda text: None, failed, opened)
 
-    def _fail(self, line: int, id: Id | None, error: TriforceError) -> None:
+    def _fail(self, line: int, id: Id | None, has_run: bool, error: TriforceError) -> None:
         if isinstance(error, InternalError):
             self._terminal.trace(error)
         if self._first_error is None:
             self._first_error = f"line {line}: {error.message}"
         self._write(error_line(line, id, error.message, error.hint))
-        self._progress.failed_at(line)
+        self._display.fail(has_run)
 
 
 class _LineRenderer(Renderer):
@@ -189,30 +190,31 @@ class _LineRenderer(Renderer):
         line: LineRequest,
         write: Callable[[str], None],
         terminal: Terminal,
-        progress: BatchProgress,
+        display: BatchDisplay,
         show_thinking: bool,
     ) -> None:
         self._line, self._write, self._show_thinking = line, write, show_thinking
-        self._terminal, self._progress = terminal, progress
+        self._terminal, self._display = terminal, display
         self._meter = Meter(0)  # until `start` gives the generation's
 
     def loading(self, text: str) -> None:
-        self._progress.display.loading(text)
+        self._display.loading(text)
 
     def warn(self, text: str) -> None:
         self._terminal.warn(text)
 
     def start(self, facts: RunFacts) -> None:
         self._meter = facts.meter
+        self._display.start(facts)
 
     def verifying(self, text: str) -> None:
         raise NotImplementedError("--verify is for a single text")
 
     def close(self) -> None:
-        self._progress.display.close()
+        self._display.close()
 
     def event(self, event: Event) -> None:
-        self._progress.event(self._line.line, event)
+        self._display.event(event)
 
     def finish(self, summary: Summary) -> None:
         if summary.finish_reason == "interrupted":  # it has no result: the next run begins it anew
@@ -222,7 +224,6 @@ class _LineRenderer(Renderer):
         numbers: dict[str, Any] = {name: each for name, each in fields.items() if name not in _LEFT_OUT}
         texts = {"text": meter.text} | ({"thinking": "".join(meter.thoughts)} if self._show_thinking else {})
         self._write(json_line(type=RESULT, id=line.id, line=line.line, **texts, **rounded(numbers)))
-        self._progress.finished(line.line, meter.prompt_tokens)
 
     def interrupt(self, summary: Summary) -> None:
         self.finish(summary)
