@@ -15,7 +15,7 @@ from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
 from tests.support.serving import connected, opened_model, raw_connection, serve_options, serving, until_closed
 from triforce_cli.serve import bodies, protocol, responses
-from triforce_cli.serve.metrics import ServerMetrics
+from triforce_cli.serve.server_metrics import ServerMetrics
 
 LONG = 400  # tokens
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

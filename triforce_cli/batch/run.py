@@ -21,9 +21,9 @@ from ..distributed.rank import broadcast
 from ..exit_codes import DONE, FAILED
 from ..options.approximate import approximation_warnings
 from ..options.request import OutputOptions, Request
-from ..output.agreement import quantized_warning
-from ..output.batch_progress import BatchProgress
+from ..output.batch_display import BatchProgress
 from ..output.format import rounded
+from ..output.statistics import quantized_warning
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.concurrency import Concurrency
@@ -32,11 +32,9 @@ from ..run.model_request import ModelRequest, Prompt, open_request, stretch
 from ..run.parallel import check_parallel
 from ..run.prompt_cache import LABEL, short_label
 from ..run.text_run import text_layer
-from .line_request import opened_for
-from .lines import BatchFile, Line
-from .request import Id, LineError, LineRequest
-from .results import RESULT, ResultFile, error_line
-from .survey import Survey, survey
+from .batch_files import RESULT, BatchFile, Line, ResultFile, error_line
+from .line_request import Id, LineError, LineRequest
+from .survey import Survey, opened_for, survey
 
 _LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
 

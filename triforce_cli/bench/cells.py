@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..input.documents import name_of
-from ..output.line_file import LineFile
+from ..output.output_files import LineFile
 from ..output.stdout_formats import json_line
 
 TYPE = "bench_run"

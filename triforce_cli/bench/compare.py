@@ -10,11 +10,11 @@ from offload.api.opened_model import OpenModel
 from ..exit_codes import DONE, INTERRUPTED
 from ..options.request import Request
 from ..options.settings import Settings
+from ..output.output_files import write_file
 from ..output.plan import print_plan
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
-from ..output.whole_file import write_file
 from ..run.plan import plan_run
 from .benchmark import BenchRequest
 from .measure import run_measurement

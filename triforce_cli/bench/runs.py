@@ -19,8 +19,8 @@ from offload.metrics import Meter, Summary
 from offload.settings.config import Speculation
 from offload.settings.method_sizes import has_draft_model, tree_nodes, uses_copy
 
-from ..output.agreement import quantized_warning
 from ..output.progress import ProgressDisplay, RunFacts
+from ..output.statistics import quantized_warning
 from ..output.status_line import StatusLine
 from ..output.terminal import Terminal
 from .benchmark import Benchmark

@@ -17,11 +17,9 @@ from ..output.terminal import Terminal
 from ..run.generate import TextGenerator, run_request
 from ..run.model_request import ModelRequest, open_request, stretch
 from .commands import completions, contents
-from .conversation import Conversation
-from .lines import Lines, PlainLines
-from .loop import Loop
+from .conversation import CONVERSATION, Conversation, Room
+from .loop import Lines, Loop, PlainLines
 from .replies import Replies
-from .room import CONVERSATION, Room
 from .session import ChatSession, with_known_ids
 
 

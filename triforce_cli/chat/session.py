@@ -18,9 +18,8 @@ from ..run.generate import TextGenerator
 from ..run.model_request import ModelRequest, Prompt
 from ..run.prompt_cache import LABEL
 from ..run.text_run import TextRun
-from .conversation import Answer, Conversation
+from .conversation import Answer, Conversation, Room
 from .replies import Replies
-from .room import Room
 from .session_file import save_conversation
 
 _ANY_QUESTION = "?"

@@ -33,9 +33,9 @@ from ..options.distinct_files import check_distinct, named_files
 from ..options.mistakes import warn_of_file
 from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft, warn_unused_middle
 from ..options.settings import given_options, resolve
-from ..options.show_config import show_config
+from ..options.settings_text import show_config
+from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
-from ..output.whole_file import check_file
 
 
 @option_groups.accepts(bench_options.SETTINGS)

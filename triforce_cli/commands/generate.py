@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..batch.lines import open_batch
-from ..batch.results import ResultFile
+from offload.errors import SettingsError
+
+from ..batch.batch_files import ResultFile, open_batch
 from ..distributed.rank import broadcast
 from ..input.documents import check_files
 from ..input.prompt import PromptText, read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.batch import check_batch_flags
+from ..options.declarations import AUTO
 from ..options.distinct_files import check_distinct, check_outputs, named_files
 from ..options.mistakes import warn_of_file
-from ..options.parallel import AUTO
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
-from ..output.batch_progress import BatchProgress
+from ..output.batch_display import BatchProgress
 from ..output.renderers import renderer_for
 
 
@@ -106,3 +107,21 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel:
 
         batch = BatchOptions(file, results, AUTO if parallel is None else parallel)
         return run_batch(batch, request, terminal, form, progress)
+
+
+def check_batch_flags(params: Mapping[str, Any]) -> None:
+    """Raise SettingsError for flags that only a batch takes, or only a single prompt."""
+    if params["batch"] is None:
+        if params["parallel"] is not None:
+            raise SettingsError("--parallel goes with --batch", "a single prompt runs alone; or give --batch FILE")
+        return
+    if params["prompt"] is not None or params["prompt_file"]:
+        given = "--prompt-file" if params["prompt_file"] else "the prompt argument"
+        raise SettingsError(f"--batch has its prompts in a file, and {given} gives another", "leave one of the two out")
+    if params["encoding"] is not None:
+        raise SettingsError("--encoding is that of text files, and the lines of --batch are UTF-8", "leave it out")
+    if params["verify"]:
+        raise SettingsError(
+            "--verify compares a single text with plain decoding, and --batch has many",
+            "leave --verify out; or check one of the prompts by itself, with the --seed of its result",
+        )

@@ -11,10 +11,10 @@ from offload.settings.methods import METHODS
 
 from ..bench.methods import name_of
 from ..exit_codes import DONE, INTERRUPTED
+from ..output.output_files import write_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
-from ..output.whole_file import write_file
 from .markdown import markdown
 from .outcome import Outcome, as_json
 from .overrides import ExperimentRequest

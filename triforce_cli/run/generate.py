@@ -18,8 +18,8 @@ from ..exit_codes import DONE
 from ..input.prompt import PromptText
 from ..options.approximate import approximation_warnings
 from ..options.request import OutputOptions, Request
-from ..output.agreement import quantized_warning
 from ..output.renderers import Renderer, StreamRenderer, tokenizing
+from ..output.statistics import quantized_warning
 from ..output.terminal import Terminal
 from .load import load_engine, plan_longest, print_dry_run
 from .long_prompts import Notices, fit_prompt

@@ -27,9 +27,9 @@ from ..options.approximate import lossy_modes, quantized_kv
 from ..options.declarations import AUTO
 from ..options.request import Request
 from ..options.settings import Settings, refuse_unverifiable
+from ..options.settings_text import settings_lines
 from ..output.download_bar import DownloadBar
 from ..output.progress import RunFacts
-from ..output.settings_text import settings_lines
 from ..output.terminal import Terminal
 from .machine import peak_memory
 

@@ -18,7 +18,7 @@ from offload.settings.config import check_part
 from offload.short_repr import short_repr
 
 from ..options.other_names import FIELDS, other_name
-from .errors import ApiError
+from .api_errors import ApiError
 
 MOST_SEQUENCES = 16  # of one request
 MOST_STOPS = 16

@@ -32,14 +32,13 @@ from ..run.load import Display, load_engine, plan_longest, print_dry_run
 from ..run.model_request import ModelRequest, open_request, stretch
 from ..run.parallel import check_parallel
 from ..signals import is_ignored, listen
-from .app import ServedModel, create_app
-from .connections import HEAD_BYTES, Connection, Places
-from .descriptors import reserve_descriptors
+from .connections import HEAD_BYTES, Connection, Places, reserve_descriptors
+from .endpoint import ServedModel, create_app
 from .engine_thread import EngineThread
 from .guard import address_text
-from .metrics import ServerMetrics
-from .options import ServeOptions
-from .prompts import PromptEncoder
+from .prompt_encoder import PromptEncoder
+from .serve_options import ServeOptions
+from .server_metrics import ServerMetrics
 
 MOST_CONTEXT = 128 * 1024  # tokens that are planned for unless more are asked for
 _GRACE = 2  # seconds that answers have to be sent after --drain

@@ -17,13 +17,13 @@ from ..input.documents import Document
 from ..input.excerpts import split
 from ..output.format import about
 from ..output.plan_text import BUSY
-from ..output.sections import Part
 from ..output.terminal import Terminal
+from ..output.turns import Part
 from ..run.model_request import ModelRequest, Prompt
 from ..run.plan import plan_run
+from .instructions import Template, Templates
 from .resume import FinishedParts
 from .steps import Job
-from .templates import Template, Templates
 
 _OVERLAP = 1 / 20  # of a part, repeated at the beginning of the next
 _SHARE = 4  # a note takes at most 1/4 of the context, so that several of them fit into one

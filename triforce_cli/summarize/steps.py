@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..output.format import time_left
 from ..output.renderers import StreamRenderer
-from ..output.sections import Part, Section
+from ..output.turns import Part, Section
 from ..run.generate import TextGenerator
 from ..run.model_request import Prompt
 from .resume import FinishedParts

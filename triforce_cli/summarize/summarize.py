@@ -15,8 +15,8 @@ from ..input.documents import Document
 from ..input.excerpts import Position, Range
 from ..options.request import OutputOptions, Request
 from ..output.renderers import StreamRenderer, tokenizing
-from ..output.sections import Section, sections
 from ..output.terminal import Terminal
+from ..output.turns import Section, sections
 from ..run.generate import TextGenerator, run_request
 from ..run.long_prompts import (
     Commands,
@@ -30,11 +30,10 @@ from ..run.long_prompts import (
 )
 from ..run.model_request import ModelRequest, Prompt, open_request
 from ..run.parallel import check_parallel
-from .instructions import AnswerStyle
+from .instructions import AnswerStyle, Template, Templates
 from .map_reduce import MapReduce, part_facts
 from .resume import FinishedParts
 from .steps import Answer, Job, PartsLeft, Steps, generate_in_order
-from .templates import Template, Templates
 from .together import AnswersTogether
 
 

@@ -8,7 +8,7 @@ from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
 from offload.speculation.sampling.warp import Sampler
 from tests.support.command import assert_error
-from triforce_cli.batch.results import ResultFile
+from triforce_cli.batch.batch_files import ResultFile
 from triforce_cli.run.model_request import ModelRequest
 
 GREEDY = ("-n", "12", "--temperature", "0")

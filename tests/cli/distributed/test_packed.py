@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from offload.memory.tier_settings import TierSettings
-from triforce_cli.batch.lines import Line
+from triforce_cli.batch.batch_files import Line
 from triforce_cli.bench.prompts import BenchPrompt
 from triforce_cli.input.documents import Document
 from triforce_cli.input.excerpts import Position, Range
 from triforce_cli.run.plan import packed_tiers, unpacked_tiers
-from triforce_cli.summarize.instructions import AnswerStyle
+from triforce_cli.summarize.instructions import AnswerStyle, load_templates
 from triforce_cli.summarize.summarize import SummaryRequest
-from triforce_cli.summarize.templates import load_templates
 
 
 def sent(value):

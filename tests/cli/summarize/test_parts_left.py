@@ -4,12 +4,11 @@ import io
 
 from offload.events import Prefilled, Tokens
 from offload.metrics import Meter
-from triforce_cli.output import batch_display, batch_progress
-from triforce_cli.output.batch_display import BatchDisplay
-from triforce_cli.output.batch_progress import BatchProgress
+from triforce_cli.output import batch_display
+from triforce_cli.output.batch_display import BatchDisplay, BatchProgress
 from triforce_cli.output.progress import RunFacts
-from triforce_cli.output.sections import Part
 from triforce_cli.output.terminal import Terminal
+from triforce_cli.output.turns import Part
 from triforce_cli.summarize.steps import PartsLeft
 
 
@@ -50,7 +49,7 @@ def test_sequences_together_show_the_time_left(monkeypatch):
 
 def test_a_batch_shows_the_time_left(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(batch_progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(batch_display.time, "perf_counter", lambda: now[0])
     progress = BatchProgress(terminal(), quiet=True, to_file=True)
     progress.start(4)
     progress.event(1, Prefilled(4, 4))

@@ -14,7 +14,7 @@ from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.metrics import Meter
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 
-from .errors import api_error
+from .api_errors import api_error
 
 _SENT = (Prefilled, DraftPrefilled, Thought, Text, Finished)  # events that a client may see
 

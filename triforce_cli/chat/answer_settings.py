@@ -12,7 +12,7 @@ from offload.settings.config import GenerationConfig, Sampling, check_part
 from offload.settings.generation import parse_sampling
 
 from ..options.other_names import other_name
-from ..output.settings_text import value_text
+from ..options.settings_text import value_text
 
 if TYPE_CHECKING:
     from ..run.model_request import ModelRequest

@@ -10,9 +10,9 @@ from offload.loading.prompt_checks import check_prompt
 
 from ..options.settings import Settings
 from ..run.model_request import ModelRequest
-from .errors import ApiError
+from .api_errors import ApiError
 from .protocol import ApiRequest, Prompt
-from .sequence import SequenceSettings
+from .served_sequence import SequenceSettings
 
 _TOO_LONG = "context_length_exceeded"
 

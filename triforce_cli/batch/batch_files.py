@@ -1,4 +1,4 @@
-"""The lines of a batch, read one by one: a million of them need no memory."""
+"""The files of a batch: lines, read one by one (a million of them need no memory), and results, which a run resumes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from offload.errors import PromptError
 from offload.system.bounded_yaml import Unbounded, copy_bounded
 from offload.units import GIB
 
 from ..input.documents import PROMPT_HINT, STDIN, Warn, is_terminal, name_of, unreadable
-from .request import LineError, LineRequest, parse_line
+from ..output.output_files import LineFile
+from ..output.stdout_formats import json_line
+from .line_request import Id, LineError, LineRequest, parse_line
 
 LONGEST_LINE = GIB  # bytes, as of a document
 MOST_PIPED = 64 * GIB  # bytes of a pipe, which are kept in a temporary file
@@ -113,3 +115,42 @@ def _copy(source: Any, stream: Any, name: str, warn: Warn) -> IO[bytes]:
     except Unbounded as error:
         raise PromptError(f"{name} {error}", error.hint) from None
     return copied
+
+
+RESULT, ERROR = "result", "error"  # types of events
+
+
+class Sink(Protocol):
+    """Takes lines of JSON."""
+
+    def write(self, line: str) -> None:
+        """Write a line whole, at once. Raises OSError."""
+
+
+class ResultFile(LineFile):
+    """A file of results to which lines are appended.
+
+    Attributes:
+        finished: the ids that have a result in it.
+    """
+
+    def __init__(self, path: Path, warn: Warn) -> None:
+        """Open or create the file, and drop a last line that was cut. Raises SettingsError, and changes no other file.
+
+        What is no regular file, such as a named pipe, has nothing to resume from.
+        """
+        super().__init__(path, "--output", "result of a batch", _type_and_id, warn, (RESULT, ERROR), name_of(path))
+        self.finished: set[Id] = {id for kind, id in self.kept if kind == RESULT}
+
+
+def _type_and_id(event: Any) -> tuple[str, Id | None] | None:
+    """Return the type and the id of an event of a result file; None if it is not one."""
+    if not isinstance(event, dict) or event.get("type") not in (RESULT, ERROR) or "line" not in event:
+        return None
+    id = event.get("id")
+    return (event["type"], id) if isinstance(id, str | int | float | None) else None
+
+
+def error_line(line: int, id: Id | None, message: str, hint: str) -> str:
+    """Return the event of a request that failed."""
+    return json_line(type=ERROR, id=id, line=line, message=message, hint=hint)

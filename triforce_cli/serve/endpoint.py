@@ -22,21 +22,19 @@ from starlette.types import Receive, Scope, Send
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.short_repr import short_repr
 
-from .bodies import Bodies
-from .descriptors import ConnectionLimits
-from .documents import Documents
-from .encoding_threads import EncodingThreads
+from .api_errors import ApiError, api_error
+from .bodies import MOST_PARTS, Bodies, check_json
+from .connections import ConnectionLimits
+from .encoding_threads import Documents, EncodingThreads
 from .engine_thread import EngineThread
-from .errors import ApiError, api_error
 from .guard import Guard
-from .json_size import MOST_PARTS, check_json
-from .metrics import ServerMetrics
-from .options import ServeOptions
-from .page import page_routes
-from .prompts import PromptEncoder
+from .prompt_encoder import PromptEncoder
 from .protocol import MOST_SEQUENCES, ApiRequest, parse_chat, parse_completion
 from .responses import Form, streamed, whole
-from .sequence import Answer
+from .serve_options import ServeOptions
+from .served_sequence import Answer
+from .server_metrics import ServerMetrics
+from .web_page import page_routes
 
 Report = Callable[[Exception], None]
 _SHUTTING_DOWN = "the server is shutting down"
