@@ -10,7 +10,7 @@ from offload.errors import SettingsError
 from offload.settings.config import KV_FORMATS, QUANTIZE
 from offload.settings.methods import APPROXIMATIONS
 
-from ...options.settings import Settings, resolve_with
+from ..options.settings import Settings, resolve_with
 
 EXACT = "exact"  # the model as it is: what the others are compared with
 RECOMPUTE = "recompute"  # the latest `budget` tokens run anew for each token: a baseline, and no way to decode

@@ -15,10 +15,10 @@ from ..output.output_files import write_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
-from .json_report import as_json
+from .markdown import markdown
+from .outcome import Outcome, as_json
+from .overrides import ExperimentRequest
 from .plans import plan_values
-from .report import Outcome, markdown
-from .request import ExperimentRequest
 from .schema import Value
 
 
@@ -28,15 +28,15 @@ def run_experiment(asked: ExperimentRequest, terminal: Terminal, display: Progre
     Raises TriforceError, BrokenPipeError.
     """
     values, changed = _values(asked)
-    own = None if asked.grid is None else _own_flags(asked)
+    own = _own_flags(asked) if asked.measures else {}
     planned = plan_values(values)
     kind: dict[str, Any] = {"quick": asked.quick, "changed": changed, "other_model": asked.other_model}
     outcome = Outcome(asked.experiment, planned, **kind, command=asked.command)
-    if asked.grid is not None:
+    if asked.measures:
         from .measure import measure  # from here on torch is needed
 
         measured, interrupted = measure(asked, own, terminal, display)
-        plot = asked.plot.name if asked.plot is not None and measured.records else None
+        plot = asked.plot.name if asked.plot is not None and measured.rows else None
         outcome = replace(outcome, measured=measured, interrupted=interrupted, plot=plot)
     display.close()
     if asked.output is not None:
@@ -54,9 +54,9 @@ def _values(asked: ExperimentRequest) -> tuple[list[Value], bool]:
 
     That is so if nothing is measured: a model that is measured is no reason to plan for it.
     """
-    given = asked.given if asked.grid is None else {}
+    given = {} if asked.measures else asked.given
     chosen: dict[str, Any] = {"gpu": asked.plan_for, "model": given.get("model"), "draft": given.get("draft")}
-    chosen = {name: each for name, each in chosen.items() if each is not None and asked.grid is None}
+    chosen = {name: each for name, each in chosen.items() if each is not None and not asked.measures}
     found = []
     for value in asked.experiment.values:
         drafts = value.plan is not None and value.plan.draft is not None

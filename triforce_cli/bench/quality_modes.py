@@ -13,13 +13,14 @@ from offload.settings.config import Speculation
 from offload.settings.method_sizes import stored_tokens
 from offload.units import counted
 
-from ...options.request import Request
-from ...options.settings import Settings
-from ...output.terminal import Terminal
-from ...run.model_request import open_shared_model, stretch
-from ...run.plan import plan_tiers
-from ..benchmark import first_tokens, note_grouped
+from ..options.request import Request
+from ..options.settings import Settings
+from ..output.terminal import Terminal
+from ..run.model_request import open_shared_model, stretch
+from ..run.plan import plan_tiers
+from .benchmark import note_grouped
 from .modes import EXACT, MODES, recomputes, settings_of
+from .prompts import first_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,49 @@
-"""Signs that a benchmark's times are not to be trusted: runs that differ, and other load on the machine."""
+"""The conditions of a measurement: version, date and machine, and how far its times are to be trusted."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ..run.machine import processor
+
+if TYPE_CHECKING:
+    import torch
+
 LARGEST_SPREAD = 0.10  # of the runs of a method; above, it is flagged
 LARGEST_LOAD = 0.25  # cores used by other processes; above, it is flagged
+
+
+def provenance(device: torch.device, engine: str) -> dict[str, Any]:
+    """Return the version, the date and the machine, whose `engine` is described in text, for a report."""
+    import torch
+
+    return versioned() | {
+        "machine": {
+            "name": processor(device),
+            "threads": torch.get_num_threads(),
+            "engine": engine,
+            "torch": torch.__version__,
+        },
+    }
+
+
+def versioned() -> dict[str, str]:
+    """Return the version and the date."""
+    return {"triforce": version("triforce"), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+def mean_load(loads: Iterable[float | None]) -> float | None:
+    """Return the mean of loads in cores; None where none was measured."""
+    found = [load for load in loads if load is not None]
+    return mean(found) if found else None
 
 
 def spread(values: Sequence[float]) -> float | None:

@@ -47,16 +47,22 @@ class ExperimentRequest:
     data: str | None = None
 
     @property
-    def grid(self) -> Grid | None:
-        """Return what is to be measured; None where all is planned."""
-        return None if self.dry_run else self.experiment.quick if self.quick else self.experiment.bench
+    def measures(self) -> bool:
+        """Return whether anything is measured, and not all planned."""
+        return not self.dry_run and self.experiment.bench is not None
+
+    @property
+    def grid(self) -> Grid:
+        """Return what is to be measured, where anything is."""
+        return self.experiment.grid(self.quick)
 
     @property
     def other_model(self) -> bool:
         """Return whether the command line names another model, draft or quantisation than the experiment measures."""
-        names = () if self.grid is None else ("model", "draft", "quantize")
-        own = {} if self.grid is None else self.grid.flags
-        return any(name in self.given and self.given[name] != own.get(name) for name in names)
+        if not self.measures:
+            return False
+        own = self.grid.flags
+        return any(name in self.given and self.given[name] != own.get(name) for name in ("model", "draft", "quantize"))
 
     @property
     def given(self) -> dict[str, Any]:

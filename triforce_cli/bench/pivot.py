@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from ...output.format import percent
-from ..methods import BASE
+from ..output.format import percent
 from .axes import AXES
-from .report import ACCEPTANCE
-
-Row = Mapping[str, Any]
+from .methods import BASE
+from .report import ACCEPTANCE, Measure, Report, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +21,6 @@ class Pivot:
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A measure of a row, with what it is called and how it is written."""
-
-    name: str
-    title: str
-    text: Callable[[float], str]
-
-
-SHOWN = (
-    Measure("speedup", "speedup over ar", "{:.2f}".format),
-    Measure("tokens_per_s", "tokens/s", "{:.2f}".format),
-    Measure("tokens_per_verification", "tokens/verification", "{:.2f}".format),
-)
-
-
 def value_text(value: Any) -> str:
     """Return the value of a setting as text; `-` for a method that does not read it."""
     if value is None:
@@ -48,28 +30,19 @@ def value_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-class Rows(Protocol):
-    """What a report has: rows of numbers, and the values of the settings that vary."""
-
-    @property
-    def axes(self) -> Mapping[str, Sequence[Any]]: ...
-
-    def rows(self) -> list[dict[str, Any]]: ...
-
-
 def axis_title(name: str) -> str:
     """Return what a setting that varies is called."""
     return AXES[name].title if name in AXES else name.replace("_", "-")
 
 
-def pivots(report: Rows, shown: Sequence[Measure] = SHOWN, profiles: Sequence[Measure] = ()) -> list[Pivot]:
+def pivots(report: Report) -> list[Pivot]:
     """Return a table for each measure that any row has. The setting with the columns is the last one that varies.
 
-    Of `profiles`, a row has several numbers by name, which are the columns.
+    Of its profiles, a row has several numbers by name, which are the columns.
     """
-    rows = report.rows()
-    found = [_pivot(report, measure, _cells(rows, measure)) for measure in shown]
-    found += [_profile(report, rows, each) for each in profiles]
+    rows = report.rows
+    found = [_pivot(report, measure, _cells(rows, measure)) for measure in report.shown]
+    found += [_profile(report, rows, each) for each in report.profiles]
     pairs = [
         (row, (pair,), percent(rate) + ("" if (sd := row[f"{ACCEPTANCE}_sd"][pair]) is None else f" ±{100 * sd:.0f}"))
         for row in rows
@@ -81,7 +54,7 @@ def pivots(report: Rows, shown: Sequence[Measure] = SHOWN, profiles: Sequence[Me
 
 def _cells(rows: Sequence[Row], measure: Measure) -> list[tuple[Row, tuple[str, ...], str]]:
     """Return each row that has the measure, with nothing more to tell it from others, and the text of its cell."""
-    found = []
+    found: list[tuple[Row, tuple[str, ...], str]] = []
     for row in rows:
         value, deviation = row.get(measure.name), row.get(f"{measure.name}_sd")
         is_one = row["method"] == BASE and measure.name != "tokens_per_s"  # by definition
@@ -91,7 +64,7 @@ def _cells(rows: Sequence[Row], measure: Measure) -> list[tuple[Row, tuple[str, 
     return found
 
 
-def _profile(report: Rows, rows: Sequence[Row], measure: Measure) -> Pivot:
+def _profile(report: Report, rows: Sequence[Row], measure: Measure) -> Pivot:
     names = tuple(dict.fromkeys(name for row in rows for name in row[measure.name]))
     heads = ("method", *(axis_title(name) for name in report.axes), *names)
     lines = []
@@ -104,7 +77,7 @@ def _profile(report: Rows, rows: Sequence[Row], measure: Measure) -> Pivot:
 
 
 def _pivot(
-    report: Rows, measure: Measure, cells: Sequence[tuple[Row, tuple[str, ...], str]], more: tuple[str, ...] = ()
+    report: Report, measure: Measure, cells: Sequence[tuple[Row, tuple[str, ...], str]], more: tuple[str, ...] = ()
 ) -> Pivot:
     """Arrange the cells. A method that does not read the columns' setting has the same text in all of them."""
     axes = list(report.axes)

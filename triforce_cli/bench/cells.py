@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...input.documents import name_of
-from ...output.output_files import LineFile
-from ...output.stdout_formats import json_line
+from ..input.documents import name_of
+from ..output.output_files import LineFile
+from ..output.stdout_formats import json_line
 
 TYPE = "bench_run"
 _KINDS = {  # of the fields that a line must have

@@ -3,55 +3,103 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from statistics import mean
 from typing import Any, TypeVar
 
 from offload.engine import Engine
-from offload.evaluation import Predictor, Recomputed, continue_greedily, score_needle, score_text
+from offload.evaluation import (
+    NeedleScore,
+    Predictor,
+    Recomputed,
+    TextScores,
+    continue_greedily,
+    equal_tokens,
+    mean_divergence,
+    perplexities,
+    perplexity,
+    score_needle,
+    score_text,
+    top1_agreement,
+)
 from offload.events import Prefilled, Tokens
 from offload.metrics import Meter
 from offload.settings.config import GenerationConfig, Sampling
 from offload.speculation.passes.runner import Runner
 
-from ...exit_codes import DONE, INTERRUPTED
-from ...output.plan import print_plan
-from ...output.progress import ProgressDisplay, RunFacts
-from ...output.stdout_formats import json_line
-from ...output.terminal import Terminal
-from ...run.plan import plan_run
-from ..provenance import provenance
-from ..run import BenchOutput
-from .plot import plot
-from .report import ModeQuality, QualityReport
-from .request import OpenMode, QualityRequest, QualityRun, open_quality_run
-from .table import report_text
+from ..output.progress import ProgressDisplay, RunFacts
+from ..output.terminal import Terminal
+from .conditions import OtherLoad, mean_load, provenance
+from .quality_modes import OpenMode, QualityRun
+from .report import QUALITY, Report
 
+PARTS = 8  # of the scored tokens, whose perplexities are given one by one
 _Result = TypeVar("_Result")
 _Evaluated = Generator[Prefilled, None, _Result]
 
 
-def run_quality(asked: QualityRequest, terminal: Terminal, output: BenchOutput, display: ProgressDisplay) -> int:
-    """Measure every mode and write the report; return the exit code. Closes the display.
+@dataclass(frozen=True, slots=True)
+class ModeQuality:
+    """What was measured of a mode.
 
-    Ctrl-C writes the modes that are done. Raises TriforceError, BrokenPipeError.
+    `output` are the tokens of greedy decoding after the text; `weights_bytes` and `kv_bytes` are estimates, `prefill_s`
+    the seconds of reading the text, `other_load` the cores that other processes used meanwhile.
     """
-    run = open_quality_run(asked, terminal, output.quiet)
-    if asked.request.dry_run:
-        exact = run.modes[0]
-        plan = plan_run(exact.model, exact.settings, run.length, terminal)
-        display.close()  # the plan is the output
-        return print_plan(replace(plan, arguments=asked.request.arguments), "bench", terminal, output.json)
-    report, interrupted = measure_modes(run, terminal, display)
-    _write(report, terminal, output, interrupted)
-    return INTERRUPTED if interrupted else DONE
+
+    mode: str
+    scores: TextScores
+    output: tuple[int, ...]
+    needles: tuple[NeedleScore, ...]
+    weights_bytes: int
+    kv_bytes: int
+    prefill_s: float
+    other_load: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QualityFound:
+    """The modes that were measured, the exact one first; `facts` describe the machine and the request."""
+
+    facts: Mapping[str, Any]
+    modes: Sequence[ModeQuality]
+    interrupted: bool = False
+
+    def report(self) -> Report:
+        """Return the report, with a row of numbers for each mode."""
+        load = mean_load(mode.other_load for mode in self.modes)
+        return Report(QUALITY, self.facts, [_row(each, self.modes[0]) for each in self.modes], other_load=load)
+
+
+def _row(one: ModeQuality, exact: ModeQuality) -> dict[str, Any]:
+    placed = [needle for needle in one.needles if needle.depth is not None]
+    absent = [needle.log_prob for needle in one.needles if needle.depth is None]
+    by_position = perplexities(one.scores.log_probs, PARTS)
+    return {
+        "mode": one.mode,
+        "perplexity": perplexity(one.scores.log_probs),
+        "perplexity_by_position": [{"from": first, "to": end, "perplexity": each} for first, end, each in by_position],
+        "kl": 0.0 if one is exact else mean_divergence(one.scores),
+        "top1_agreement": top1_agreement(exact.scores, one.scores),
+        "equal_tokens": equal_tokens(exact.output, one.output),
+        "needles_found": sum(needle.found for needle in placed) if placed else None,
+        "needle_log_prob": mean(needle.log_prob for needle in placed) if placed else None,
+        "needle_log_prob_absent": absent[0] if absent else None,
+        "needles": [asdict(needle) for needle in placed],
+        "token_s": float(one.scores.seconds.median()),
+        "prefill_s": one.prefill_s,
+        "weights_bytes": one.weights_bytes,
+        "kv_bytes": one.kv_bytes,
+        "log_probs": one.scores.log_probs.tolist(),
+        "output": list(one.output),
+    }
 
 
 def measure_modes(
     run: QualityRun, terminal: Terminal, display: ProgressDisplay, exact: ModeQuality | None = None
-) -> tuple[QualityReport, bool]:
-    """Measure every mode; return the report of those that are done, and whether Ctrl-C ended it. Closes the display.
+) -> QualityFound:
+    """Measure every mode; return those that are done, also where Ctrl-C ended it. Closes the display.
 
     `exact` is what was measured of the exact mode on the same text, if it was: then it is not run again.
     """
@@ -65,16 +113,7 @@ def measure_modes(
             interrupted = True
     if interrupted:
         terminal.after_ctrl_c()
-    return QualityReport(measured.facts(), measured.done), interrupted
-
-
-def _write(report: QualityReport, terminal: Terminal, output: BenchOutput, interrupted: bool) -> None:
-    if output.json:
-        terminal.write(json_line(**report.as_json(interrupted)))
-    elif report.modes:
-        terminal.print(report_text(report, terminal.table_width))
-    if output.plot is not None and report.modes:
-        plot(output.plot, report)
+    return QualityFound(measured.facts(), measured.done, interrupted)
 
 
 class _Measurement:
@@ -90,6 +129,7 @@ class _Measurement:
     def measure(self, mode: OpenMode) -> None:
         """Measure a mode: scores of the text, greedy decoding after it, then the needles."""
         run, engine = self._run, self._load(mode)
+        load = OtherLoad() if mode.model.group.size == 1 else None  # other ranks are not other load
         reference = self.done[0].scores if self.done else None
         started = time.perf_counter()
         scores = self._evaluate(
@@ -104,7 +144,8 @@ class _Measurement:
             for each in run.needles
         )
         need = mode.model.estimate(mode.stored(run.length))
-        self.done.append(ModeQuality(mode.name, scores, output, needles, need.weights, need.kv, prefill_s))
+        memory, cores = (need.weights, need.kv), None if load is None else load.cores()
+        self.done.append(ModeQuality(mode.name, scores, output, needles, *memory, prefill_s, cores))
 
     def _load(self, mode: OpenMode) -> Engine:
         """Return the mode's engine: the last one if it serves, with empty caches."""
@@ -139,19 +180,7 @@ class _Measurement:
             return evaluation(runner if window is None else Recomputed(runner, window))
 
         with closing(engine.evaluate(ids, run, mode.speculation, longest - len(ids))) as events:
-            return self._shown(events, meter)
-
-    def _shown(self, events: Generator[Prefilled, None, _Result], meter: Meter) -> _Result:
-        """Show the events of reading; return the generator's result."""
-        while True:
-            try:
-                event = next(events)
-            except StopIteration as end:
-                return end.value
-            for each in meter.watch([event]):
-                self._display.event(each)
-            if event.done == event.total:
-                self._display.hide()  # a bar would take time from what is measured
+            return show_reading(events, meter, self._display)
 
     def _decode(self, engine: Engine, mode: OpenMode) -> tuple[int, ...]:
         """Return the tokens of greedy decoding after the text, whose last token alone is not in the cache."""
@@ -176,3 +205,17 @@ class _Measurement:
             "left_out": dict(run.left_out),
             "settings": resolved,
         }
+
+
+def show_reading(events: Generator[Prefilled, None, _Result], meter: Meter, display: ProgressDisplay) -> _Result:
+    """Show the events of reading; return the generator's result."""
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            display.hide()
+            return end.value
+        for each in meter.watch([event]):
+            display.event(each)
+        if event.done == event.total:
+            display.hide()  # a bar would take time from what is measured

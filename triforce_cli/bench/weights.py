@@ -1,4 +1,4 @@
-"""What identifies the weights of a grid's models: a file of finished runs is not continued with others'."""
+"""What identifies the weights of the models of a benchmark: a file of finished runs is not continued with others'."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from offload.loading.weights_digest import weights_digest
 from offload.settings.config import Speculation
 from offload.settings.method_sizes import has_draft_model
 
-from ...run.prompt_cache import prompt_folder
+from ..run.prompt_cache import prompt_folder
 
 
 @dataclass(frozen=True, slots=True)

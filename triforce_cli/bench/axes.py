@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from offload.errors import SettingsError
@@ -16,13 +15,20 @@ from offload.settings.methods import LOOKUP, METHODS
 from offload.short_repr import short_repr
 from offload.units import parse_tokens
 
-from ..grouped_number import Grouped
-
-STDOUT = Path("-")  # as the name of a file to write
 MOST_POINTS = 10_000  # of a grid; more is a slip
 CONTEXT = "context"
 BATCH = "batch"  # sequences that are decoded together
 _IN_GROUPS_OF_3 = re.compile(r"[1-9]\d{0,2}(,\d{3})+")  # as messages write a number of tokens
+
+
+class Grouped(int):
+    """A number that was written in groups of three digits, which may have been meant as a list."""
+
+    @property
+    def hint(self) -> str:
+        """Return how to write the list."""
+        several = "two" if self < 10**6 else "several"
+        return f'for {several} contexts: --context "{self:,}"'.replace(",", ", ")
 
 
 @dataclass(frozen=True, slots=True)

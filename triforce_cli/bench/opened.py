@@ -1,4 +1,4 @@
-"""A grid with its model opened: all checks that need no weights, and the cells in the order in which they run."""
+"""A benchmark with its model opened: all checks that need no weights, and the cells in the order in which they run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from offload.memory.tier_settings import TierSettings
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import has_draft_model
 
-from ...distributed.rank import broadcast
-from ...options.settings import Settings
-from ...output.terminal import Terminal
-from ...run.machine import processor
-from ...run.model_request import open_shared_model, stretch
-from ...run.parallel import check_sequences
-from ..benchmark import Benchmark, note_grouped, plan_bench_tiers
-from ..methods import BASE, TREES, speculations
+from ..distributed.rank import broadcast
+from ..options.settings import Settings
+from ..output.terminal import Terminal
+from ..run.machine import processor
+from ..run.model_request import open_shared_model, stretch
+from ..run.parallel import check_sequences
 from .axes import AXES, BATCH, CONTEXT, points
-from .prompts import GridPrompt, open_prompts
-from .records import Cell, digest
-from .request import GridRequest
+from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
+from .cells import Cell, digest
+from .methods import BASE, TREES, speculations
+from .prompts import BenchPrompt, open_prompts
 from .weights import Weights, weights_of
 
 _FORGOTTEN = ("method", "stop", "profile", "cache", "cache_limit", "join_timeout", "disk", "disk_limit", "model")
@@ -41,20 +40,20 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenGrid:
-    """A grid that has been checked against its model; the weights are not loaded.
+class OpenBench:
+    """A benchmark that has been checked against its model; the weights are not loaded.
 
     Args:
         widest: the longest prompt with the most new tokens, and the methods of all points.
         cells: each with its point, grouped by prompt and context, plain decoding first.
-        base: of each cell, that of plain decoding.
+        base: of each cell, that which it is compared with: plain decoding's, or its method's batch 1.
         digests: of each prompt's first tokens, by its number, the context and the batch.
         weights: what identifies the model's weights, where runs are kept; and the draft model's.
     """
 
-    asked: GridRequest
+    asked: BenchRequest
     model: OpenModel
-    prompts: Sequence[GridPrompt]
+    prompts: Sequence[BenchPrompt]
     widest: Benchmark
     cells: Mapping[Cell, Point]
     base: Mapping[Cell, Cell]
@@ -87,7 +86,11 @@ class OpenGrid:
         settings = point.settings.described(point.sampling) | asdict(speculation)
         unread = [axis.name for axis in AXES.values() if not axis.is_read_by(speculation)]
         kept = {name: value for name, value in settings.items() if name not in (*_FORGOTTEN, *unread)}
-        device = {"device": self.model.device.type, "kernel": self.model.kernel, "dtype": str(self.model.dtype)}
+        device: dict[str, Any] = {
+            "device": self.model.device.type,
+            "kernel": self.model.kernel,
+            "dtype": str(self.model.dtype),
+        }
         device |= {BATCH: cell.batch} if cell.batch > 1 else {}
         device |= self.weights.read_by(speculation)
         device |= {"context": self.model.checkpoint.shape.context, "tiers": _described(self.widest.tiers)}
@@ -107,7 +110,7 @@ def _described(tiers: TierSettings | None) -> dict[str, Any] | None:
     return None if tiers is None else asdict(tiers) | {"disk": tiers.disk is not None}
 
 
-def open_grid(asked: GridRequest, terminal: Terminal, quiet: bool) -> OpenGrid:
+def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBench:
     """Open the model and check all points before the weights are loaded. Raises TriforceError."""
     request, settings = asked.request, asked.request.settings
     by_point = [(values, _with(settings, values)) for values in points(asked.axes)]
@@ -121,7 +124,7 @@ def open_grid(asked: GridRequest, terminal: Terminal, quiet: bool) -> OpenGrid:
     for method in every.values():
         model.check_self_draft(method)
     packed = broadcast(request.group, lambda: [p.packed() for p in open_prompts(asked, model.tokenizer, terminal.warn)])
-    prompts = [GridPrompt.unpacked(*prompt) for prompt in packed]
+    prompts = [BenchPrompt.unpacked(*prompt) for prompt in packed]
     longest = max((prompt.ids for prompt in prompts), key=len)
     new_tokens = max(each.generation.max_new_tokens for _, each in by_point)
     if request.extend_context:
@@ -129,7 +132,7 @@ def open_grid(asked: GridRequest, terminal: Terminal, quiet: bool) -> OpenGrid:
     model.new_tokens(len(longest), new_tokens, exact=True)
     settings = _with(settings, {"max_new_tokens": new_tokens})
     own = _own_sampling(asked, model, terminal)
-    benchmark = Benchmark(settings, asked.repeats, model, longest, settings.sampling(own), every, None)
+    benchmark = Benchmark(settings, model, longest, settings.sampling(own), every, None)
     if not request.dry_run:
         benchmark = replace(benchmark, tiers=plan_bench_tiers(benchmark, terminal))
     opened = [Point(values, each, each.sampling(own), row) for values, each, row in methods]
@@ -139,33 +142,33 @@ def open_grid(asked: GridRequest, terminal: Terminal, quiet: bool) -> OpenGrid:
     weights = Weights()
     if asked.points is not None:
         weights = Weights(**broadcast(request.group, lambda: asdict(weights_of(model, request.home))))
-    opened_grid = OpenGrid(asked, model, prompts, benchmark, cells, base, digests, weights)
-    _check_batches(opened_grid)
+    opened_bench = OpenBench(asked, model, prompts, benchmark, cells, base, digests, weights)
+    _check_batches(opened_bench)
     for context in asked.contexts or ():
         note_grouped(context, terminal)
-    return opened_grid
+    return opened_bench
 
 
-def _digest(prompt: GridPrompt, context: int | None, batch: int) -> str:
+def _digest(prompt: BenchPrompt, context: int | None, batch: int) -> str:
     sequences = prompt.sequences(batch, context)
     return digest(sequences[0] if batch == 1 else sequences)
 
 
-def _check_batches(grid: OpenGrid) -> None:
+def _check_batches(bench: OpenBench) -> None:
     """Raise SettingsError for batches that cannot run, OutOfMemory for those that do not fit."""
-    benchmark, model = grid.widest, grid.model
-    if max(grid.asked.batches) == 1 or grid.asked.request.dry_run:
+    benchmark, model = bench.widest, bench.model
+    if max(bench.asked.batches) == 1 or bench.asked.request.dry_run:
         return
     if benchmark.tiers is not None or model.group.size > 1:
         raise SettingsError("--batch needs all keys and values in this process's memory", "leave --batch out")
-    for cell, point in grid.cells.items():
+    for cell, point in bench.cells.items():
         if cell.batch > 1:
-            length = len(grid.ids(cell)) + point.settings.generation.max_new_tokens
+            length = len(bench.ids(cell)) + point.settings.generation.max_new_tokens
             method = replace(model, speculation=point.speculations[cell.method])
             check_sequences(method, point.settings, length, cell.batch, "--batch")
 
 
-def _own_sampling(asked: GridRequest, model: OpenModel, terminal: Terminal) -> Sampling:
+def _own_sampling(asked: BenchRequest, model: OpenModel, terminal: Terminal) -> Sampling:
     """Return the sampling to which the given settings are added: the model's own, unless temperatures are compared.
 
     At temperature 0 the model's own penalties and limits do not apply: for points that differ in nothing else, they
@@ -187,7 +190,7 @@ def _with(settings: Settings, values: Mapping[str, Any]) -> Settings:
     return replace(settings, values=dict(settings.values) | dict(values), **groups)
 
 
-def _cells(asked: GridRequest, prompts: int, opened: Sequence[Point]) -> tuple[dict[Cell, Point], dict[Cell, Cell]]:
+def _cells(asked: BenchRequest, prompts: int, opened: Sequence[Point]) -> tuple[dict[Cell, Point], dict[Cell, Cell]]:
     """Return all cells and their bases. What a method does not read is run once."""
     cells: dict[Cell, Point] = {}
     base: dict[Cell, Cell] = {}
@@ -200,7 +203,18 @@ def _cells(asked: GridRequest, prompts: int, opened: Sequence[Point]) -> tuple[d
                 for cell in of_point.values():
                     cells.setdefault(cell, point)
                     base.setdefault(cell, of_point[BASE])
-    return cells, base
+    return _in_turn(asked, cells) if asked.in_turn else (cells, base)
+
+
+def _in_turn(asked: BenchRequest, cells: Mapping[Cell, Point]) -> tuple[dict[Cell, Point], dict[Cell, Cell]]:
+    """Return the cells of the methods asked for, by method, and as their base the same method's batch 1."""
+    named = asked.methods or ()
+    kept = sorted((cell for cell in cells if cell.method in named), key=lambda cell: _order(cell.method, named))
+    return {cell: cells[cell] for cell in kept}, {cell: replace(cell, batch=1) for cell in kept}
+
+
+def _order(method: str, named: Sequence[str]) -> int:
+    return -1 if method == BASE else named.index(method)
 
 
 def _cell(prompt: int, context: int | None, batch: int, method: str, point: Point) -> Cell:

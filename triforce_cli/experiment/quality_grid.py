@@ -8,21 +8,18 @@ from typing import Any
 
 from offload.settings.methods import APPROXIMATIONS
 
-from ..bench.grid.axes import CONTEXT
-from ..bench.grid.pivot import Measure
-from ..bench.quality.modes import EXACT, RECOMPUTE
-from ..bench.quality.report import ModeQuality, QualityReport
-from ..bench.quality.request import QualityRequest, open_quality_run
-from ..bench.quality.run import measure_modes
+from ..bench.axes import CONTEXT
+from ..bench.modes import EXACT, RECOMPUTE
+from ..bench.quality import ModeQuality, QualityFound, measure_modes
+from ..bench.quality_modes import QualityRequest, open_quality_run
+from ..bench.report import Measure, Report
 from ..input.dataset import DataText
 from ..output.format import percent
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
-from .excerpts import excerpts
-from .kinds import KINDS, QUALITY
-from .measured import MeasuredRows, mean_row
-from .points import points_of
-from .request import ExperimentRequest
+from .grid import KINDS, QUALITY
+from .overrides import ExperimentRequest
+from .points import Key, excerpts, points_of, report_of
 
 SHOWN = (
     Measure("perplexity", "perplexity", "{:.3f}".format),
@@ -39,7 +36,6 @@ _READ = {  # settings that a mode reads, of those that vary
     **{name: approximation.reads for name, approximation in APPROXIMATIONS.items()},
     RECOMPUTE: ("budget",),
 }
-Key = tuple[str, tuple[tuple[str, Any], ...]]  # a mode, and the values of the axes that it reads
 
 
 @dataclass(slots=True)
@@ -57,7 +53,7 @@ def measure_quality(
     texts: Sequence[DataText],
     terminal: Terminal,
     display: ProgressDisplay,
-) -> tuple[MeasuredRows, bool]:
+) -> tuple[Report, bool]:
     """Measure each mode at each point, on each text; return the rows, and whether Ctrl-C ended it.
 
     Raises TriforceError.
@@ -78,12 +74,14 @@ def measure_quality(
             run = open_quality_run(QualityRequest(request, text, modes, *sizes), terminal, asked.quiet)
             known = (values.get(CONTEXT), values.get("max_new_tokens"))
             shown = ProgressDisplay(terminal, not asked.quiet)  # every run closes its own
-            report, interrupted = measure_modes(run, terminal, shown, exact.get(known))
-            if report.modes:
-                exact[known] = report.modes[0]
+            measured = measure_modes(run, terminal, shown, exact.get(known))
+            interrupted = measured.interrupted
+            if measured.modes:
+                exact[known] = measured.modes[0]
             done |= set(pending)
-            _keep(found, name, report, pending)
-    return _rows(asked, found), interrupted
+            _keep(found, name, measured, pending)
+    facts = {**found.facts, "quantize": None, "agreement": None}
+    return report_of(grid, facts, found.prompts, found.rows, SHOWN, PROFILES), interrupted
 
 
 def _keys(methods: Sequence[str], values: Mapping[str, Any], asked: ExperimentRequest) -> Iterator[Key]:
@@ -93,10 +91,11 @@ def _keys(methods: Sequence[str], values: Mapping[str, Any], asked: ExperimentRe
         yield mode, tuple((name, values[name] if name in read else None) for name in varied)
 
 
-def _keep(found: _Found, name: str, report: QualityReport, pending: Sequence[Key]) -> None:
+def _keep(found: _Found, name: str, measured: QualityFound, pending: Sequence[Key]) -> None:
+    report = measured.report()
     found.facts = found.facts or dict(report.facts)
     found.prompts[name] = max(found.prompts.get(name, 0), report.facts["text_tokens"])
-    rows = {row["mode"]: row for row in report.rows()}
+    rows = {row["mode"]: row for row in report.rows}
     for key in pending:
         if key[0] in rows:
             more = {"prompt_tokens": report.facts["text_tokens"], **_profiles(rows[key[0]])}
@@ -110,23 +109,3 @@ def _profiles(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         "perplexity_by_position": parts,
         "needle_by_depth": {f"{each['depth']:.2f}": each["log_prob"] for each in needles},
     }
-
-
-def _rows(asked: ExperimentRequest, found: _Found) -> MeasuredRows:
-    rows = [
-        {"method": mode, **dict(values), **mean_row(each, SHOWN, PROFILES)}
-        for (mode, values), each in found.rows.items()
-    ]
-    return MeasuredRows(_facts(found), axes_of(asked), rows, SHOWN, PROFILES)
-
-
-def axes_of(asked: ExperimentRequest) -> dict[str, tuple[Any, ...]]:
-    """Return the values of each setting that varies."""
-    grid = asked.grid
-    contexts = {CONTEXT: grid.contexts} if CONTEXT in grid.varied else {}
-    return contexts | {name: tuple(values) for name, values in grid.axes.items()}
-
-
-def _facts(found: _Found) -> dict[str, Any]:
-    prompts = [{"name": name, "tokens": tokens} for name, tokens in found.prompts.items()]
-    return {**found.facts, "prompts": prompts, "repeats": 1, "quantize": None, "agreement": None}

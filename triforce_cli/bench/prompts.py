@@ -1,4 +1,4 @@
-"""The prompts of a grid, and the further ones of their batches."""
+"""The prompts of a benchmark, and the further ones of their batches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from offload.errors import PromptError, SettingsError
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.units import counted
 
-from ..benchmark import first_tokens
-from ..windows import TextTooShort, windows
-from .request import GridRequest
+from .axes import Grouped
+from .benchmark import BenchRequest
+
+
+class TextTooShort(PromptError):
+    """A text has too few tokens for the prompts asked for. `tokens` is how many it has."""
+
+    def __init__(self, tokens: int, message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.tokens = tokens
 
 
 @dataclass(frozen=True, slots=True)
-class GridPrompt:
+class BenchPrompt:
     """A prompt's name and its tokens: as many as the longest context has.
 
     `batches` has the tokens of each sequence of the batches in which it is the first one, by the batch's size; `ending`
@@ -32,7 +39,9 @@ class GridPrompt:
         return self.name, self.ids, list(self.batches.items()), self.ending
 
     @classmethod
-    def unpacked(cls, name: str, ids: list[int], batches: list[tuple[int, list[list[int]]]], ending: int) -> GridPrompt:
+    def unpacked(
+        cls, name: str, ids: list[int], batches: list[tuple[int, list[list[int]]]], ending: int
+    ) -> BenchPrompt:
         """Return a prompt that was packed."""
         return cls(name, ids, dict(batches), ending)
 
@@ -50,8 +59,8 @@ class GridPrompt:
         return ids[: min(context, len(ids)) - self.ending] + ids[-self.ending :]
 
 
-def open_prompts(asked: GridRequest, tokenizer: Tokenizer, warn: Callable[[str], None]) -> Iterator[GridPrompt]:
-    """Yield the prompts of a grid. Raises PromptError for a text that is too short, SettingsError.
+def open_prompts(asked: BenchRequest, tokenizer: Tokenizer, warn: Callable[[str], None]) -> Iterator[BenchPrompt]:
+    """Yield the prompts of a benchmark. Raises PromptError for a text that is too short, SettingsError.
 
     Texts of a data set that are too short are left out, and named in a warning where prompts are missing for them.
     """
@@ -78,7 +87,7 @@ def open_prompts(asked: GridRequest, tokenizer: Tokenizer, warn: Callable[[str],
     warn(f"{found} of the {counted(asked.excerpts, 'prompt')} asked for: {texts}")
 
 
-def _none_long_enough(asked: GridRequest, longest: int) -> PromptError:
+def _none_long_enough(asked: BenchRequest, longest: int) -> PromptError:
     hint = "give a data set with longer texts"
     if asked.request.command == "bench":  # an experiment has its own context
         hint = f"use a smaller --context, or {hint}"
@@ -86,11 +95,11 @@ def _none_long_enough(asked: GridRequest, longest: int) -> PromptError:
     return PromptError(f"{message} {counted(longest, 'token')}", hint)
 
 
-def _for_a_context(asked: GridRequest) -> str:
+def _for_a_context(asked: BenchRequest) -> str:
     return "" if asked.contexts is None else f" for a context of {counted(max(asked.contexts), 'token')}"
 
 
-def _of_text(asked: GridRequest, tokenizer: Tokenizer, name: str, text: str, excerpts: int) -> Iterator[GridPrompt]:
+def _of_text(asked: BenchRequest, tokenizer: Tokenizer, name: str, text: str, excerpts: int) -> Iterator[BenchPrompt]:
     """Yield the prompts of one text."""
     longest = None if asked.contexts is None else max(asked.contexts)
     if excerpts > 1 and longest is None:
@@ -104,21 +113,51 @@ def _of_text(asked: GridRequest, tokenizer: Tokenizer, name: str, text: str, exc
     plain = tokenizer.encode(text, special_tokens=False)
     beginning = whole[: len(whole) - len(plain)]
     # Every excerpt, also one alone, has its share of the text for the further sequences of a batch.
-    places = {size: windows(beginning, plain, len(first), excerpts * size) for size in {1, *asked.batches}}
+    sizes = {size for size in (1, *asked.batches) if size > 1 or excerpts > 1 or asked.in_turn}
+    places = {size: windows(beginning, plain, len(first), excerpts * size) for size in sizes}
     for number in range(excerpts):
-        batches = {
-            size: [ids + end for ids in all_[number * size :][:size]] for size, all_ in places.items() if size > 1
-        }
-        if excerpts == 1:
-            yield GridPrompt(name, first + end, batches, len(end))
-        else:
-            yield GridPrompt(f"{name} {number + 1}/{excerpts}", places[1][number] + end, batches, len(end))
+        batches = {size: [ids + end for ids in all_[number * size :][:size]] for size, all_ in places.items()}
+        ids = first + end if excerpts == 1 else batches.pop(1)[0]
+        if asked.in_turn:  # smaller batches have the first sequences of the largest, of which batch 1 has all
+            widest = batches[max(batches)]
+            batches = {size: widest[: size if size > 1 else None] for size in batches}
+        yield BenchPrompt(name if excerpts == 1 else f"{name} {number + 1}/{excerpts}", ids, batches, len(end))
 
 
-def _check_ending(asked: GridRequest, name: str, tokens: int) -> None:
+def _check_ending(asked: BenchRequest, name: str, tokens: int) -> None:
     """Raise SettingsError for a context that has no room for the question."""
     least = min(asked.contexts or (tokens + 2,))
     if tokens and least < tokens + 2:
         raise SettingsError(
             f"--context {least:,} has no room for the question of {name}", f"use {tokens + 2:,} or more"
         )
+
+
+def first_tokens(ids: list[int], count: int | None) -> list[int]:
+    """Return the first `count` tokens, or all. Raises TextTooShort if there are fewer."""
+    if count is not None and count > len(ids):
+        meant = f"; {count.hint}" if isinstance(count, Grouped) else ""
+        raise TextTooShort(
+            len(ids),
+            f"the prompt has {counted(len(ids), 'token')}, fewer than --context {count:,}",
+            f"give a longer text, or use --context {len(ids)}{meant}",
+        )
+    return ids[:count]
+
+
+def windows(beginning: list[int], ids: list[int], length: int, count: int) -> list[list[int]]:
+    """Return `count` prompts of `length` tokens from places of a text that are far from each other.
+
+    They begin with the model's own `beginning`, and go on at the text's start after its end. Raises TextTooShort if the
+    text has fewer tokens than there are prompts.
+    """
+    if count > len(ids):
+        raise TextTooShort(
+            len(ids),
+            f"a batch of {count:,} needs as many places to begin at, and the text has {len(ids):,} tokens",
+            "give a longer text, or a smaller --batch",
+        )
+    starts = [len(ids) * number // count for number in range(count)]
+    taken = length - len(beginning)
+    turns = -(-(starts[-1] + taken) // len(ids))
+    return [beginning + (ids * turns)[start : start + taken] for start in starts]

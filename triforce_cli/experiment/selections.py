@@ -21,22 +21,20 @@ from offload.settings.method_sizes import sized
 from offload.speculation.levels.hierarchy import SELECTORS
 from offload.speculation.passes.runner import Runner
 
-from ..bench.benchmark import first_tokens
-from ..bench.grid.axes import CONTEXT
-from ..bench.grid.pivot import Measure
-from ..bench.provenance import provenance
+from ..bench.axes import CONTEXT
+from ..bench.conditions import provenance
+from ..bench.prompts import first_tokens
+from ..bench.quality import show_reading
+from ..bench.report import Measure, Report
 from ..input.dataset import DataText
 from ..options.request import Request
 from ..output.format import percent
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model
-from .excerpts import excerpts
-from .kinds import ATTENTION, IDEAL, KINDS
-from .measured import MeasuredRows, mean_row
-from .points import points_of
-from .quality import axes_of
-from .request import ExperimentRequest
+from .grid import ATTENTION, IDEAL, KINDS
+from .overrides import ExperimentRequest
+from .points import Key, excerpts, points_of, report_of
 
 SHOWN = (Measure("recovered", "share of the attention recovered", "{:.3f}".format),)
 PROFILES = (
@@ -44,7 +42,6 @@ PROFILES = (
     Measure("recovered_by_age", "share of the attention recovered, by tokens since the selection", "{:.3f}".format),
 )
 _AGES = 8  # parts of the scored tokens, of which the means are given
-Key = tuple[str, tuple[tuple[str, Any], ...]]  # a selection, and the values of the axes
 Shares = Mapping[Key, Tensor]  # of the attention, [tokens, layers]
 
 
@@ -54,7 +51,7 @@ def measure_attention(
     texts: Sequence[DataText],
     terminal: Terminal,
     display: ProgressDisplay,
-) -> tuple[MeasuredRows, bool]:
+) -> tuple[Report, bool]:
     """Measure every selection at each point, on each text; return the rows, and whether Ctrl-C ended it.
 
     With torch's attention: the native kernel's blocks of 16 tokens are no chunks of 8. Raises TriforceError.
@@ -62,14 +59,15 @@ def measure_attention(
     request = asked.request({**own, "method": "ar", "kernel": "off"})
     model = open_shared_model(request, Speculation(method="ar"), {"experiment": asked.experiment.name}, terminal, True)
     found: dict[Key, list[dict[str, Any]]] = {}
-    prompts, interrupted = {}, False
+    prompts: dict[str, int] = {}
+    interrupted = False
     with closing(display):
         display.loading(f"loading {request.settings.engine.model}")
         engine = model.load()
         try:
             for name, text in excerpts(texts, asked.grid.prompts, asked.data is not None):
                 ids = model.tokenizer.encode(text, special_tokens=True)
-                for context in asked.grid.contexts:
+                for context in asked.grid.contexts or ():
                     used = first_tokens(ids, context)
                     prompts[name] = max(prompts.get(name, 0), len(used))
                     policies = _policies(asked, context, request.settings.speculation, len(used))
@@ -81,8 +79,7 @@ def measure_attention(
             display.hide()
     if interrupted:
         terminal.after_ctrl_c()
-    rows = [{"method": name, **dict(point), **mean_row(each, SHOWN, PROFILES)} for (name, point), each in found.items()]
-    return MeasuredRows(_facts(request, engine, prompts), axes_of(asked), rows, SHOWN, PROFILES), interrupted
+    return report_of(asked.grid, _facts(request, engine), prompts, found, SHOWN, PROFILES), interrupted
 
 
 def _policies(asked: ExperimentRequest, context: int, given: Speculation, tokens: int) -> dict[Key, Policy]:
@@ -121,19 +118,7 @@ def _recovered(
         return recovered_attention(runner, ids, asked.grid.last, policies)
 
     with closing(engine.evaluate(ids, run)) as events:
-        return _shown(events, meter, display)
-
-
-def _shown(events: Generator[Prefilled, None, Shares], meter: Meter, display: ProgressDisplay) -> Shares:
-    """Show the events of reading; return the generator's result."""
-    while True:
-        try:
-            event = next(events)
-        except StopIteration as end:
-            display.hide()
-            return end.value
-        meter.observe(event)
-        display.event(event)
+        return show_reading(events, meter, display)
 
 
 def measures_of(shares: Tensor) -> dict[str, Any]:
@@ -146,12 +131,10 @@ def measures_of(shares: Tensor) -> dict[str, Any]:
     }
 
 
-def _facts(request: Request, engine: Engine, prompts: Mapping[str, int]) -> dict[str, Any]:
+def _facts(request: Request, engine: Engine) -> dict[str, Any]:
     settings, device = request.settings, engine.model.device
     return provenance(device, engine.describe()) | {
         "model": settings.engine.model,
-        "prompts": [{"name": name, "tokens": tokens} for name, tokens in prompts.items()],
         "new_tokens": None,
-        "repeats": 1,
         "settings": settings.described(Sampling(temperature=0)) | {"device": device.type},
     }
