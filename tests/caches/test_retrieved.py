@@ -5,6 +5,7 @@ import torch
 
 from offload.caches.full import FullCache
 from offload.caches.retrieval_target import ROOM, RetrievedCache
+from offload.settings.config import Speculation
 from tests.support.stores import CAPACITY, CHUNK, close, definition, new_rope, new_store, projected, tiny_shape
 
 SINK, WINDOW, BUDGET = 4, 40, 8 * CHUNK  # a chunk of sink, three of window, four of the others
@@ -13,7 +14,8 @@ IDS = [(11 * position) % 249 for position in range(CAPACITY)]
 
 def new_cache(store="plain", budget=BUDGET, every=1):
     full = FullCache(new_store(store), new_rope(torch.float32), CAPACITY)
-    return RetrievedCache(full, SINK, WINDOW, budget, CHUNK, every)
+    sizes = {"sink": SINK, "window": WINDOW, "budget": budget, "chunk": CHUNK, "rebuild_every": every}
+    return RetrievedCache(full, Speculation(method="ar", approximate="retrieval", **sizes))
 
 
 def run(cache, ids):

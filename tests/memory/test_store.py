@@ -43,7 +43,9 @@ def same(model, found, expected):
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.daily("torch-*-0", "native*-stream-*", "native*-hybrid-1")
+@pytest.mark.daily(
+    "torch-5-hybrid-0", "torch-64-*-0", "native-bf16-5-stream-0", "native-fp32-150-*", "native-bf16-64-*"
+)
 @pytest.mark.parametrize(("mode", "resident"), MODES)
 @pytest.mark.parametrize("chunk", [5, PAGE, 150, CAPACITY])
 def test_any_placement_gives_the_full_cache_s_hidden_rows(model, mode, resident, chunk):
