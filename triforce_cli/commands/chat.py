@@ -24,8 +24,7 @@ from ..options.distinct_files import check_distinct, named_files
 from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.renderers import renderer_for
 
-_OPTIONS = {name: each for name, each in option_groups.GENERATION.items() if name not in ("raw", "verify")}
-_OPTIONS |= {"encoding": options.Encoding}
+_OPTIONS = {name: each for name, each in option_groups.READING.items() if name not in ("raw", "verify")}
 
 
 @option_groups.accepts(_OPTIONS)
@@ -82,7 +81,7 @@ def chat(
 
     output = parse_output_options(ctx)
     with closing(renderer_for(terminal, *astuple(output))) as renderer:
-        from ..chat.run import ChatRequest, run_chat  # from here on torch is needed
+        from ..chat.chat_job import ChatRequest, run_chat  # from here on torch is needed
 
         return run_chat(
             ChatRequest(conversation, path, context, ctx.params["encoding"]), request, terminal, output, renderer

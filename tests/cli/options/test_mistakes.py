@@ -13,7 +13,7 @@ from triforce_cli.commands.chat import chat
 from triforce_cli.commands.generate import generate
 from triforce_cli.commands.serve import serve
 from triforce_cli.commands.summarize import summarize
-from triforce_cli.options.other_names import BY_NAME, COMMANDS, FIELDS, NAMES
+from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,11 @@ from triforce_cli.options.other_names import BY_NAME, COMMANDS, FIELDS, NAMES
         (("generate", "hi", "--ctx-size", "9"), ("no option --ctx-size", "--extend-context")),
         (("generate", "-ngl", "9", "hi"), ("no option -ngl", "--memory 22GiB")),
         (("summarize", "a", "--repeat-penalty", "1.1"), ("use --repetition-penalty",)),
+        (("generate", "-fa", "on", "hi"), ("no option -fa", "leave it out")),
+        (("generate", "-md", "draft.gguf"), ("no option -md", "--draft MODEL")),
+        (("version",), ("use triforce --version",)),
+        (("help", "chat"), ("use triforce COMMAND --help",)),
+        (("-V",), ("use triforce --version",)),
         (("serve", "--system-prompt", "a"), ("each request",)),
         (("generate", "hello", "you"), ('quote the prompt: triforce generate "hello you"', "-f FILE")),
         (("chat", "README.md"), ("triforce chat -f README.md",)),
@@ -50,6 +55,13 @@ def test_a_file_that_is_given_as_the_prompt(triforce_here, tmp_path, monkeypatch
     assert code == 0 and out
     assert err.startswith("warning: the prompt is the text 'my book.txt'; to read the file of that name: triforce gen")
     assert "warning" not in triforce_here("generate", "-f", "my book.txt", "Who?", "-n", "1").stderr
+
+
+def test_a_short_option_with_its_value_attached(triforce_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("The cat sat.")
+    for args in (("-fa", "-n3"), ("--stop", "-fa", "-n", "3", "hi")):
+        assert triforce_here("generate", *args).returncode == 0
 
 
 def options_of(command):
@@ -82,15 +94,14 @@ def test_the_table_of_other_names_is_whole():
     commands = {"generate": generate, "summarize": summarize, "chat": chat, "bench": bench, "serve": serve}
     options = {name: options_of(command) for name, command in commands.items()}
     everywhere = set.union(*options.values())
-    rows = (*NAMES, *COMMANDS)
-    assert len(BY_NAME) == len(rows)  # no name twice
-    for row in NAMES:
+    names = names_of(OPTIONS).values()
+    for row in names:
         assert row.hint or row.ours, row
         assert not row.ours or f"--{row.ours}" in everywhere, row
         typed = row.name if row.name.startswith("-") else f"--{row.name}"
         own = [name for name, found in options.items() if typed in found]
         assert own == (["summarize"] if row.name in ("prompt", "question") else []), f"{typed} is an option of {own}"
     text = (ROOT / "docs" / "names.md").read_text("utf-8")
-    shown = [row.name if row.name.startswith("-") else f"--{row.name}" for row in NAMES]
-    missing = [name for name in [*shown, *FIELDS] if f"`{name}`" not in text]
+    shown = [row.name if row.name.startswith("-") else f"--{row.name}" for row in names]
+    missing = [name for name in [*shown, *names_of(FIELDS)] if f"`{name}`" not in text]
     assert missing == []
