@@ -16,6 +16,19 @@ def expected_tokens(acceptance: float, gamma: int) -> float:
     return float(gamma + 1) if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
+def token_rate(accepted_of_drafted: float, gamma: int) -> float:
+    """Return the acceptance rate a token with which so large a share of drafts of `gamma` tokens is accepted.
+
+    The inverse of (expected_tokens(a, gamma) - 1) / gamma, which rises with a, by bisection.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        below = expected_tokens(middle, gamma) - 1 < accepted_of_drafted * gamma
+        low, high = (middle, high) if below else (low, middle)
+    return high
+
+
 class Acceptance:
     """A moving average of the probability that a drafted token is accepted; old observations decay."""
 
