@@ -24,10 +24,9 @@ from offload.errors import Degraded, RankLost, UsageError, typed_error
 from .distributed import rank as ranks
 from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from .options import config_file
-from .options.command import Command, Group
-from .options.mistakes import explained
+from .options.config_file import unknown_variables
+from .options.mistakes import Command, Group, explained
 from .options.settings import cache_home
-from .options.variables import unknown_variables
 from .output.terminal import Terminal, stdout_closed
 
 _COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "experiment", "pull", "profile", "doctor", "cache")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..short_repr import short_repr
 from ..units import counted
 from .config import EXACT, LEAST_BUDGET, LONGEST_GAMMA, Speculation
-from .methods import CHOSEN, H2O, LOOKUP, METHODS, MODEL, STREAMING, STREAMING_LLM
+from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MODEL, STREAMING
 from .tree_settings import MOST_AUTO_NODES
 from .validation import require
 
@@ -131,7 +131,7 @@ def has_draft_model(settings: Speculation) -> bool:
 
 def forgets(settings: Speculation) -> bool:
     """Return whether the target runs on a cache of constant size, which forgets tokens: any prompt fits."""
-    return settings.approximate in (STREAMING_LLM, H2O)
+    return settings.approximate is not None and APPROXIMATIONS[settings.approximate].forgets
 
 
 def forgetting_capacity(settings: Speculation) -> int:

@@ -159,6 +159,16 @@ def test_the_host_of_a_gpu_shares_no_passes_of_many_rows():
     assert Balance(share=1.0, most_rows=HOST_ROWS).streamed(10, 2048) == 10
 
 
+@pytest.mark.parametrize(("link", "host", "streamed"), [(1e6, 1e-6, 1), (1e-6, 1e6, 9)])
+def test_the_slower_side_keeps_a_page_by_which_it_is_measured(link, host, streamed):
+    balance = Balance(share=None)
+    balance.observe_link(link)
+    balance.observe_host(1, host, None)
+    assert balance.streamed(10, 1) == streamed
+    assert balance.streamed(2, 1) == 1
+    assert balance.streamed(1, 1) == round(streamed / 10)  # which there is not for both
+
+
 def test_a_runner_prefills_and_rolls_back(model):
     """A second prompt shares a prefix with the first, as in decoding."""
     runner = Runner(model, tiered_cache(model, settings("hybrid")), 50)
