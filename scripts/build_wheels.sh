@@ -40,7 +40,7 @@ check_changelog() {
 # Without a compiler the build leaves the kernel out and goes on: that is no release.
 build() {
     "$work/tools/bin/python" -m build --quiet --outdir "$work/built" "$work/source" >&2
-    "$work/tools/bin/python" -m zipfile --list "$work"/built/*.whl | grep -q /_kernel.abi3.so ||
+    [[ "$("$work/tools/bin/python" -m zipfile --list "$work"/built/*.whl)" == */_kernel.abi3.so* ]] ||
         fail "the wheel has no native kernel" "install gcc and run this again"
     PATH="$work/tools/bin:$PATH" auditwheel repair --wheel-dir "$work/dist" "$work"/built/*.whl >&2
     cp "$work"/built/*.tar.gz "$work/dist"
@@ -50,7 +50,7 @@ build() {
 
 # try_with PYTHON: tests of the source distribution without its packages, so that they import the wheel's.
 try_with() {
-    local place="$work/with-$(basename "$1")"
+    local place="$work/with-${1##*/}"
     say "Installing the wheel with $("$1" --version)."
     "$1" -m venv "$place"
     CC=false "$place/bin/python" -m pip install --quiet --only-binary :all: "$work"/dist/*.whl pytest hypothesis >&2
