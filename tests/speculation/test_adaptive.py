@@ -127,7 +127,7 @@ def test_a_pause_of_the_machine_does_not_count_against_drafting(hiccup):
 
 def test_free_drafts_are_scored_during_plain_steps():
     class Free(Fake):
-        def propose(self, sequence, limit):
+        def propose(self, sequence, limit, tree=None):
             return Draft([7], None)
 
     free = Free("free", always(0.0), 0.0, relative_cost=0.0, prior=0.05)
@@ -142,7 +142,7 @@ def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
     """A plain step without a guess must not be compared with an earlier one."""
 
     class Free(Fake):
-        def propose(self, sequence, limit):
+        def propose(self, sequence, limit, tree=None):
             return Draft([7], None)
 
     drafter = Free("free", always(0.0), 0.0, relative_cost=0.0, prior=0.05)
@@ -212,6 +212,17 @@ def test_the_last_draft_may_be_as_long_as_the_rest_of_the_answer():
     for limit in (1, 7, 11, 13):
         assert scheduler.choose(TokenSequence([0]), limit)[1] == limit
     assert scheduler.choose(TokenSequence([0]), 100)[1] == 24
+
+
+@pytest.mark.parametrize(("generated", "chosen"), [(20, True), (390, False)])
+def test_a_one_off_cost_must_pay_back_within_the_tokens_that_are_left(generated, chosen):
+    """Every cycle has emitted one token more than it has accepted."""
+    drafter = Fake("large", always(0.9), 0.1, prior=0.9)
+    drafter.setup_cost, drafter.draft_kind = (lambda sequence: 20.0), (lambda sequence: None)
+    scheduler = AdaptiveScheduler([drafter], may_pause=True, horizon=400)
+    simulated(scheduler, generated)
+    drafter.draft_kind = lambda sequence: drafter.name
+    assert (scheduler.choose(TokenSequence([0]), 100)[0] is drafter) is chosen
 
 
 def test_what_one_drafter_shows_of_the_text_is_expected_of_the_others():

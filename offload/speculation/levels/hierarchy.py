@@ -30,7 +30,7 @@ from ...memory.store import PlainStore, Store
 from ...model.decoder import Model
 from ...parallel import ALONE, Group
 from ...settings.config import EXACT, Speculation
-from ...settings.method_sizes import draft_chunk, drafter_kind, middle_kind, selected_chunk, sized, tail_tokens
+from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
 from ...settings.methods import H2O, LOOKUP, METHODS, MODEL, RETRIEVAL, STREAMING
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
@@ -43,8 +43,8 @@ from ..passes.steps import Executor
 from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level, speculate
-from .verifier import ModelVerifier
+from .level import Level
+from .verifier import Verifier
 
 SELECTORS = {RETRIEVAL: RetrievalSelector, STREAMING: RecencySelector, H2O: HeavyHitterSelector}
 Clock = Callable[[], float]  # seconds
@@ -89,7 +89,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
         store.keep_mean_keys(chunk)
     if middle == H2O:
         full.followers.add(selector)
-    budget = max(sized(settings, full.capacity).budget, 2 * chunk)
+    budget = max(budget_of(settings, full.capacity), 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
     if quantized:
         return quantized(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)
@@ -165,7 +165,7 @@ def build(
     trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
 
     def level(
-        verifier: ModelVerifier,
+        verifier: Verifier,
         over: list[Drafter],
         gamma: int | None,
         prior: float = SELECTED_PRIOR,
@@ -174,9 +174,9 @@ def build(
         cost = full_row if verifier is full else ROW_COST
         scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
         name = "target" if verifier is full else verifier.name
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
+        return Level(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
 
-    full = ModelVerifier("full", runners.full, sampler, logprobs)
+    full = Verifier("full", runners.full, sampler, logprobs)
     if runners.middle is None:
         top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
@@ -188,7 +188,7 @@ def build(
 
     def lower(kind: str, runner: SelectedRunner) -> Level:
         prior = SELECTED_PRIOR * (1.0 if runner.copy is None else runner.copy.agreement)
-        verifier = ModelVerifier(_middle_name(kind, runner), runner, sampler)
+        verifier = Verifier(_middle_name(kind, runner), runner, sampler)
         return level(verifier, drafters, settings.gamma1, prior, None if method.adaptive else trees)
 
     middles = [lower(kind, runners.middle)]
