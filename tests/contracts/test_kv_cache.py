@@ -107,6 +107,17 @@ def test_truncate_and_other_tokens_equal_never_having_run_the_first(subject, new
         assert subject.is_close(subject.run(tokens(count, seed=3)), other.run(tokens(count, seed=3)).double())
 
 
+def test_a_rollback_to_any_border_leaves_no_trace(subject):
+    """To the borders of pages, chunks, blocks, sink and window, and to one token before and behind them."""
+    for count in subject.passes:
+        subject.run(tokens(count))
+    while (length := subject.border_below(len(subject.ids))) is not None:
+        subject.truncate(length)
+        expected = subject.expected(tokens(2, seed=3))
+        assert subject.is_close(subject.run(tokens(2, seed=3)), expected), length
+        subject.truncate(min(length, len(subject.ids)))
+
+
 def test_truncate_drops_the_in_flight_tokens(subject):
     subject.run(tokens(5))
     subject.attend(tokens(3, seed=2))

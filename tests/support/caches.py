@@ -26,6 +26,7 @@ from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import (
     CAPACITY,
     CHUNK,
+    PAGE,
     SOME_STORES,
     STORES,
     close,
@@ -38,6 +39,7 @@ from tests.support.stores import (
 
 PROMPT = [(11 * position) % 249 for position in range(150)]  # in the full cache that a cache selects from
 SINK, TAIL, BUDGET = 4, 32, 4 * CHUNK
+BORDERS = (PAGE // 2, 2 * PAGE, 3 * PAGE, 5 * PAGE, 6 * PAGE)  # of blocks and chunks, too: these are 16 tokens
 WINDOW, INFLIGHT = 24, 12  # of the StreamingLLM cache
 APPROXIMATE = {"StreamingLLM for a target": SinkCache, "H2O": H2OCache, "own retrieval": RetrievedCache}
 SELECTED = [
@@ -76,6 +78,11 @@ class Subject:
         if self.chunks is not None:
             return [*range(CHUNK), *range(self.chunks.start * CHUNK, end)]
         return list(range(end))
+
+    def border_below(self, length: int) -> int | None:
+        """Return the next shorter length that is next to a border; of a cache that forgets any. None at the end."""
+        at_borders = range(length) if self.window else (x + d for x in BORDERS for d in (-1, 0, 1) if x + d < length)
+        return max((x for x in at_borders if x >= self.fixed), default=None)
 
     def attend(self, new: list[int], layers: int | None = None, tree: Tree | None = None) -> torch.Tensor:
         """Begin a pass and run its first layers; return `[layers, tokens, heads, head_dim]`."""
@@ -124,7 +131,9 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
     rope = new_rope(dtype)
     if name == "StreamingLLM":
         cache = StreamingCache(tiny_shape(), rope, SINK, WINDOW, INFLIGHT, dtype, CPU)
-        return Subject(cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5), INFLIGHT + 1, "at once", WINDOW)
+        return Subject(
+            cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5, 12, 12), INFLIGHT + 1, "at once", WINDOW
+        )
     if name in APPROXIMATE:
         full = FullCache(new_store("plain", dtype), rope, CAPACITY)
         # Room for everything: what is left out is tested in test_evicting and test_retrieved.
