@@ -15,12 +15,11 @@ from ...architecture.kv_formats import GROUP
 from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
 from ...caches.full import FullCache
-from ...caches.heavy_hitters import HeavyHitterSelector
 from ...caches.quantized_copy import QuantizedCopiedCache
 from ...caches.quantized_table import QuantizedTableCache
 from ...caches.retrieval import CopiedCache
 from ...caches.selected import SelectedCache
-from ...caches.selection import RecencySelector, Refresh, RetrievalSelector
+from ...caches.selection import HeavyHitterSelector, RecencySelector, Refresh, RetrievalSelector
 from ...caches.streaming_llm import StreamingCache
 from ...events import Speculated
 from ...kernels import triton

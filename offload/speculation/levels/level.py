@@ -20,8 +20,7 @@ from ..drafters.drafter import SELECTED_PRIOR
 from ..sampling.noise import Noise
 from ..sampling.warp import read_tokens
 from ..trees.coupled import verify_coupled
-from ..trees.draft import NOTHING, Draft, DraftedTree
-from ..trees.tree import Verdict, Visit
+from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, Visit
 from ..trees.verification import verify_draft
 from .verifier import Verifier
 
