@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and MLP in place of before, and of q and k over all heads; OLMo 3 has windows."""
+"""OLMo 2 and 3: norms behind attention and MLP, not before, and of q and k over all heads; OLMo 3 has windows."""
 
 from dataclasses import replace
 
