@@ -107,8 +107,8 @@ def _quantized_class(store: Store) -> type[QuantizedTableCache | QuantizedCopied
 def may_have_alternative(full: FullCache) -> bool:
     """Return whether there may be another selected cache over a full one.
 
-    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, whose passes are dear. The cost of
-    making that copy is not among what `auto` weighs: to put it off cost more, over recorded texts, than it saved.
+    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, where passes are slow. `auto` does
+    not weigh the cost of making that copy: over recorded texts, delaying the copy cost more than it saved.
     """
     store = full.store
     return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")

@@ -1,4 +1,4 @@
-"""Steps: the forward passes that runners ask for. Whoever executes them may run those of several sequences as one."""
+"""Steps: the forward passes that runners ask for. An executor may run those of several sequences as one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Executor(Protocol):
     """Executes what runners ask for, and returns when it is done."""
 
     def clock(self) -> float:
-        """Return seconds, of which the differences are what methods measure."""
+        """Return the time in seconds; methods measure differences of it."""
         ...
 
     def hidden(self, step: Step) -> Tensor:
