@@ -19,7 +19,7 @@ from ...caches.quantized_copy import QuantizedCopiedCache
 from ...caches.quantized_table import QuantizedTableCache
 from ...caches.retrieval import CopiedCache
 from ...caches.selected import SelectedCache
-from ...caches.selection import HeavyHitterSelector, RecencySelector, Refresh, RetrievalSelector
+from ...caches.selection import Refresh
 from ...caches.streaming_llm import StreamingCache
 from ...events import Speculated
 from ...kernels import triton
@@ -30,7 +30,7 @@ from ...model.decoder import Model
 from ...parallel import ALONE, Group
 from ...settings.config import EXACT, Speculation
 from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
-from ...settings.methods import H2O, LOOKUP, METHODS, MODEL, RETRIEVAL, STREAMING
+from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
 from ..drafters.draft_runner import DraftRunner
@@ -45,7 +45,6 @@ from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level
 from .verifier import Verifier
 
-SELECTORS = {RETRIEVAL: RetrievalSelector, STREAMING: RecencySelector, H2O: HeavyHitterSelector}
 Clock = Callable[[], float]  # seconds
 
 
@@ -79,14 +78,14 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
-    middle = middle or middle_kind(settings)
-    quantized = None if settings.retrieval_kv == EXACT or middle == STREAMING else _quantized_class(store)
+    chosen = MIDDLES[middle or middle_kind(settings)]
+    quantized = None if settings.retrieval_kv == EXACT or not chosen.scores else _quantized_class(store)
     grain = GROUP if quantized else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
-    selector = SELECTORS[middle](settings.sink, chunk)
-    if middle != STREAMING:
+    selector = chosen.load()(settings.sink, chunk)
+    if chosen.scores:
         store.keep_mean_keys(chunk)
-    if middle == H2O:
+    if chosen.follows:
         full.followers.add(selector)
     budget = max(budget_of(settings, full.capacity), 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
