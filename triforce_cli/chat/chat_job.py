@@ -16,11 +16,11 @@ from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
 from ..run.job import Job, Load
 from ..run.model_request import ModelRequest, open_request, stretch
+from .chat_session import ChatSession, with_known_ids
 from .commands import completions, contents
 from .conversation import CONVERSATION, Conversation, Room
 from .loop import Lines, Loop, PlainLines
 from .replies import Replies
-from .session import ChatSession, with_known_ids
 
 
 @dataclass(frozen=True, slots=True)

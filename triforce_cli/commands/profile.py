@@ -24,7 +24,7 @@ from ..options.settings import given_options
 from ..output.plan import PlanReport, print_comparison, print_plan
 from ..output.tables import Column, table
 from ..output.terminal import Terminal
-from ..run.calibration import load_measured, load_or_measure, measure_here, rates_text, save_measured
+from ..run.measured_rates import load_measured, load_or_measure, measure_here, rates_text, save_measured
 from ..run.profile_plans import (
     DEFAULT_GPU_MODEL,
     PlanOptions,

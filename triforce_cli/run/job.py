@@ -11,7 +11,7 @@ from offload.settings.method_sizes import stored_tokens
 
 from ..exit_codes import DONE
 from ..input.prompt import PromptText
-from ..options.approximate import lossy_modes
+from ..options.lossy_modes import lossy_modes
 from ..options.request import OutputOptions, Request
 from ..output.plan import print_plan
 from ..output.renderers import StreamRenderer, tokenizing

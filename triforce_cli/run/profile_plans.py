@@ -30,7 +30,7 @@ from ..options.settings import NO_PROFILE, Settings, resolve_with
 from ..output.plan import PlanComparison, PlanReport
 from ..output.plan_flags import Argument
 from ..output.terminal import Terminal
-from .calibration import load_measured
+from .measured_rates import load_measured
 from .placement_checks import free_on_disk
 from .plan import plan_request, plan_with_suggestions
 

@@ -32,8 +32,7 @@ from ..run.model_request import ModelRequest, Prompt, open_request
 from ..run.parallel import check_parallel
 from .instructions import AnswerStyle, Template, Templates
 from .map_reduce import MapReduce, part_facts
-from .resume import FinishedParts
-from .steps import Answer, PartsLeft, Passage, Steps, generate_in_order
+from .passages import Answer, FinishedParts, PartsLeft, Passage, Steps, generate_in_order
 from .together import AnswersTogether
 
 

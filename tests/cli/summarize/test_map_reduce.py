@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tests.support.command import environment, uncolored
-from triforce_cli.summarize.resume import FinishedParts
+from triforce_cli.summarize.passages import FinishedParts
 
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
 ARGS = ("--map-reduce", "--temperature", "0", "-n", "24")
