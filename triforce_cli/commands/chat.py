@@ -33,15 +33,13 @@ def chat(
     ctx: typer.Context,
     prompt_file: options.PromptFiles = None,
     session: Annotated[
-        str | None,
-        typer.Option("--session", metavar="FILE", help="Go on with this; saved there.", show_default=False),
+        str | None, options.option("--session", metavar="FILE", help="Go on with this; saved there.")
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--context",
             help=options.described("Most tokens of the conversation.", "files and 8K"),
-            show_default=False,
             parser=parse_tokens,
             metavar="TOKENS",
             rich_help_panel=options.CONTEXT,

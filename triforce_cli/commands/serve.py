@@ -25,15 +25,11 @@ from ..serve.serve_options import exposure, read_keys
 def _option(help: str, metavar: str | None, usual: object = None, *names: str, **more: Any) -> Any:
     """Return an option of the server, `usual` being its default in words."""
     text = help if usual is None else options.described(help, str(usual))
-    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel="Server", show_default=False, **more)
+    return options.option(*names, help=text, metavar=metavar, rich_help_panel="Server", **more)
 
 
 # What each request says for itself, or what one text alone has.
 _OF_REQUESTS = ("system", "stop", "raw", "json", "verify", "show_thinking")
-
-
-def _complete_scope(incomplete: str) -> list[str]:
-    return [name for name in defaults.CACHE_SCOPES if name.startswith(incomplete)]
 
 
 @option_groups.accepts({name: each for name, each in option_groups.GENERATION.items() if name not in _OF_REQUESTS})
@@ -44,7 +40,7 @@ def serve(
     api_key_file: Annotated[Path | None, _option("API keys, one a line; or TRIFORCE_API_KEY.", "FILE")] = None,
     cors: Annotated[list[str] | None, _option("Web page that may use it; repeatable.", "ORIGIN")] = None,
     cache_scope: Annotated[
-        str, _option("shared, or key: none between keys.", "NAME", "shared", autocompletion=_complete_scope)
+        str, _option("shared, or key: none between keys.", "NAME", "shared", among=defaults.CACHE_SCOPES)
     ] = "shared",
     parallel: Annotated[Any, _option("Sequences at a time.", "N", AUTO, parser=parse_parallel)] = AUTO,
     queue: Annotated[
