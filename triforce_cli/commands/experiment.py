@@ -20,8 +20,8 @@ from ..bench.options import is_given
 from ..bench.plot import check_plot
 from ..exit_codes import DONE
 from ..experiment.files import available, load
-from ..experiment.request import ExperimentRequest
-from ..experiment.run import run_experiment
+from ..experiment.overrides import ExperimentRequest
+from ..experiment.reproduce import run_experiment
 from ..experiment.schema import Experiment
 from ..input.dataset import check_dataset
 from ..input.documents import check_files

@@ -183,7 +183,7 @@ Cache = Annotated[
 ]
 CacheLimit = Annotated[int | None, _setting("cache_limit", "Disk space for it.", "20GiB", **_SIZE)]
 Approximate = Annotated[
-    str | None, _setting("approximate", "Lossy: streaming-llm, h2o, retrieval.", "no", among=APPROXIMATIONS)
+    str | None, _setting("approximate", f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS))
 ]
 RetrievalKv = Annotated[str | None, _setting("retrieval_kv", "Retrieval cache in q8, q4, fp8.", among=KV_FORMATS)]
 Kv = Annotated[str | None, _setting("kv", "Lossy: keys and values in q8, q4, fp8.", among=KV_FORMATS)]

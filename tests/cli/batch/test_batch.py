@@ -173,6 +173,14 @@ def test_a_run_is_resumed_from_its_output(triforce, prompts, tmp_path):
     assert out.read_bytes() == before
 
 
+def test_a_request_that_failed_is_run_again(tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"type": "result", "id": 1, "line": 1}\n{"type": "error", "id": 2, "line": 2}\n')
+    results = ResultFile(out, warn=pytest.fail)
+    results.close()
+    assert results.finished == {1}
+
+
 def test_a_whole_last_line_without_a_newline_is_kept(tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text('{"type": "result", "id": 1, "line": 1}')
