@@ -11,7 +11,7 @@ from offload.settings.method_sizes import forgets
 from offload.system.machine import default_home
 from offload.units import counted
 
-from ..options.request import OutputOptions, Request
+from ..options.command_request import OutputOptions, Request
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
 from ..run.job import Job, Load

@@ -77,7 +77,7 @@ def doctor(
 
     from offload.api.diagnosis import examine
 
-    from ..run.machine import processor
+    from ..run.processor import processor
 
     terminal = ctx.obj.terminal
     report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)

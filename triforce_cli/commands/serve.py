@@ -15,8 +15,8 @@ from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.command_request import check_flags, parse_output_options, parse_request
 from ..options.declarations import AUTO, parse_parallel
-from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.progress import ProgressDisplay
 from ..serve import serve_options as defaults
 from ..serve.serve_options import exposure, read_keys

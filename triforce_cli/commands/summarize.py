@@ -17,9 +17,9 @@ from ..input.excerpts import Range, parse_position
 from ..input.prompt import has_input
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.command_request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_outputs, named_files
-from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.settings import refuse_both, refuse_broken_text
 from ..output.renderers import renderer_for
 from ..output.terminal import Terminal

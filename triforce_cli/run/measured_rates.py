@@ -90,7 +90,7 @@ def _load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
         return measured
     from offload.hardware.microbenchmarks import QUICK, measure
 
-    from .machine import processor_name
+    from .processor import processor_name
 
     try:
         found = _noted(
@@ -141,7 +141,7 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
     device = "cpu" if chosen is not None and chosen.device == "cpu" else f"cuda:{_index(chosen, found)}"
     from offload.hardware.microbenchmarks import measure
 
-    from .machine import processor_name
+    from .processor import processor_name
 
     if terminal.stderr_is_terminal:
         terminal.note("measuring this machine, which takes some seconds")

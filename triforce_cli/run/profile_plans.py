@@ -27,8 +27,8 @@ from offload.system.machine import cores, free_host_memory
 from offload.units import counted
 
 from ..options.settings import NO_PROFILE, Settings, resolve_with
-from ..output.plan import PlanComparison, PlanReport
 from ..output.plan_flags import Argument
+from ..output.plan_report import PlanComparison, PlanReport
 from ..output.terminal import Terminal
 from .measured_rates import load_measured
 from .placement_checks import free_on_disk

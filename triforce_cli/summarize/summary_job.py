@@ -13,7 +13,7 @@ from offload.units import counted
 
 from ..input.documents import Document
 from ..input.excerpts import Position, Range
-from ..options.request import OutputOptions, Request
+from ..options.command_request import OutputOptions, Request
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
 from ..output.turns import Section, sections
