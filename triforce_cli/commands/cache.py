@@ -146,12 +146,11 @@ def prune(
     ] = None,
     older_than: Annotated[
         float | None,
-        typer.Option(
+        options.option(
             "--older-than",
             parser=_parse_age,
             metavar="AGE",
             help="Remove entries not used for this long, such as 12h or 7d.",
-            show_default=False,
         ),
     ] = None,
     cache_limit: Limit = None,
