@@ -9,7 +9,7 @@ from typing import Any
 
 from offload.errors import SettingsError
 
-from ..options.request import Request
+from ..options.command_request import Request
 from ..options.settings import Settings, resolve
 from .grid import Grid
 from .schema import Experiment
