@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from offload.errors import SettingsError
 
 from ..output.output_files import check_file, permissions_of, target_of
-from .methods import BASE
+from .compared_methods import BASE
 from .pivot import axis_title, value_text
 from .report import ACCEPTANCE, BENCH, QUALITY, SHOWN, Report
 from .report_text import title
