@@ -100,7 +100,11 @@ def _quality(report: Report) -> list[Chart]:
         memory[f"{mode} · {1000 * row['token_s']:.0f} ms"] = [(size, row["kl"], 0.0)]
     return [
         Chart(positions, "perplexity", "scored tokens"),
-        Chart({mode: line for mode, line in needles.items() if line}, "log-probability of a token of it", "its depth"),
+        Chart(
+            {mode: line for mode, line in needles.items() if line},
+            "log-probability of its token",
+            "depth of the needle",
+        ),
         Chart(memory, "KL divergence from exact, nats", "weights and KV, MiB"),
     ]
 
@@ -148,7 +152,8 @@ def _draw(chart: Chart, axes: Any, colours: dict[str, str]) -> None:
             axes.bar_label(axes.bar(at, ys, color=colour), fmt="%.1f", padding=2)
             axes.margins(y=0.12)
         else:
-            axes.errorbar(at, ys, deviations, label=label, color=colour, **_STYLE)
+            around = deviations if any(deviations) else None
+            axes.errorbar(at, ys, around, label=label, color=colour, **_STYLE)
     if chart.series and not chart.bars:
         axes.legend(fontsize=7)
     axes.set_title(chart.heading, fontsize=9)

@@ -11,7 +11,8 @@ from offload.errors import PromptError, SettingsError
 from ..bench.benchmark import BenchRequest
 from ..bench.compared_methods import parse
 from ..bench.conditions import mean_load
-from ..bench.measure import Measurement, run_measurement
+from ..bench.measure import run_measurement
+from ..bench.measurement import Measurement
 from ..bench.plot import plot
 from ..bench.report import GRID, Report
 from ..input.dataset import DataText, read_dataset
