@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -107,6 +108,11 @@ def _configured(args: Sequence[str]) -> dict[str, Any]:
     return config_file.defaults(os.environ) if needed else {}
 
 
+@cache  # for programs that run many command lines
+def _command(names: tuple[str, ...]) -> Any:
+    return typer.main.get_command(_app_with(names))
+
+
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
@@ -115,7 +121,7 @@ def run(args: Sequence[str]) -> int:
     if "_TRIFORCE_COMPLETE" in os.environ:
         words = os.environ.get("_TRIFORCE_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")  # zsh and fish; bash
         _app_with(_needed(words.split()[1:]))()
-    command = typer.main.get_command(_app_with(_needed(args)))
+    command = _command(tuple(_needed(args)))
     ctx = None
     try:
         with command.make_context("triforce", list(args), default_map=_configured(args)) as ctx:

@@ -8,9 +8,9 @@ from offload.errors import TriforceError
 from offload.events import Finished
 from offload.loading.tokenizers.conversation import USER, ChatMessage
 from triforce_cli.serve.api_errors import ApiError
+from triforce_cli.serve.api_request import ApiRequest
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.prompt_encoder import PromptEncoder
-from triforce_cli.serve.protocol import ApiRequest
 
 CONTEXT = 32
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from offload.errors import PromptError
 from offload.settings.method_sizes import forgets
@@ -30,10 +31,8 @@ def opened_for(opened: ModelRequest, line: LineRequest) -> ModelRequest:
     think = request.think if line.think is None else line.think
     if raw and line.think not in (None, AUTO):
         raise PromptError("raw and think contradict each other", "raw uses no chat template, which think needs")
-    group = opened.request.group
-    settings = opened.settings.overridden(line.options, lambda: broadcast(group, lambda: secrets.randbits(32)))
-    request = replace(request, settings=settings, system=system, raw=raw, think=think)
-    return replace(opened, request=request, sampling=settings.sampling(opened.model.sampling))
+    seed = partial(broadcast, request.group, partial(secrets.randbits, 32))
+    return opened.overridden(line.options, seed, system=system, raw=raw, think=think)
 
 
 _CANDIDATES = 64  # of which the longest is one, as far as their bytes tell

@@ -22,7 +22,7 @@ from ..options.declarations import AUTO
 from ..options.distinct_files import check_distinct, check_outputs, named_files
 from ..options.mistakes import warn_of_file
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
-from ..output.batch_display import BatchProgress
+from ..output.batch_display import BatchDisplay
 from ..output.renderers import renderer_for
 
 
@@ -81,7 +81,7 @@ def generate(
     form = parse_output_options(ctx)
     paths = [] if request.group is not None and request.group.rank > 0 else paths
     with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
-        from ..run.generate import run_generation  # from here on torch is needed
+        from ..run.job import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)
 
@@ -100,13 +100,15 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel:
             file = opened.enter_context(closing(open_batch(path, terminal.stdin, terminal.warn)))
             if output is not None and not request.dry_run:
                 results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))
-        progress = BatchProgress(terminal, form.quiet, to_file=output is not None)
-        opened.callback(progress.display.close)
-        progress.display.loading("starting")
-        from ..batch.run import BatchOptions, run_batch  # from here on torch is needed
+        # Results on stdout may come back to the screen through a pipe, onto the line.
+        is_apart = output is not None or terminal.stdout_is_terminal or not terminal.text_may_show
+        display = BatchDisplay(terminal, not form.quiet, is_apart)
+        opened.callback(display.close)
+        display.loading("starting")
+        from ..batch.batch_job import BatchOptions, run_batch  # from here on torch is needed
 
         batch = BatchOptions(file, results, AUTO if parallel is None else parallel)
-        return run_batch(batch, request, terminal, form, progress)
+        return run_batch(batch, request, terminal, form, display)
 
 
 def check_batch_flags(params: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offload.settings.methods import H2O, RETRIEVAL, STREAMING_LLM
+from offload.settings.methods import APPROXIMATIONS
 
 from ..bench.axes import CONTEXT
 from ..bench.modes import EXACT, RECOMPUTE
@@ -33,9 +33,7 @@ PROFILES = (
     Measure("needle_by_depth", "log-probability of a needle's token by its depth", "{:.2f}".format),
 )
 _READ = {  # settings that a mode reads, of those that vary
-    STREAMING_LLM: ("sink", "budget"),
-    H2O: ("sink", "window", "budget"),
-    RETRIEVAL: ("sink", "window", "budget", "chunk", "rebuild_every"),
+    **{name: approximation.reads for name, approximation in APPROXIMATIONS.items()},
     RECOMPUTE: ("budget",),
 }
 

@@ -218,7 +218,7 @@ CacheLimit = Annotated[int | None, _setting("cache_limit", "Disk space for it.",
 Approximate = Annotated[
     str | None,
     _setting(
-        "approximate", "Lossy: streaming-llm, h2o, retrieval.", "no", autocompletion=_complete_from(*APPROXIMATIONS)
+        "approximate", f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", autocompletion=_complete_from(*APPROXIMATIONS)
     ),
 ]
 RetrievalKv = Annotated[

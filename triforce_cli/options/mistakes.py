@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from offload.errors import SettingsError
 
-from .other_names import BY_NAME, accepted, other_name
+from .other_names import OPTIONS, accepted, names_of, other_name
 
 _INSTEAD = {  # what other programs call it
     "run": 'triforce generate "a prompt"',
@@ -84,9 +84,10 @@ def _instead(hint: str, ours: str, known: Sequence[str], ctx: Any) -> str:
 
 def refuse_other_short_options(given: Sequence[str], ctx: Any) -> None:
     """Raise SettingsError for an option such as -ngl, which would be read as -n with the value `gl`."""
-    wrong = next((each for each in given if each[:1] == "-" and each[1:2] != "-" and each in BY_NAME), None)
+    known = names_of(OPTIONS)
+    wrong = next((each for each in given if each[:1] == "-" and each[1:2] != "-" and each in known), None)
     if wrong is not None:
-        raise SettingsError(f"there is no option {wrong}", f"{BY_NAME[wrong].hint}; see `{ctx.command_path} --help`")
+        raise SettingsError(f"there is no option {wrong}", f"{known[wrong].hint}; see `{ctx.command_path} --help`")
 
 
 def _extra_argument(extra: str, ctx: Any) -> tuple[str, str]:

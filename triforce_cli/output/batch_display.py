@@ -1,4 +1,4 @@
-"""Progress of several sequences that run together, or of a batch file: one line on stderr for all."""
+"""Progress of several sequences that run together: one line on stderr for all, and their statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import psutil
 from rich.text import Text
 
-from offload.events import Event, Prefilled, Tokens
+from offload.events import Event
 from offload.metrics import Meter
 from offload.units import GIB, counted
 
@@ -22,12 +22,19 @@ _LABELS = 30  # cells that are kept for them
 
 
 class BatchDisplay(ProgressDisplay):
-    """A status line for all sequences: `3 of 12 done · 4 running · reading 1,024/5,000 tokens · 35/s · …`."""
+    """A status line for all sequences: `3 of 12 done · 4 running · reading 1,024/5,000 tokens · 35/s · …`.
 
-    def __init__(self, terminal: Terminal, shown: bool = True) -> None:
+    Attributes:
+        failed: sequences, of those done, that have an error in the place of a text.
+    """
+
+    def __init__(self, terminal: Terminal, shown: bool = True, may_draw: bool = True) -> None:
+        """`may_draw`: the line, besides what is shown of loading."""
         super().__init__(terminal, shown)
         self._running: list[RunFacts] = []
-        self._known = self._done = self._skipped = self._tokens = 0
+        self._allowed = may_draw
+        self.failed = 0
+        self._known = self._done = self._skipped = self._tokens = self._read = 0
         self._started_at: float | None = None  # when the first sequence began
         self._first_at: float | None = None  # when the first token came
         self._has_open_text = False
@@ -41,6 +48,16 @@ class BatchDisplay(ProgressDisplay):
         self._done += 1
         self._skipped += 1
 
+    def fail(self, has_run: bool) -> None:
+        """Count an error: of a sequence that has ended, or of one that could not run."""
+        self.failed += 1
+        self._done += not has_run
+
+    @property
+    def results(self) -> int:
+        """Sequences that are done and have a text."""
+        return self._done - self.failed
+
     def start(self, facts: RunFacts) -> None:
         if self._started_at is None:
             self._started_at = time.monotonic()
@@ -51,6 +68,7 @@ class BatchDisplay(ProgressDisplay):
         self._running = [facts for facts in self._running if facts.meter is not meter]
         self._done += 1
         self._tokens += meter.new_tokens
+        self._read += meter.prompt_tokens if meter.finish_reason is not None else 0
 
     def event(self, event: Event) -> None:
         if self._first_at is None and any(facts.meter.new_tokens for facts in self._running):
@@ -72,7 +90,21 @@ class BatchDisplay(ProgressDisplay):
     @property
     def _may_draw(self) -> bool:
         """Return whether no text that comes back through a pipe is on the screen's last line."""
-        return self._terminal.stdout_is_terminal or not (self._has_open_text and self._terminal.text_may_show)
+        hidden = self._has_open_text and self._terminal.text_may_show
+        return self._allowed and (self._terminal.stdout_is_terminal or not hidden)
+
+    def statistics(self, mean: float, most: int) -> str:
+        """Return what was done in one line; `mean` and `most` sequences ran together."""
+        seconds = 0.0 if self._started_at is None else time.monotonic() - self._started_at
+        speed = f" at {rate(self._tokens / seconds)}" if self._tokens and seconds > 0 else ""
+        return SEPARATOR.join(
+            [
+                f"{counted(self.results, 'request')} done" + (f", {self.failed:,} failed" if self.failed else ""),
+                f"{counted(self._read, 'token')} read",
+                f"{self._tokens:,} written in {duration(seconds)}{speed}",
+                f"{mean:.1f} sequences together, {most} at most",
+            ]
+        )
 
     def _line(self) -> Text:
         meters = [facts.meter for facts in self._running]
@@ -80,6 +112,7 @@ class BatchDisplay(ProgressDisplay):
         labels = _BETWEEN.join(facts.label for facts in self._running if facts.label)
         segments = [
             Segment(f"{self._done} of {self._known} done", "bold"),
+            *([Segment(f"{self.failed:,} failed", "red")] if self.failed else []),
             *self._left(),
             Segment(f"{len(meters)} running"),
             *_reading(meters),
@@ -111,83 +144,3 @@ def _reading(meters: Sequence[Meter]) -> list[Segment]:
         return []
     done, total = (sum(getattr(meter, name) for meter in reading) for name in ("prefilled_tokens", "prompt_tokens"))
     return [Segment(f"reading {done:,}/{total:,} tokens", dropped=1)]
-
-
-class BatchProgress:
-    """Counts what happens to the requests of a batch, and shows it where stderr is a terminal.
-
-    Attributes:
-        done, failed: requests that have a result of this run, or an error.
-        display: shows loading too.
-    """
-
-    def __init__(self, terminal: Terminal, quiet: bool, to_file: bool) -> None:
-        """`to_file`: results do not go to stdout, and cannot come back to the screen through a pipe."""
-        self.display = ProgressDisplay(terminal, shown=not quiet)
-        self._terminal = terminal
-        self._drawable = to_file or terminal.stdout_is_terminal or not terminal.text_may_show
-        self.done = self.failed = 0
-        self._total = 0
-        self._prompts: dict[int, int] = {}  # tokens to be read, of the sequences that have not written any
-        self._running: set[int] = set()
-        self._read = self._written = 0  # tokens
-        self._began = time.perf_counter()
-
-    def start(self, total: int) -> None:
-        """Begin to measure: the model is loaded, and so many requests are to be answered."""
-        self._total, self._began = total, time.perf_counter()
-        self.display.hide()
-
-    def event(self, key: int, event: Event) -> None:
-        """Count an event of a sequence, and redraw."""
-        self._running.add(key)
-        if isinstance(event, Prefilled):
-            self._prompts[key] = event.total - event.done
-        elif isinstance(event, Tokens):
-            self._prompts.pop(key, None)
-            self._written += len(event.ids)
-        if self._drawable:
-            self.display.status(self._status)
-
-    def finished(self, key: int, prompt_tokens: int) -> None:
-        """Count a sequence that has a result."""
-        self.done += 1
-        self._read += prompt_tokens
-        self._end(key)
-
-    def failed_at(self, key: int) -> None:
-        """Count a request that has an error."""
-        self.failed += 1
-        self._end(key)
-
-    def statistics(self, mean: float, most: int) -> str:
-        """Return what this run has done in one line; `mean` and `most` sequences ran together."""
-        seconds = time.perf_counter() - self._began
-        speed = f" at {rate(self._written / seconds)}" if self._written and seconds > 0 else ""
-        return SEPARATOR.join(
-            [
-                f"{counted(self.done, 'request')} done" + (f", {self.failed:,} failed" if self.failed else ""),
-                f"{counted(self._read, 'token')} read",
-                f"{self._written:,} written in {duration(seconds)}{speed}",
-                f"{mean:.1f} sequences together, {most} at most",
-            ]
-        )
-
-    def _end(self, key: int) -> None:
-        self._running.discard(key)
-        self._prompts.pop(key, None)
-
-    def _status(self) -> Text:
-        seconds = time.perf_counter() - self._began
-        ended = self.done + self.failed
-        waiting = sum(self._prompts.values())
-        segments = [
-            Segment("batch", "bold"),
-            Segment(f"{ended:,}/{self._total:,} done"),
-            *([Segment(f"{self.failed:,} failed", "red")] if self.failed else []),
-            Segment(f"{len(self._running)} running", dropped=1),
-            *([Segment(time_left(seconds / ended * (self._total - ended)), "cyan", dropped=1)] if ended else []),
-            Segment(rate(self._written / seconds) if self._written and seconds > 0 else "…/s", "cyan"),
-            *([Segment(f"{counted(waiting, 'token')} to read", dropped=2)] if waiting else []),
-        ]
-        return fitted(segments, self._terminal.size()[0] - 1)

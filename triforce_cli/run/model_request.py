@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -67,6 +67,15 @@ class ModelRequest:
     def context(self) -> int:
         """The longest sequence in tokens, prompt and answer."""
         return self.model.checkpoint.shape.context
+
+    def overridden(self, options: Mapping[str, Any], seed: Callable[[], int], **changes: Any) -> ModelRequest:
+        """Return the request with other options of sampling and generation, and other values of `Request`.
+
+        `seed` gives one where neither the options nor the command do. Raises SettingsError.
+        """
+        settings = self.settings.overridden(options, seed)
+        request = replace(self.request, settings=settings, **changes)
+        return replace(self, request=request, sampling=settings.sampling(self.model.sampling))
 
     def encode(self, text: str, progress: EncodingProgress | None = None) -> list[int]:
         """Return a prompt's tokens, in the chat template unless the request is raw or the model has none.

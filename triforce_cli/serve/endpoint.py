@@ -23,13 +23,13 @@ from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.short_repr import short_repr
 
 from .api_errors import ApiError, api_error
+from .api_request import MOST_SEQUENCES, ApiRequest, parse_chat, parse_completion
 from .bodies import MOST_PARTS, Bodies, check_json
 from .connections import ConnectionLimits
 from .encoding_threads import Documents, EncodingThreads
 from .engine_thread import EngineThread
 from .guard import Guard
 from .prompt_encoder import PromptEncoder
-from .protocol import MOST_SEQUENCES, ApiRequest, parse_chat, parse_completion
 from .responses import Form, streamed, whole
 from .serve_options import ServeOptions
 from .served_sequence import Answer

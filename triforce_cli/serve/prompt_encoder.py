@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from functools import partial
 
 from offload.errors import PromptError
 from offload.loading.prompt_checks import check_prompt
@@ -11,7 +12,7 @@ from offload.loading.prompt_checks import check_prompt
 from ..options.settings import Settings
 from ..run.model_request import ModelRequest
 from .api_errors import ApiError
-from .protocol import ApiRequest, Prompt
+from .api_request import ApiRequest, Prompt
 from .served_sequence import SequenceSettings
 
 _TOO_LONG = "context_length_exceeded"
@@ -31,8 +32,8 @@ class PromptEncoder:
 
         Choice i of a request with a seed has the seed plus i, so the first is that of the command line.
         """
-        settings = self._opened.settings.overridden(wanted.options, lambda: secrets.randbits(32))
-        sampling = settings.sampling(self._opened.model.sampling)
+        opened = self._opened.overridden(wanted.options, partial(secrets.randbits, 32))
+        settings = opened.settings
         found = []
         for ids in self._encoded(wanted):
             try:
@@ -45,7 +46,7 @@ class PromptEncoder:
                 config = replace(settings.generation, seed=seed, max_new_tokens=new)
                 is_chat = wanted.messages is not None
                 more = scope, is_chat, wanted.logprobs
-                found.append(SequenceSettings(ids, sampling, config, settings.speculation, *more))
+                found.append(SequenceSettings(ids, opened.sampling, config, settings.speculation, *more))
         return found
 
     def count_tokens(self, text: str) -> int:

@@ -13,7 +13,7 @@ from triforce_cli.input.documents import Document
 from triforce_cli.input.excerpts import Position, Range
 from triforce_cli.run.plan import packed_tiers, unpacked_tiers
 from triforce_cli.summarize.instructions import AnswerStyle, load_templates
-from triforce_cli.summarize.summarize import SummaryRequest
+from triforce_cli.summarize.summary_job import SummaryRequest
 
 
 def sent(value):

@@ -17,7 +17,7 @@ from ..options.request import OutputOptions, Request
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
 from ..output.turns import Section, sections
-from ..run.generate import TextGenerator, run_request
+from ..run.job import Job, Load
 from ..run.long_prompts import (
     Commands,
     Notices,
@@ -33,7 +33,7 @@ from ..run.parallel import check_parallel
 from .instructions import AnswerStyle, Template, Templates
 from .map_reduce import MapReduce, part_facts
 from .resume import FinishedParts
-from .steps import Answer, Job, PartsLeft, Steps, generate_in_order
+from .steps import Answer, PartsLeft, Passage, Steps, generate_in_order
 from .together import AnswersTogether
 
 
@@ -81,7 +81,7 @@ class _Task:
 def run_summaries(
     summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
 ) -> int:
-    """Write the answers in order; return the exit code. Raises as `run_request`."""
+    """Write the answers in order; return the exit code. Raises as `Job.run`."""
     opened = open_request(request, terminal, output.quiet)
     notices = Notices(terminal, renderer, output.quiet)
     tasks = _tasks(summary, opened, notices)
@@ -109,7 +109,8 @@ def run_summaries(
     parallel = check_parallel(summary.parallel, opened, longest, None if long else len(tasks))
     answers = [Answer(task.section, _steps(task, reading, summary.style)) for task in tasks]
 
-    def work(generator: TextGenerator) -> None:
+    def work(load: Load) -> None:
+        generator = load()
         try:
             if parallel == 1:
                 generate_in_order(answers, generator, finished, renderer, PartsLeft(unfinished))
@@ -124,7 +125,7 @@ def run_summaries(
             raise
         finished.clear()
 
-    return run_request(opened, longest, terminal, output, renderer, work)
+    return Job(opened, longest, terminal, output, renderer).run(work)
 
 
 def _documents(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> list[Document]:
@@ -212,7 +213,7 @@ def _parts_note(long: Sequence[_Task], count: str, opened: ModelRequest, termina
 
 def _steps(task: _Task, reading: MapReduce, style: AnswerStyle) -> Steps:
     prompt = task.prompt or (yield from reading.reduce(*_texts(task, style), len(task.ids)))
-    yield [Job(prompt)]
+    yield [Passage(prompt)]
 
 
 def _texts(task: _Task, style: AnswerStyle) -> tuple[Document, str, str]:

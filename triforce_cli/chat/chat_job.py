@@ -14,7 +14,7 @@ from offload.units import counted
 from ..options.request import OutputOptions, Request
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
-from ..run.generate import TextGenerator, run_request
+from ..run.job import Job, Load
 from ..run.model_request import ModelRequest, open_request, stretch
 from .commands import completions, contents
 from .conversation import CONVERSATION, Conversation, Room
@@ -42,7 +42,7 @@ class ChatRequest:
 def run_chat(
     chat: ChatRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
 ) -> int:
-    """Hold a conversation; return the exit code. Raises as `run_request`."""
+    """Hold a conversation; return the exit code. Raises as `Job.run`."""
     opened = open_request(request, terminal, output.quiet)
     if not opened.model.tokenizer.has_chat_template:
         raise PromptError(
@@ -56,19 +56,18 @@ def run_chat(
         wanted = chat.context or tokens + opened.settings.generation.max_new_tokens
         opened = replace(opened, model=stretch(opened.model, wanted, terminal))
     longest = _longest(chat.context, tokens, opened)
-    code = 0
 
-    def work(generator: TextGenerator) -> None:
-        nonlocal code
+    def work(load: Load) -> int:
+        generator = load()
         replies = Replies(terminal, renderer, output.json, output.quiet)
         room = Room(None if forgets(opened.settings.speculation) else longest, opened.context, _counter(opened))
         session = ChatSession(opened, generator, renderer, replies, room, conversation, chat.path, chat.encoding)
         if terminal.stdin_is_terminal:
             replies.note(f"{contents(conversation)} · /help lists the commands, Ctrl-D leaves")
-        code = Loop(session, _lines(request, terminal, replies), terminal.stdin_is_terminal).run()
+        return Loop(session, _lines(request, terminal, replies), terminal.stdin_is_terminal).run()
 
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
-    return run_request(opened, longest, terminal, output, renderer, work) or code
+    return Job(opened, longest, terminal, output, renderer).run(work)
 
 
 def _longest(asked: int | None, tokens: int, opened: ModelRequest) -> int:

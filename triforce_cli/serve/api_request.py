@@ -13,22 +13,21 @@ from difflib import get_close_matches
 from typing import Any
 
 from offload.errors import SettingsError
-from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.loading.tokenizers.conversation import ChatMessage
 from offload.settings.config import check_part
 from offload.short_repr import short_repr
 
-from ..options.other_names import FIELDS, other_name
+from ..options.other_names import FIELDS, names_of, other_name
 from .api_errors import ApiError
+from .api_texts import Prompt, messages_of, prompts_of, sound
 
 MOST_SEQUENCES = 16  # of one request
 MOST_STOPS = 16
-MOST_MESSAGES = 4096  # each is searched for in what the template makes of all
 MOST_LOGPROBS_OF_CHATS, MOST_LOGPROBS = 20, 5  # of the likeliest tokens, for each token of a chat and of a completion
 
 _API_NAMES = {"max-new-tokens": "max_tokens"}  # of options, where they have another one here
 _LONGEST_NAME = 64  # characters of a field's name that is compared with the known ones
 
-Prompt = str | list[int]
 _NUMBER, _INTEGER = ((int, float), "a number"), ((int,), "a whole number")
 # The settings that a request may have, by their names in the API: the type, and our name where it is another one.
 _SETTINGS: dict[str, tuple[tuple[tuple[type, ...], str], str]] = {
@@ -57,7 +56,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _STREAM_OPTIONS = {"include_usage", "include_statistics", "include_obfuscation"}  # the last is ignored: padding
 _TEMPLATE = "chat_template_kwargs"
 _TOP = "top_logprobs"
-_ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +90,14 @@ class ApiRequest:
 def parse_chat(data: bytes, ignore_unknown: bool = False) -> ApiRequest:
     """Return the request of /v1/chat/completions, perhaps without the fields that nobody knows. Raises ApiError."""
     values = _known(_object(data), {"messages", _TEMPLATE, _TOP}, ignore_unknown)
-    messages = _messages(values.get("messages"))
+    messages = messages_of(values.get("messages"))
     return _request(values, 1, messages=messages, think=_think(values), logprobs=_chat_logprobs(values))
 
 
 def parse_completion(data: bytes, ignore_unknown: bool = False) -> ApiRequest:
     """Return the request of /v1/completions, perhaps without the fields that nobody knows. Raises ApiError."""
     values = _known(_object(data), {"prompt"}, ignore_unknown)
-    prompts = _prompts(values.get("prompt"))
+    prompts = prompts_of(values.get("prompt"))
     return _request(values, len(prompts), prompts=prompts, logprobs=_completion_logprobs(values))
 
 
@@ -155,7 +153,7 @@ def _field(name: str, known: Set[str]) -> str:
     """Return the API's name of a field; the name itself if it is that, or if nobody knows it."""
     if name in known or len(name) > _LONGEST_NAME:
         return name
-    row = FIELDS.get(name) or other_name(name)
+    row = names_of(FIELDS).get(name) or other_name(name)
     return name if row is None or not row.ours else _API_NAMES.get(row.ours, row.ours.replace("-", "_"))
 
 
@@ -186,7 +184,8 @@ def _unknown(name: str, known: Set[str]) -> ApiError:
     shown = short_repr(name)  # which has no half of a surrogate pair either
     close = get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
     meant = f"; did you mean {close[0]}?" if close else ""
-    meant = f"; {FIELDS[name].hint}" if name in FIELDS else meant
+    row = names_of(FIELDS).get(name)
+    meant = meant if row is None else f"; {row.hint}"
     fields = ", ".join(sorted(known - _UNSUPPORTED.keys() - _IGNORED))
     message = f"unknown field {shown}{meant}; known are {fields}; triforce serve --ignore-unknown passes over others"
     return ApiError(400, message, "unknown_field", shown[1:-1])
@@ -219,7 +218,7 @@ def _stops(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts) or len(texts) > MOST_STOPS:
         raise ApiError(400, f"stop is no text, and no list of up to {MOST_STOPS} texts", param="stop")
-    return tuple(_sound(each, "stop") for each in texts)
+    return tuple(sound(each, "stop") for each in texts)
 
 
 def _think(values: Mapping[str, Any]) -> bool | None:
@@ -249,53 +248,3 @@ def _counted(values: Mapping[str, Any], name: str, most: int) -> int | None:
     if count is not None and not 0 <= count <= most:
         raise ApiError(400, f"{name} is {short_repr(count)}; 0 to {most} are possible", param=name)
     return count
-
-
-def _prompts(value: Any) -> list[Prompt]:
-    """Return the prompts, each a text or token ids."""
-    several = isinstance(value, list) and bool(value) and not _is_ids(value)
-    found = [_sound(each, "prompt") if isinstance(each, str) else each for each in (value if several else [value])]
-    if not all((isinstance(each, str) and each) or _is_ids(each) for each in found):
-        raise ApiError(400, "prompt is no text, no list of texts, and no list of token ids", param="prompt")
-    return found
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
-
-
-def _messages(value: Any) -> list[ChatMessage]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST_MESSAGES:
-        raise ApiError(400, f"messages is no list of 1 to {MOST_MESSAGES:,} messages", param="messages")
-    return [_message(each, f"messages[{number}]") for number, each in enumerate(value)]
-
-
-def _message(value: Any, where: str) -> ChatMessage:
-    role = value.get("role") if isinstance(value, dict) else None
-    if not isinstance(role, str) or role not in _ROLES:
-        raise ApiError(400, f"{where} is no object with a role of {', '.join(_ROLES)}", param=where)
-    for name in ("tool_calls", "function_call", "audio"):
-        if value.get(name):
-            raise ApiError(400, f"{name} in {where} is not supported", "unsupported_field", where)
-    return ChatMessage(_ROLES[role], _content(value.get("content"), where))
-
-
-def _content(value: Any, where: str) -> str:
-    """Return the text of a message: a text, or parts that are all texts."""
-    parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
-    if not isinstance(parts, list) or not all(map(_is_text_part, parts)):
-        raise ApiError(400, f"the content of {where} is no text, and no list of text parts", param=where)
-    return _sound("".join(part["text"] for part in parts), where)
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _sound(text: str, where: str) -> str:
-    """Return the text. Raises ApiError for half a surrogate pair, which no tokenizer encodes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ApiError(400, f"{where} has half a surrogate pair, which is no character", param=where) from None
-    return text
