@@ -95,7 +95,8 @@ def _quality(report: Report) -> list[Chart]:
     for row in report.rows:
         mode = row["mode"]
         positions[mode] = [(each["to"], each["perplexity"], 0.0) for each in row["perplexity_by_position"]]
-        needles[mode] = [(each["depth"], each["log_prob"], 0.0) for each in row["needles"]]
+        if row["needles"]:
+            needles[mode] = [(each["depth"], each["log_prob"], 0.0) for each in row["needles"]]
         size = (row["kv_bytes"] + row["weights_bytes"]) / 2**20
         memory[f"{mode} · {1000 * row['token_s']:.0f} ms"] = [(size, row["kl"], 0.0)]
     return [
