@@ -103,7 +103,7 @@ def test_a_resident_pass_is_a_graph_and_on_two_gpus_is_not():
 
 
 def test_gpus_share_the_bandwidth_of_the_host():
-    """Where their links together exceed it, twice as many GPUs copy twice as much no faster than one after the other."""
+    """Where their links together exceed it, two GPUs copy twice as much no faster than one after the other."""
     hardware = replace(HARDWARE["2x-rtx-4090"], link=25e9, host_bandwidth=25e9 / READ)
     work = replace(NO_WORK, copied=25e9)
     assert pass_time(work, replace(hardware, gpus=1)).seconds == pytest.approx(1.0)

@@ -24,8 +24,7 @@ from ..options.distinct_files import check_distinct, named_files
 from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.renderers import renderer_for
 
-_OPTIONS = {name: each for name, each in option_groups.GENERATION.items() if name not in ("raw", "verify")}
-_OPTIONS |= {"encoding": options.Encoding}
+_OPTIONS = {name: each for name, each in option_groups.READING.items() if name not in ("raw", "verify")}
 
 
 @option_groups.accepts(_OPTIONS)
