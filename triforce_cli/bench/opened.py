@@ -21,10 +21,9 @@ from ..run.parallel import check_sequences
 from ..run.processor import processor
 from .axes import AXES, BATCH, CONTEXT, points
 from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
-from .cells import Cell, digest
-from .methods import BASE, TREES, speculations
+from .cells import Cell, Weights, digest, weights_of
+from .compared_methods import BASE, TREES, speculations
 from .prompts import BenchPrompt, open_prompts
-from .weights import Weights, weights_of
 
 _FORGOTTEN = ("method", "stop", "profile", "cache", "cache_limit", "join_timeout", "disk", "disk_limit", "model")
 

@@ -18,7 +18,7 @@ from offload.short_repr import short_repr
 
 from ..bench import options as bench_options
 from ..bench.axes import CONTEXT, Values, points, varied
-from ..bench.methods import IN_BATCHES, name_of, parse
+from ..bench.compared_methods import IN_BATCHES, name_of, parse
 from ..bench.modes import parse as parse_modes
 from ..bench.options import LAST, NEEDLES, NEW_TOKENS, STDOUT, check_kind, is_grid
 from ..bench.plot import check_plot

@@ -11,8 +11,8 @@ from offload.errors import SettingsError
 
 from ..options.command_request import Request
 from ..options.settings import Settings, resolve
+from .definition import Experiment
 from .grid import Grid
-from .schema import Experiment
 
 
 @dataclass(frozen=True, slots=True)
