@@ -11,18 +11,18 @@ from offload.settings.method_sizes import forgets
 from offload.system.machine import default_home
 from offload.units import counted
 
-from ..options.request import OutputOptions, Request
+from ..options.command_request import OutputOptions, Request
 from ..output.renderers import StreamRenderer
 from ..output.terminal import Terminal
 from ..run.job import Job, Load
 from ..run.long_prompts import Notices
 from ..run.model_request import ModelRequest, open_request, stretch
+from .chat_session import ChatSession, with_known_ids
 from .commands import completions, contents
 from .conversation import CONVERSATION, Conversation, Room
 from .long_documents import fit_documents, prompt_tokens
 from .loop import Lines, Loop, PlainLines
 from .replies import Replies
-from .session import ChatSession, with_known_ids
 
 
 @dataclass(frozen=True, slots=True)

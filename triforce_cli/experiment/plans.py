@@ -13,7 +13,7 @@ from offload.planning.plan import Plan, make_plan
 from offload.settings.config import Placement
 from offload.units import GIB
 
-from .schema import PlanCase, Value
+from .definition import PlanCase, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from ..bench.prompts import first_tokens
 from ..bench.quality import show_reading
 from ..bench.report import Measure, Report
 from ..input.dataset import DataText
-from ..options.request import Request
+from ..options.command_request import Request
 from ..output.format import percent
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal

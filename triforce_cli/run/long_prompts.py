@@ -16,7 +16,7 @@ from ..distributed.rank import broadcast
 from ..input.documents import STDIN, name_of
 from ..input.excerpts import MIDDLE, START, Truncated, truncate
 from ..input.prompt import PromptText
-from ..options.request import Request
+from ..options.command_request import Request
 from ..output.format import duration
 from ..output.plan_flags import Argument, repeated
 from ..output.renderers import StreamRenderer, tokenizing

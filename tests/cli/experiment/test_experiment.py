@@ -9,10 +9,10 @@ from offload.architecture.known import KNOWN
 from offload.errors import SettingsError
 from offload.hardware import profiles
 from tests.support.paths import ROOT
-from triforce_cli.experiment.files import available, load
+from triforce_cli.experiment.definition import Check, PlanCase, Value
 from triforce_cli.experiment.judge import judge_check, judge_value, measured_value
 from triforce_cli.experiment.plans import Planned, plan_values
-from triforce_cli.experiment.schema import Check, PlanCase, Value
+from triforce_cli.experiment.shipped import available, load
 
 TINY = """
 name: tiny
