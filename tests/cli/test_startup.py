@@ -48,7 +48,7 @@ def test_generating_does_without_transformers(method, tiny_model_dir, tmp_path):
 @pytest.mark.parametrize(
     "args",
     [
-        ["--version"],
+        pytest.param(["--version"], marks=needs_installation),
         ["generate", "--prompt-file", "no-such-file.txt", "Hello"],
         ["generate"],
         ["generate", ""],
