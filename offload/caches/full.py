@@ -26,7 +26,7 @@ from .static_step import StoreStep
 
 
 class Follower(Protocol):
-    """Whoever wants to see the queries of a prompt."""
+    """Observes the queries of prompts."""
 
     def observe(self, full: FullCache) -> None:
         """Observe the newest queries of a pass over a prompt that has just been committed."""
@@ -99,7 +99,7 @@ class FullCache(InFlightTokens):
 
     def _begin_tree(self, tree: Tree) -> None:
         self._held_at = self.writes
-        self.rows = self._rotations(self.rope.rows(self._length, self._length + tree.deepest + 1))
+        self.rows = self._rotations(self.rope.rows(self._length, self._length + tree.depth))
         if self._queries is not None:
             self._queries.begin_tree(len(tree), self._held)
 

@@ -16,12 +16,11 @@ from ...parallel import ALONE, Group
 from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import AdaptiveScheduler, Cycle
-from ..drafters.drafter import SELECTED_PRIOR, Drafter
+from ..drafters.drafter import SELECTED_PRIOR
 from ..sampling.noise import Noise
 from ..sampling.warp import read_tokens
 from ..trees.coupled import verify_coupled
-from ..trees.draft import NOTHING, Draft, DraftedTree
-from ..trees.tree import Verdict, Visit
+from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, Visit
 from ..trees.verification import verify_draft
 from .verifier import Verifier
 
@@ -37,7 +36,7 @@ class Level:
         verifier: Verifier,
         scheduler: AdaptiveScheduler,
         generator: Generator | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.perf_counter,
         group: Group = ALONE,
         prior: float = SELECTED_PRIOR,
         noise: Noise | None = None,
@@ -51,12 +50,12 @@ class Level:
         self.name, self._prior = name, prior
         self._noise = noise
         self._group = group
-        self._verifier = verifier
+        self._verifier, self._runner = verifier, verifier.runner
         self._scheduler = scheduler
         self._generator = generator
         self._clock = clock
         self.statistics: dict[str, LevelStatistics] = {}
-        self.relative_cost = verifier.relative_cost
+        self.relative_cost = verifier.runner.relative_cost
         self.using = "none"  # the drafter of the last verification
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
@@ -67,13 +66,13 @@ class Level:
 
     @property
     def setups(self) -> int:
-        return self._verifier.setups
+        return self._runner.setups
 
     def setup_cost(self, sequence: TokenSequence) -> float:
-        return self._verifier.setup_cost(sequence)
+        return self._runner.setup_cost(sequence)
 
     def observe(self, drafted: int, accepted: int) -> None:
-        self._verifier.observe(drafted, accepted)
+        self._runner.observe(drafted, accepted)
 
     @property
     def gain(self) -> Gain | None:
@@ -88,11 +87,11 @@ class Level:
         """
         start = self._clock()
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
-        setups = 0 if drafter is None else drafter.setups, self._verifier.setups
+        setups = 0 if drafter is None else drafter.setups, self._runner.setups
         shape = self._scheduler.tree
-        draft = _propose(drafter, sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
+        draft = drafter.propose(sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
-        target = self._score(sequence, draft)
+        target = self._verifier.score(sequence, draft.tokens, draft.parents)
         path, token = self._verify(draft, target, len(sequence), shape)
         end = self._clock()
         # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
@@ -105,11 +104,11 @@ class Level:
         rows = range(last + 1) if draft.parents is None else [0, *(node + 1 for node in path)]
         self._verifier.emit(rows, emitted)
         sequence.extend(emitted)
-        self._verifier.settle(sequence)
+        self._runner.settle(sequence)
         if draft.tokens:
             drafter.observe(draft.depth, accepted)
         drafter = drafter if draft.tokens else None
-        included = drafter is not None and drafter.setups > setups[0], self._verifier.setups > setups[1]
+        included = drafter is not None and drafter.setups > setups[0], self._runner.setups > setups[1]
         cycle = Cycle(
             drafter, emitted[0], draft.depth, accepted, draft_s, verify_s, *included, draft.parents, tuple(path)
         )
@@ -124,13 +123,8 @@ class Level:
         if self._noise is None:
             sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
             return verify_draft(draft, target, self._generator, sampling)
-        picks = self._noise.pick(target, [position, *(position + depth for depth in draft.depths)])
+        picks = self._noise.pick(target, [position, *(position + 1 + depth for depth in draft.depths)])
         return verify_coupled(draft.tokens, read_tokens(picks, target), draft.parents)
-
-    def _score(self, sequence: TokenSequence, draft: Draft) -> Tensor:
-        if draft.parents is None:
-            return self._verifier.score(sequence, draft.tokens)
-        return self._verifier.score(sequence, draft.tokens, draft.parents)
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
@@ -155,24 +149,3 @@ class Level:
     def _tree_of(cycle: Cycle) -> tuple[int, list[Visit]] | tuple[()]:
         """Return the nodes and the visits of a cycle's tree, for the statistics; nothing for a chain."""
         return () if cycle.parents is None else (len(cycle.parents), cycle.visits)
-
-
-def _propose(drafter: Drafter, sequence: TokenSequence, limit: int, shape: DraftedTree | None) -> Draft:
-    return drafter.propose(sequence, limit) if shape is None else drafter.propose(sequence, limit, shape)
-
-
-def speculate(
-    name: str,
-    verifier: Verifier,
-    scheduler: AdaptiveScheduler,
-    generator: Generator | None,
-    clock: Callable[[], float] = time.perf_counter,
-    group: Group = ALONE,
-    prior: float = SELECTED_PRIOR,
-    noise: Noise | None = None,
-) -> Level:
-    """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly.
-
-    Arguments as of `Level`.
-    """
-    return Level(name, verifier, scheduler, generator, clock, group, prior, noise)

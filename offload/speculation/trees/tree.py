@@ -1,16 +1,16 @@
-"""The shape of a token tree: who is whose child. A tree is written as the list of its nodes' parents.
-
-Nodes are numbered from 0 and parents come before their children, siblings in the order in which they were drawn. The
-parent `ROOT` is the sequence's last token, which is no node: a chain of n tokens is `range(-1, n - 1)`.
-"""
+"""Shapes of token trees, and what a verification says of one. A chain of n tokens is the tree `range(-1, n - 1)`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
-ROOT = -1
+from torch import Tensor
+
+from ...memory.tree_attention import ROOT, Tree, tree_of
+from ...settings.tree_settings import TreeSampling
+
+__all__ = ["ROOT", "Tree", "Verdict", "Visit", "chain", "k_ary", "paths", "tree_of", "visits", "within"]
 
 
 class Verdict(NamedTuple):
@@ -27,69 +27,20 @@ class Visit(NamedTuple):
     accepted: int | None
 
 
-class Tree:
-    """A tree and what follows from its parents.
-
-    Attributes:
-        parents: of each node.
-        children: of the root, then of each node: `children[node + 1]`.
-        ranks: the place of each node among its siblings, from 0.
-        depths: of each node; the root's children have depth 1.
-    """
-
-    def __init__(self, parents: Sequence[int]) -> None:
-        """Raise ValueError unless every parent comes before its children."""
-        self.parents = tuple(parents)
-        self.children: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
-        self.ranks: list[int] = []
-        self.depths: list[int] = []
-        for node, parent in enumerate(self.parents):
-            if not ROOT <= parent < node:
-                raise ValueError(f"node {node} of a tree has the parent {parent}, which does not come before it")
-            self.ranks.append(len(self.children[parent + 1]))
-            self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
-            self.children[parent + 1].append(node)
-
-    def __len__(self) -> int:
-        return len(self.parents)
-
-    @property
-    def depth(self) -> int:
-        """The length of the longest path from the root; 0 without nodes."""
-        return max(self.depths, default=0)
-
-    def path(self, node: int) -> list[int]:
-        """Return the nodes from the root's child down to `node`."""
-        path = []
-        while node != ROOT:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
-
-    def visits(self, path: Sequence[int]) -> list[Visit]:
-        """Return what a verification that accepted `path` tells of each node whose children it tried."""
-        reached = zip((ROOT, *path), (*path, None), strict=True)
-        return [
-            Visit(len(self.children[node + 1]), None if child is None else self.ranks[child])
-            for node, child in reached
-            if self.children[node + 1]
-        ]
-
-
-def tree_of(parents: Sequence[int]) -> Tree:
-    """Return the tree with these parents; the last trees are cached, because drafts repeat their shapes."""
-    return _cached(tuple(parents))
-
-
-@lru_cache(maxsize=64)
-def _cached(parents: tuple[int, ...]) -> Tree:
-    return Tree(parents)
+def visits(tree: Tree, path: Sequence[int]) -> list[Visit]:
+    """Return what a verification that accepted `path` tells of each node whose children it tried."""
+    reached = zip((ROOT, *path), (*path, None), strict=True)
+    return [
+        Visit(len(tree.children[node + 1]), None if child is None else tree.ranks[child])
+        for node, child in reached
+        if tree.children[node + 1]
+    ]
 
 
 def within(parents: Sequence[int], depth: int) -> tuple[int, ...]:
     """Return the parents of the tree's nodes up to a depth."""
     tree = tree_of(parents)
-    kept = [node for node in range(len(tree)) if tree.depths[node] <= depth]
+    kept = [node for node in range(len(tree)) if tree.depths[node] < depth]
     number = {ROOT: ROOT, **{node: index for index, node in enumerate(kept)}}
     return tuple(number[tree.parents[node]] for node in kept)
 
@@ -116,3 +67,45 @@ def k_ary(widths: Sequence[int]) -> tuple[int, ...]:
         parents += [node for node in level for _ in range(width)]
         level = list(range(start, len(parents)))
     return tuple(parents)
+
+
+class Draft(NamedTuple):
+    """Proposed tokens, and the distributions that they were drawn from.
+
+    `rows` is `[tokens, vocab]`, or None if every distribution is one-hot, or if sampling is
+    coupled, which needs none. `parents` are those of a tree (tree.py); None
+    is a chain, each token of which follows the one before. In a tree, the children of node i were drawn from row i + 1
+    and those of the root from row 0; rows that no child uses may be anything, or be missing at the end.
+    """
+
+    tokens: list[int]
+    rows: Tensor | None
+    parents: tuple[int, ...] | None = None
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Return the place of each token after the sequence, from 0."""
+        return range(len(self.tokens)) if self.parents is None else tree_of(self.parents).depths
+
+    @property
+    def depth(self) -> int:
+        """Return how many tokens may be accepted."""
+        return len(self.tokens) if self.parents is None else tree_of(self.parents).depth
+
+    def path(self, node: int) -> Sequence[int]:
+        """Return the tokens, by index, from the first one down to a node; none for -1."""
+        return range(node + 1) if self.parents is None else tree_of(self.parents).path_to(node)
+
+
+class DraftedTree(NamedTuple):
+    """The shape of the trees that a level drafts, and how the children of their nodes are drawn."""
+
+    parents: tuple[int, ...]
+    sampling: TreeSampling = TreeSampling.WITHOUT_REPLACEMENT
+
+    def within(self, depth: int) -> DraftedTree:
+        """Return the part of the tree up to a depth."""
+        return self._replace(parents=within(self.parents, depth))
+
+
+NOTHING = Draft([], None)
