@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.command import needs_installation
 from tests.support.gguf import write_gguf
 from tests.support.terminal import Pty
 
