@@ -17,6 +17,8 @@ fi
 "$venv/bin/python" -m ruff format --check .
 "$venv/bin/lint-imports"
 "$venv/bin/python" "$root/scripts/check_types.py"
+# Hundreds of processes start: without bytecode each would compile all modules.
+export PYTHONDONTWRITEBYTECODE=
 # One process per core with one thread each: small models and short-lived processes are slower with more threads.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # A test that hangs fails after ten times what the slowest takes; should it hang outside Python, its stack is printed.

@@ -100,7 +100,7 @@ def pytest_unconfigure():
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Make cases long that `daily` does not name. Fails for a pattern that names none."""
-    _make_emulated_long(items)
+    _make_levels_long(items)
     unused = set()
     for item in items:
         if daily := item.get_closest_marker("daily"):
@@ -115,16 +115,20 @@ def pytest_collection_modifyitems(config, items):
         raise pytest.UsageError(f"daily names no case: {sorted(unused)}")
 
 
-def _make_emulated_long(items):
-    """Leave to daily runs the first emulated case of each of the kernel's own tests: emulation is slow."""
-    seen = set()
+def _make_levels_long(items):
+    """Leave to daily runs the levels that differ most where others test them all, and few emulated cases.
+
+    The kernel's own tests run at every level of this processor, and once each at an emulated one; others at the best
+    level and the portable one.
+    """
+    seen, others = set(), {level for level in LEVELS if _has_level(level)} - {"portable"}
+    others -= {next((level for level in LEVELS if level in others), None)}
     for item in items:
         level = str(item.callspec.params.get("kernel", "")) if hasattr(item, "callspec") else ""
-        if level.startswith("emulated"):
-            function = item.nodeid.partition("[")[0], level
-            if function in seen or not function[0].startswith("tests/kernels/"):
-                item.add_marker(pytest.mark.long)
-            seen.add(function)
+        function, is_own = (item.nodeid.partition("[")[0], level), item.nodeid.startswith("tests/kernels/")
+        if (level.startswith("emulated") and (function in seen or not is_own)) or (level in others and not is_own):
+            item.add_marker(pytest.mark.long)
+        seen.add(function)
 
 
 @pytest.fixture(scope="session", autouse=True)

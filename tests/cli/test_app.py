@@ -8,7 +8,7 @@ import sys
 import pytest
 import typer
 
-from tests.support.command import COMMAND
+from tests.support.command import COMMAND, needs_installation
 from tests.support.paths import ROOT
 from triforce_cli.commands.chat import chat
 from triforce_cli.commands.generate import generate
@@ -24,6 +24,7 @@ def test_help_answers_with_examples(triforce, process):
         assert f"triforce {command}" in result.stdout
 
 
+@needs_installation
 def test_version():
     result = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"triforce \d+\.\d+\.\d+\S*\n", result.stdout)

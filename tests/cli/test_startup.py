@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.command import needs_installation
 from tests.support.gguf import write_gguf
 from tests.support.terminal import Pty
 
@@ -48,7 +49,7 @@ def test_generating_does_without_transformers(method, tiny_model_dir, tmp_path):
 @pytest.mark.parametrize(
     "args",
     [
-        ["--version"],
+        pytest.param(["--version"], marks=needs_installation),
         ["generate", "--prompt-file", "no-such-file.txt", "Hello"],
         ["generate"],
         ["generate", ""],

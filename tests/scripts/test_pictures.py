@@ -1,5 +1,6 @@
 """scripts/pictures.py and scripts/record_terminal.py: the pictures are those of the sources, and of a real terminal."""
 
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -13,7 +14,9 @@ IMAGES = ROOT / "docs" / "images"
 
 def run(script, *arguments):
     command = [sys.executable, SCRIPTS / script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # of a checkout that is not installed
+    env = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=env)
 
 
 def test_pictures_are_up_to_date(tmp_path):

@@ -7,11 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import distributions
 from pathlib import Path
+
+import pytest
 
 from tests.support.terminal import Pty
 
 COMMAND = [sys.executable, "-m", "triforce_cli"]
+needs_installation = pytest.mark.skipif(
+    next(distributions(name="triforce"), None) is None, reason="this checkout is not installed"
+)
 
 
 STATISTICS = re.compile(r"tokens? read in .* · \d+ written at")
