@@ -21,7 +21,7 @@ from offload.loading import weights_digest
 from offload.prompt_cache import fingerprint
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder
-from offload.settings.config import EngineConfig
+from offload.settings.config import EngineConfig, Speculation
 from tests.support.gguf import write_gguf
 from tests.support.hf_quantization import gptq, write_quantized
 from tests.support.models import ids, make_hf_model, make_tokenizer
@@ -151,7 +151,8 @@ def test_each_fact_alone_changes_the_fingerprint_where_it_changes_bits(changed, 
 def test_selections_of_other_sizes_have_fingerprints_of_their_own(model_dir):
     model = engine_on(model_dir, None).model
     sizes = [(4, 32, 128, 16), (20, 32, 128, 16), (4, 48, 128, 16), (4, 32, 144, 16), (4, 32, 128, 32)]
-    caches = [model.new_cache(256), *(RetrievedCache(model.new_cache(256), *each) for each in sizes)]
+    each = [Speculation("ar", approximate="retrieval", sink=s, window=w, budget=b, chunk=c) for s, w, b, c in sizes]
+    caches = [model.new_cache(256), *(RetrievedCache(model.new_cache(256), settings) for settings in each)]
     assert len({fingerprint.fingerprint(model, cache, 64, "weights") for cache in caches}) == len(caches)
 
 

@@ -111,6 +111,7 @@ class Runner:
         """Keep at most the first `length` tokens in the cache."""
         self._truncate(min(length, self.num_cached))
 
+    @torch.inference_mode()
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
         """Return hidden rows `[len(draft) + 1, hidden]`: of the sequence's last token, then of each draft token.
 
@@ -126,6 +127,7 @@ class Runner:
         rows = self._run(pending) if pending else self._last[:0]
         return torch.cat((last, rows)) if last is not None else rows[-wanted:]
 
+    @torch.inference_mode()
     def tree_rows(self, sequence: TokenSequence, draft: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Return hidden rows `[len(draft) + 1, hidden]` as `rows` does, for a draft that is a tree.
 
