@@ -19,7 +19,6 @@ from ..architecture.yarn import factor_for, stretched
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
-from ..loading.agreement import agreement
 from ..loading.formats.quantized_checkpoint import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.stored_bits import average_bits
@@ -30,7 +29,7 @@ from ..loading.quantization_checks import (
     check_self_draft,
     missing_kernel,
 )
-from ..loading.quantized_copy import QuantizedCopies
+from ..loading.quantized_copy import QuantizedCopies, agreement
 from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model

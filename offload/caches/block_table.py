@@ -18,6 +18,12 @@ from .selection import Refresh, Selector
 from .table_base import InPlaceCache
 
 
+def blocks_of(chunks: Tensor, each: int, first: int, end: int) -> Tensor:
+    """Return the blocks of chunks `[rows, chunks]`, `each` of one, and behind them those from `first` to `end` - 1."""
+    blocks = (chunks.unsqueeze(-1) * each + torch.arange(each)).flatten(1)
+    return torch.cat((blocks, torch.arange(first, end).expand(len(chunks), -1)), dim=1)
+
+
 class TableCache(InPlaceCache):
     """A table of the block numbers of the selected chunks and of the tail."""
 
@@ -35,9 +41,8 @@ class TableCache(InPlaceCache):
     def _use(self, chosen: Tensor, chunks: int) -> None:
         each, start, shape = self._chunk // BLOCK, chunks * self._chunk, self._store.shape
         self.selection = chosen.sort(dim=-1).values
-        blocks = self.selection.unsqueeze(-1) * each + torch.arange(each)
-        tail = torch.arange(start // BLOCK, -(-(start + self._room) // BLOCK)).expand(len(chosen), -1)
-        table = torch.cat((blocks.flatten(1), tail), dim=1).view(shape.layers, shape.kv_heads, -1)
+        table = blocks_of(self.selection, each, start // BLOCK, -(-(start + self._room) // BLOCK))
+        table = table.view(shape.layers, shape.kv_heads, -1)
         if self._blocks.shape != table.shape:  # else it stays where it is, for recorded passes
             self._blocks = torch.empty(table.shape, dtype=torch.int32)
         self._blocks.copy_(table)

@@ -13,6 +13,7 @@ from ..memory.tree_attention import Tree
 from ..settings.config import Speculation
 from ..settings.method_sizes import selected_chunk
 from .approximate import ApproximateCache
+from .block_table import blocks_of
 from .full import FullCache
 
 ROOM = 64  # tokens of a pass, which share a selection
@@ -119,11 +120,8 @@ class RetrievedCache(ApproximateCache):
     def _table(self, chunks: Tensor, end: int) -> Tensor:
         """Return the blocks of chunks `[kv_heads, n]` and of the tail, up to position `end`, in int32."""
         grain = self.store.grain
-        each = self._chunk // grain
-        blocks = (chunks.unsqueeze(-1) * each + torch.arange(each)).flatten(1)
-        last = -(-min(end, self._full.capacity) // grain)
-        rest = torch.arange(self._tail * each, last).expand(len(chunks), -1)
-        return torch.cat((blocks, rest), dim=1).to(torch.int32)
+        each, last = self._chunk // grain, -(-min(end, self._full.capacity) // grain)
+        return blocks_of(chunks, each, self._tail * each, last).to(torch.int32)
 
     def _attend_plain(self, layer: int, q: Tensor, start: int) -> Tensor:
         """Attend to copies of the chunks and to the tail."""

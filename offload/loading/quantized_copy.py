@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 import torch
 
+from ..kernels.ops import Operations
 from ..model.decoder import Layer, Model, QuantizedCopy
 from ..parallel import Share
-from .agreement import choices
 from .formats.quantized_checkpoint import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
-from .weights import load_head, load_layers
+from .weights import load_head, load_layers, streamed_model
+
+TOKENS = 256  # at the end of a prompt, that are compared
+_ROWS = 32  # whose logits are in memory at once
+
+
+def agreement(
+    model: Model, checkpoint: QuantizedCheckpoint, ids: Sequence[int], operations: Operations, share: Share | None
+) -> float:
+    """Return the share of the last `TOKENS` positions of `ids` after which both choose the same token.
+
+    They are run as a sequence of their own, by the loaded model and by its original, whose layers are read one at a
+    time: it is never in memory as a whole.
+    """
+    source = copy(checkpoint.original)
+    source.shape = checkpoint.shape  # with the same extension of the context
+    expected = model.dtype, model.device, operations, model.group, share
+    with streamed_model(source, *expected) as original:
+        return (choices(model, ids) == choices(original, ids)).float().mean().item()
+
+
+def choices(model: Model, ids: Sequence[int]) -> torch.Tensor:
+    """Return the likeliest token after each of the last `TOKENS` of `ids`, which are run as a sequence of their own."""
+    last = torch.tensor(ids[-TOKENS:], device=model.device)
+    hidden = model.forward(last, model.new_cache(len(last)))
+    return torch.cat([model.logits(rows).argmax(-1) for rows in hidden.split(_ROWS)])
+
 
 _SAMPLE = 4  # layers that are rounded to estimate what rounding all of them would change
 

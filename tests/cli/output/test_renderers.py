@@ -40,12 +40,12 @@ def written(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode()
 
 
-def text_renderer(terminal, *options, show_thinking=False) -> StreamRenderer:
-    return StreamRenderer(terminal, TextOutput(show_thinking), *options)
+def text_renderer(terminal, show_thinking=False, **options) -> StreamRenderer:
+    return StreamRenderer(terminal, TextOutput(show_thinking), **options)
 
 
-def json_renderer(terminal, *options) -> StreamRenderer:
-    return StreamRenderer(terminal, JsonOutput(), *options)
+def json_renderer(terminal, **options) -> StreamRenderer:
+    return StreamRenderer(terminal, JsonOutput(), **options)
 
 
 def started(renderer, method="plain") -> Meter:

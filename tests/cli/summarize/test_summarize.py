@@ -32,8 +32,9 @@ def events(out):
 
 def refused(result, *words, code=2):
     assert (result[0], result[1]) == (code, ""), result
-    error, hint = result[2].splitlines()[-2:]
-    assert error.startswith("error: ") and hint.startswith("hint: ")
+    lines = result[2].splitlines()
+    error = next(number for number, line in enumerate(lines) if line.startswith("error: "))
+    assert lines[error + 1 :] and all(line.startswith("hint: ") for line in lines[error + 1 :])
     for word in words:
         assert word in result[2]
     return True
