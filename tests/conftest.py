@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import warnings
+from collections import Counter
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
@@ -90,6 +91,14 @@ def pytest_collection():
     gc.collect()
     gc.freeze()
     return result
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print why tests were skipped, a line a reason: a new one must not hide among those that every machine has."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:4} skipped: {reason}")
 
 
 def pytest_unconfigure():

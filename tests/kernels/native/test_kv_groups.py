@@ -155,8 +155,6 @@ def unusual(dtype, dim):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [16, 80, 512])
 def test_every_level_quantises_to_the_same_bits(kernel, library, kind, dtype, dim):
-    if kernel.level == "portable":
-        pytest.skip("this level is the reference")
     items = torch.tensor([(head, 2 * g, g) for head in range(2) for g in range(3)], dtype=torch.int32)
     for blocks in unusual(dtype, dim):
         found, expected = (torch.full((2, 3, group_bytes(kind, dim)), 255, dtype=torch.uint8) for _ in range(2))
