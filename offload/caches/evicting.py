@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.rope import Rope, rows_of
-from ..memory.store import ObservableStore
+from ..memory.store import DeviceStore
 from ..memory.tree_attention import Tree
 from .full import FullCache
 
@@ -30,7 +30,7 @@ class EvictingCache:
     is_intact = True
     observes = False  # whether `observe` is to be called with the attention that tokens have received
 
-    def __init__(self, store: ObservableStore, rope: Rope, budget: int, capacity: int) -> None:
+    def __init__(self, store: DeviceStore, rope: Rope, budget: int, capacity: int) -> None:
         """Make an empty cache over an empty store of `capacity` tokens, more than `budget`."""
         assert budget < capacity, "an eviction makes room"
         self.budget, self.capacity, self.every = budget, capacity, capacity - budget
@@ -65,7 +65,7 @@ class EvictingCache:
         """Forget everything observed: another sequence begins."""
 
     @property
-    def store(self) -> ObservableStore:
+    def store(self) -> DeviceStore:
         return self._stored.store
 
     def positions(self) -> Tensor:

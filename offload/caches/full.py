@@ -14,7 +14,8 @@ from ..kernels import triton
 from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
 from ..memory.block_store import BlockStore
-from ..memory.store import PlainStore, Store, append, given
+from ..memory.plain_store import PlainStore
+from ..memory.store import Store, append, given
 from ..memory.tree_attention import Tree
 from ..memory.window_rings import Windows
 from ..sequence import Watermarks

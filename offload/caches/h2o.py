@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.rope import Rope
-from ..memory.store import ObservableStore
+from ..memory.store import DeviceStore
 from .evicting import EvictingCache
 
 
@@ -19,7 +19,7 @@ class H2OCache(EvictingCache):
 
     observes = True
 
-    def __init__(self, store: ObservableStore, rope: Rope, sink: int, window: int, budget: int, capacity: int) -> None:
+    def __init__(self, store: DeviceStore, rope: Rope, sink: int, window: int, budget: int, capacity: int) -> None:
         assert sink + window < budget, "some tokens are kept for their score"
         super().__init__(store, rope, budget, capacity)
         self._sink, self._window = sink, window

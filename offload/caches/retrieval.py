@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..architecture.tier_footprint import GATHERED_BYTES
-from ..memory.store import PlainStore, Store, append, given
+from ..memory.plain_store import PlainStore
+from ..memory.store import Store, append, given
 from ..memory.tree_attention import Tree
 from ..settings.method_sizes import PADDING
 from .full import FullCache

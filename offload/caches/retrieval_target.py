@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..architecture.rope import Rope
 from ..memory.block_store import BlockStore
-from ..memory.store import PlainStore, Store, attend_stored
+from ..memory.plain_store import PlainStore, attend_stored
+from ..memory.store import Store
 from ..memory.tree_attention import Tree
 from .full import FullCache
 

@@ -9,8 +9,9 @@ from ..kernels.native import Kernel
 from ..settings.config import EXACT
 from .block_store import BlockStore
 from .device_quantized_store import DeviceQuantizedStore
+from .plain_store import PlainStore
 from .quantized_store import QuantizedStore
-from .store import PlainStore, Store
+from .store import Store
 
 
 def new_store(

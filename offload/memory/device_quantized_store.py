@@ -17,9 +17,9 @@ from ..architecture.rope import rotate
 from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
 from ..kernels.triton.group_accumulator import GroupAccumulator
+from .plain_store import PlainStore
 from .quantized_memory import SINK_BLOCKS, QuantizedMemory, Ring, window_capacity
 from .quantized_store import runs_of_windows
-from .store import PlainStore
 from .tree_attention import Tree
 
 # So that numbers in fp32 take little memory:

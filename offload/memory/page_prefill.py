@@ -16,8 +16,8 @@ from ..architecture.config import ModelShape
 from .mean_keys import HostMeanKeys
 from .open_pages import OpenPages
 from .page import PageRun
+from .plain_store import PlainStore
 from .prefetch import PrefetchItem
-from .store import PlainStore
 from .tiers import Tiers
 
 
@@ -121,7 +121,7 @@ class PlainPrefill:
         return self._plain.append(0, start, q, k, v, rows)
 
     def attend(self, q: Tensor, start: int, lse: Tensor | None = None) -> Tensor:
-        """Attend as in `ObservableStore`, in the layer of the last `append`."""
+        """Attend as in `Store`, in the layer of the last `append`."""
         out = self._plain.attend(0, q, start, lse=lse)
         if start + len(q) == self._end:
             if self._means is not None:

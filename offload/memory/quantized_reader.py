@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ..architecture.kv_formats import GROUP, SINK
-from .block_store import BlockStore
 from .quantized_groups import dequantized, group_items
 from .quantized_passes import QuantizedPasses
 from .quantized_store import QuantizedStore
@@ -14,9 +13,6 @@ from .quantized_store import QuantizedStore
 
 class QuantizedTierReader(QuantizedPasses, QuantizedStore):
     """Reads groups from the tier that has them; host memory and disk are read over the link."""
-
-    def near(self, capacity: int) -> BlockStore:
-        return BlockStore(self._kernel, self.shape, capacity, self.dtype)
 
     def _dequantized(self, layer: int, groups: range) -> tuple[Tensor, Tensor]:
         if layer < self.resident_layers:

@@ -17,10 +17,11 @@ from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import keys_of, move_tokens, values_of
-from .block_store import copy_bytes
+from .block_store import BlockStore, copy_bytes
 from .host_tensors import host_memory
 from .quantized_groups import QuantizedGroups, group_items
 from .quantized_memory import SINK_BLOCKS, WINDOW_BLOCKS, QuantizedMemory, Ring, place_in_ring, window_capacity
+from .store import gather_chunks
 from .tree_attention import Tree
 
 
@@ -184,6 +185,12 @@ class QuantizedStore(QuantizedMemory):
         behind = table[border // BLOCK :][:WINDOW_BLOCKS]
         behind.copy_(scratch + WINDOW_BLOCKS + torch.arange(len(behind)))
         self._call(layer, q, out, start + len(path), table.unsqueeze(0).expand(self.shape.kv_heads, -1))
+
+    def near(self, capacity: int) -> BlockStore:
+        return BlockStore(self._kernel, self.shape, capacity, self.dtype)
+
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return gather_chunks(*self.read(0, -(-self._newest // size) * size), rows, chunks, size)
 
     def places(self, blocks: Tensor, position: int) -> Tensor:
         """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""

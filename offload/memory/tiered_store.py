@@ -25,7 +25,7 @@ from .open_pages import OpenPages
 from .page import PageRun
 from .page_prefill import PlainPrefill, PrefillBuffers
 from .prefetch import PrefetchItem, prefetch_order
-from .store import Store, first_moved, given
+from .store import Store, given, moved_by
 from .tier_reader import TierReader
 from .tiers import Tiers
 from .tree_attention import Tree
@@ -145,11 +145,8 @@ class TieredStore(TierReader):
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move tokens as in `Store`."""
-        moved = first_moved(keep)
-        if moved < len(keep):
-            at = torch.tensor([index - moved for index in keep[moved:]], device=self.device)
-            both = self.read(start + moved, start + keep[-1] + 1)
-            self._write(start + moved, *(x.index_select(2, at) for x in both))
+        if moved := moved_by(self, start, keep):
+            self._write(*moved)
 
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump` gave as in `Store`, in host memory."""

@@ -8,7 +8,7 @@ from offload.caches.sink import SinkCache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.block_store import BlockStore
-from offload.memory.store import PlainStore
+from offload.memory.plain_store import PlainStore
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
 from offload.speculation.levels.approximate import ApproximateRunner, approximate_runner

@@ -15,8 +15,8 @@ from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.disk_link import DiskLink
 from offload.memory.link import TransferFailed
+from offload.memory.plain_store import attend_stored
 from offload.memory.quantized_store import QuantizedStore
-from offload.memory.store import attend_stored
 from offload.memory.tier_settings import TierSettings
 from offload.memory.tiered_factory import TieredStoreFactory
 from offload.memory.tree_attention import tree_of

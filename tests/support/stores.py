@@ -14,7 +14,8 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.memory.block_store import BlockStore
 from offload.memory.disk_link import DiskLink
-from offload.memory.store import PlainStore, Store
+from offload.memory.plain_store import PlainStore
+from offload.memory.store import Store
 from offload.memory.tiered_factory import TieredStoreFactory
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings, staged_link
