@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..memory.plain_store import PlainStore
-from ..memory.store import Store, append, given
+from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
 from ..settings.method_sizes import PADDING
 from .full import FullCache
@@ -126,7 +126,7 @@ class CopiedCache(SelectedCache):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         position = self.position
         q = append(self.store, layer, position + self._held, q, k, v, self.rows_of(layer))
-        return self.store.attend(layer, q, position, self.tree, **given(lse))
+        return self.store.attend(layer, q, position, self.tree, lse)
 
     def _compact(self, keep: Sequence[int]) -> None:
         self.store.compact(self.position, keep)

@@ -79,8 +79,8 @@ class BlockStore(DeviceStore):
         table: Tensor,
         seen: int,
         tree: Tree | None = None,
-        groups: Groups | None = None,
         lse: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> Tensor:
         """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
 
@@ -178,7 +178,13 @@ class BlockStore(DeviceStore):
 
 
 def copy_bytes(target: Tensor, source: Tensor) -> None:
-    """Copy host memory in this thread: torch's threads would take cores from those that read the next tokens."""
+    """Copy from host memory to where groups and blocks are.
+
+    Within host memory in this thread: torch's threads would take cores from those that read the next tokens.
+    """
+    if target.device.type != "cpu":
+        target.copy_(source)
+        return
     np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ SMALL_READ_BYTES = 64 * 1024  # that a disk reads in sequence in the time of one
 _BATCH_BYTES = 16 * 2**20  # of pages in memory at once
 
 
-def read_grains(tiers: Tiers, layer: Tensor, page: Tensor, head: Tensor, grain: Tensor) -> Tensor:
+def read_grains(tiers: Tiers[Any], layer: Tensor, page: Tensor, head: Tensor, grain: Tensor) -> Tensor:
     """Return grains of pages on disk, `[n, count, ...]` as `PageFormat.read_grains` takes them.
 
     All indices are `[n, count]`. Raises TransferFailed.
@@ -40,7 +42,7 @@ def _by_page(keys: Tensor) -> list[tuple[int, Tensor]]:
     return list(zip(found.tolist(), order.split(counts.tolist()), strict=True))
 
 
-def _read_small(tiers: Tiers, groups: list[tuple[int, Tensor]], within: Tensor, picked: Tensor) -> None:
+def _read_small(tiers: Tiers[Any], groups: list[tuple[int, Tensor]], within: Tensor, picked: Tensor) -> None:
     """Read grains one by one."""
     pages, pairs = tiers.pages, []
     for key, at in groups:
@@ -51,7 +53,7 @@ def _read_small(tiers: Tiers, groups: list[tuple[int, Tensor]], within: Tensor, 
     _copy(tiers, pairs)
 
 
-def _read_whole(tiers: Tiers, groups: list[tuple[int, Tensor]], within: Tensor, picked: Tensor, each: int) -> None:
+def _read_whole(tiers: Tiers[Any], groups: list[tuple[int, Tensor]], within: Tensor, picked: Tensor, each: int) -> None:
     """Read whole pages, some at once, and pick their grains."""
     pages = tiers.pages
     if not groups:
@@ -64,6 +66,6 @@ def _read_whole(tiers: Tiers, groups: list[tuple[int, Tensor]], within: Tensor, 
             picked[at] = row.view(each, *picked.shape[1:])[within[at]]
 
 
-def _copy(tiers: Tiers, pairs: list[Pair]) -> None:
+def _copy(tiers: Tiers[Any], pairs: list[Pair]) -> None:
     if pairs:
         tiers.link.wait(tiers.link.copy(pairs))

@@ -34,10 +34,6 @@ class QuantizedHostAttention(HostThread):
         self._calls = BlockCalls(shape, 1)
 
     def submit(self, pages: Tensor, first: int, q: Tensor) -> Future[HostResult]:
-        """Attend to pages `[n, numbers]` from number `first` on with rotated queries.
-
-        The queries must not change until the result, a sum over all pages, is ready.
-        """
         copy, arrived = (q, None) if q.device.type == "cpu" else self._copied(q)
 
         def state() -> Tensor:

@@ -10,9 +10,10 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, group_bytes
 from ..kernels.native.kv_groups import Groups, kv_format
+from .page import PageLayout
 
 
-class QuantizedPageFormat:
+class QuantizedPageFormat(PageLayout):
     """Pages `[numbers]`, uint8, of groups `[kv_heads, tokens / 32, bytes]`. The sink's group is not used."""
 
     def __init__(self, shape: ModelShape, tokens: int, kind: str) -> None:

@@ -197,8 +197,3 @@ def gather_chunks(keys: Tensor, values: Tensor, rows: Tensor, chunks: Tensor, si
     """Copy chunks as in `Store.gather` from keys and values `[layers, kv_heads, tokens, head_dim]`."""
     whole = keys.shape[2] // size * size
     return tuple(x[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] for x in (keys, values))
-
-
-def given(lse: Tensor | None) -> dict[str, Tensor]:
-    """Return the argument `lse` of an `attend` if there is one: not every store takes it."""
-    return {} if lse is None else {"lse": lse}
